@@ -146,6 +146,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
         if ":" not in name:  # an entry point, which an installed package declares
             place = find_plugins(key, ours).get(name, name)
         top = re.split("[.:]", place)[0]
+        # A plain name is a module only if 'plugin' lists its file
         if place != top or top in files:
             modules.append(top)
     return modules
@@ -163,6 +164,8 @@ def check_data_settings(settings: CommonSettings) -> None:
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
     read = chosen.settings | cuts.cut_keys(settings.partition)
+    # Keys that any data set reads. One that only others read would have no effect, which its user
+    # would not notice
     known: set[str] = set()
     for name in DATA_SETS:
         known.update(data_set(name).settings)
@@ -269,6 +272,7 @@ def overview(data_dir: str) -> list[dict[str, str]]:
     for name in DATA_SETS:
         data = data_set(name)
         row = {"name": name, "kind": data.origin, "here": data.found(places)}
+        # Every row has the same keys, also for data sets that nobody publishes
         row |= dict.fromkeys(("licence", "source", "size", "terms"), "")
         public = data.licence
         if public:

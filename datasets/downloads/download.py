@@ -63,6 +63,7 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
         else:
             _download(url, file, target)
             yield f"{target}: {target.stat().st_size:,} bytes, checksum right"
+        # '' is a folder as well: the data directory itself
         if file.unpacked is not None:
             yield _unpack_once(target, data_dir / file.unpacked)
 
@@ -93,12 +94,14 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
                     "another data directory"
                 )
             raise DataError(fault) from None
+        # MD5, because that is the checksum that most publishers give
         checksum = file_hash(str(fresh), "md5")
         if checksum != file.md5:
             raise DataError(
                 f"{file.name} from {base_url} must have MD5 {file.md5}, but has {checksum}: "
                 "nothing was written; try again or name another --base-url"
             )
+        # Within one file system this is atomic: readers find the old file, the new one or none
         fresh.replace(target)
 
 
@@ -207,7 +210,7 @@ def _open_archive(
         else:
             with tarfile.open(archive, tarinfo=_Member) as tar:
                 entries = []
-                for member in _members(tar, archive):
+                for member in _count_members(tar, archive):
                     if not member.isdir():
                         entries.append((member.name, member.size, member.isreg()))
                 yield tar, _check_entries(entries, archive)
@@ -235,7 +238,7 @@ class _Member(tarfile.TarInfo):
         raise tarfile.ReadError("a sparse file")
 
 
-def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar archive, counting their sizes and headers.
 
     To find the next member, ``tarfile`` inflates the current one, so the count must be checked
@@ -246,6 +249,7 @@ def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
     """
     size = 0
     for member in tar:
+        # Millions of empty members would fill memory and disk as well, so that each one counts
         size += member.size + _MEMBER_BYTES
         check_unpacked(archive, size)
         yield member

@@ -77,6 +77,8 @@ class OwnArrays(DataSet):
         ]
 
         def fill(folder: Path) -> None:
+            # Rows are grouped by content, so that a copy of a training sample is never a test
+            # sample
             contents = _number_contents(x)
             copies = len(y) - len(set(contents))
             groups = None
@@ -226,6 +228,7 @@ def write_arrays(
         DataError: the samples' shapes differ between sites, a sample has no label, or the arrays
             are invalid. Files of earlier sites are already written then.
     """
+    # The labels of all sites, ascending, so that a label has the same number everywhere
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
     classes = np.array(list(map(str, every.tolist())))
     first = next(iter(silos))

@@ -126,7 +126,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Turn an error of the system or of a decoder into the reason why a file cannot be read."""
+    """Return the reason why a file cannot be read, from an error of the system or of a decoder."""
     if isinstance(error, FileNotFoundError):
         return "is missing"
     # Errors of the system have a number, but those that decoders raise have none
@@ -191,6 +191,11 @@ def refuse_wide(image: Image) -> None:
 
 
 def _central_square(image: Image, size: int) -> Pixels:
+    """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
+
+    Raises:
+        BrokenImageError: the image has more than 8 bits per channel.
+    """
     from PIL import ImageOps
     from PIL.Image import Resampling
 
@@ -203,6 +208,7 @@ def _central_square(image: Image, size: int) -> Pixels:
     width, height = upright.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
+    # An odd difference gives half pixels, which Pillow's resizing allows
     box = (left, top, left + side, top + side)
     square = upright.resize((size, size), Resampling.BILINEAR, box=box)
     return np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
@@ -216,6 +222,7 @@ def shades_of_grey(pixels: Pixels) -> Pixels:
     """
     channels = pixels.astype(np.float64)
     light = (channels**_GREY_POWER).mean(axis=(1, 2)) ** (1 / _GREY_POWER)
+    # The root mean square over channels, so that a light that is grey already gives gains of 1
     norm = np.sqrt((light**2).mean())
     # A black channel has no light to divide by, and stays black
     gain = np.divide(norm, light, out=np.ones(3), where=light > 0)
@@ -288,6 +295,7 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
         where: the site's name.
         images: pairs (name in the error, file); pairs of equal names are not logged.
     """
+    # Where both names are equal the error has said everything
     named = []
     for called, name in images:
         if called != name:

@@ -130,6 +130,7 @@ def check_no_class_folders(folders: Sequence[Path]) -> None:
     below = []
     for folder in folders:
         below.append([inner.name for inner in subfolders(folder) if _has_pictures(inner)])
+    # Sites have the same class folders; folders within classes are hardly ever the same
     are_alike = below.count(below[0]) == len(below)
     if len(folders) > 1 and len(below[0]) > 1 and are_alike:
         loose = next(filter(pictures, folders))
@@ -181,7 +182,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Quote the first five names and join them with commas and 'and', then count the others."""
+    """Quote names for an error, joined with commas and 'and'; names after the fifth are counted."""
     quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:
         quoted.append(f"{len(names) - _MOST_NAMES} more")

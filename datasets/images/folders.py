@@ -136,15 +136,15 @@ class FolderImages(ImageDataSet):
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the names of the class folders, in alphabetical order; each is its own label."""
-        return {name: [name] for name in _classes(self._sites(places))}
+        return {name: [name] for name in _classes(self._list_sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of the site folders, in alphabetical order, or just ``ALONE``."""
-        return list(self._sites(places))
+        return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load a silo; if the folders name no sites, all images belong to the silo ``name``."""
-        if list(self._sites(places)) == [ALONE]:
+        if list(self._list_sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
 
@@ -157,7 +157,7 @@ class FolderImages(ImageDataSet):
             DataError: the folders match no layout, or the sites' classes differ.
         """
         folder = self.files_folder(places)
-        sites = self._sites(places)
+        sites = self._list_sites(places)
         site_folder = folder / site
         if list(sites) == [ALONE]:  # all images belong to the asking site
             site, site_folder = ALONE, folder
@@ -178,7 +178,7 @@ class FolderImages(ImageDataSet):
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Tell whether any site has a folder ``val``."""
-        for images in self._sites(places).values():
+        for images in self._list_sites(places).values():
             if any(image.split == "val" for image in images):
                 return True
         return False
@@ -191,7 +191,7 @@ class FolderImages(ImageDataSet):
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         try:
-            sites = self._sites(places)
+            sites = self._list_sites(places)
         except DataError:
             return []
         sentences = self.unread_files(settings, places)
@@ -210,7 +210,7 @@ class FolderImages(ImageDataSet):
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
         above: set[Path] = set()
-        for images in self._sites(places).values():
+        for images in self._list_sites(places).values():
             for image in images:
                 class_folders[image.path.parent] = None
         for class_folder in class_folders:
@@ -218,18 +218,20 @@ class FolderImages(ImageDataSet):
         sentences = []
         for folder, count in count_loose(sorted(above)).items():
             images_there = format_count(count, "image")
-            sentences.append(f"{_place(folder, data)}: {images_there} next to folders not read")
+            sentences.append(
+                f"{_name_folder(folder, data)}: {images_there} next to folders not read"
+            )
         for folder in class_folders:
             for reason, count in count_unread(folder).items():
                 files = format_count(count, "file")
-                sentences.append(f"{_place(folder, data)}: {files} {reason} not read")
+                sentences.append(f"{_name_folder(folder, data)}: {files} {reason} not read")
         return sentences
 
     def files_folder(self, places: Places) -> Path:
         """Return the data directory, which holds the folders."""
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
-    def _sites(self, places: Places) -> dict[str, list[Image]]:
+    def _list_sites(self, places: Places) -> dict[str, list[Image]]:
         """List the images of each site in the data directory.
 
         Raises:
@@ -241,6 +243,7 @@ class FolderImages(ImageDataSet):
             sites = read_folder(folder)
         except DataError as error:
             raise FileNamesError(str(error)) from None
+        # Class numbers follow from the folders' names, so that all sites must have the same folders
         first, *others = sites
         classes = _classes({first: sites[first]})
         for site in others:
@@ -256,7 +259,7 @@ class FolderImages(ImageDataSet):
         return sites
 
 
-def _place(folder: Path, data: Path) -> str:
+def _name_folder(folder: Path, data: Path) -> str:
     """Name a folder relative to the data directory, for messages."""
     name = data.name if folder == data else folder.relative_to(data).as_posix()
     return f"folder '{one_line(name, 80)}'"

@@ -124,7 +124,10 @@ class ImageDataSet(DataSet):
         return lambda name: decode_image(index.folder / name, size, settings.colour_constancy)
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode all images of ``index`` to ``size`` pixels per side, leaving out broken ones."""
+        """Decode all images of ``index`` to ``size`` pixels per side; broken images become faults.
+
+        It runs in one thread, because several threads may round differently.
+        """
         from threadpoolctl import threadpool_limits
 
         shape, read = (self.channels, size, size), self.reader(index, size, settings)
@@ -141,6 +144,8 @@ class ImageDataSet(DataSet):
         folder = self.files_folder(places)
 
         def read(path: Path) -> npt.NDArray[Any]:
+            # Joining the folder and an absolute path gives this path, so that any file can be
+            # decoded
             name = str(path.resolve())
             lone = ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
             return self.reader(lone, size, settings)(name)
@@ -178,7 +183,7 @@ class ImageDataSet(DataSet):
                     "a split keeps copies in one part"
                 )
             if own.parts:
-                return _ImageSplit(_given_split(own, groups, settings), notes)
+                return _ImageSplit(_split_as_given(own, groups, settings), notes)
             share, seed = self.own_share(places), settings.fold_seed
             chosen = split_rows(own.labels, settings, share, seed, own.where, groups)
             return _ImageSplit(chosen, notes)
@@ -247,7 +252,7 @@ class ImageDataSet(DataSet):
 
         def fill(target: Path) -> None:
             split = rows()
-            parts, faults = self._parts(index, split.rows, size, settings)
+            parts, faults = self._decode_parts(index, split.rows, size, settings)
             if kind == "silo" and len(parts["train"]) < 2:
                 raise DataError(
                     f"{index.where}: {len(parts['train'])} training images are left "
@@ -266,6 +271,7 @@ class ImageDataSet(DataSet):
             read = read - frozenset(SPLIT_KEYS)
             folder = "all-public"
         values = as_mapping(settings)
+        # All that decides pixels or split: any change makes another folder in the cache
         key = [
             *(_MAKER, self.name, name, kind, size, self.own_share(places)),
             *(listed, {key: values[key] for key in sorted(read)}),
@@ -274,7 +280,7 @@ class ImageDataSet(DataSet):
         ]
         return cached_silo(places.cache / f"{self.name}-silos", folder, key, len(classes), fill)
 
-    def _parts(
+    def _decode_parts(
         self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
     ) -> tuple[dict[str, Split], int]:
         """Decode the images of each part.
@@ -307,7 +313,7 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
     return stamp.st_size, stamp.st_mtime_ns
 
 
-def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
+def _split_as_given(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
     """Split images by the parts that the user gave, and cut missing parts as folds from 'train'.
 
     Args:
@@ -319,6 +325,7 @@ def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSetti
         DataError: a part is given, but folds are set for it too, or there are too few images for
             them.
     """
+    # A test fold is cut before the validation fold, which comes from the rows that are left
     given = np.array(index.parts)
     rows = {part: np.flatnonzero(given == part) for part in SPLITS}
     for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):

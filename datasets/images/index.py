@@ -76,7 +76,10 @@ class ListedImage:
 
 
 def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
-    """Build the index of images in ``folder``. Either all images have a part, or none has."""
+    """Build the index of listed images in ``folder``, in their order.
+
+    The images must all have a part, or all have none.
+    """
     return ImageIndex(
         where=where,
         folder=folder,
@@ -171,6 +174,7 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
         for row in rows:
             with suppress(OSError):
                 content = (index.folder / index.names[row]).read_bytes()
+                # A digest instead of the content, because all images together may exceed the memory
                 original = first.setdefault(hashlib.sha256(content).hexdigest(), row)
                 if original != row:
                     copies.append((original, row))

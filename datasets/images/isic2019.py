@@ -59,6 +59,7 @@ class Isic2019(ImageDataSet):
             DataError: the folder, the listing or the images are missing.
         """
         folder = _folder(places)
+        # One listing of the folder is faster than asking for each of 23,247 files
         files = set(os.listdir(_image_folder(folder)))
         present = set()
         for image, (_, centre) in _read_listing(folder).items():
@@ -67,7 +68,11 @@ class Isic2019(ImageDataSet):
         return [name for name in CENTRES if name in present]
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Return one sentence naming the centres without images here; [] if there are no data."""
+        """Return one sentence that names the centres without images on this machine.
+
+        Returns:
+            [] if every centre has images, or if the data set is not here at all.
+        """
         try:
             places = find_places(settings.data_dir, settings.cache_dir)
             here = self.silo_names(settings, places)
@@ -90,7 +95,7 @@ class Isic2019(ImageDataSet):
         """
         folder = _folder(places)
         centre = CENTRES.index(site)
-        lesions = _lesions(folder, *(file_stamp(folder / name) for name, _ in _LESIONS))
+        lesions = _read_lesions(folder, *(file_stamp(folder / name) for name, _ in _LESIONS))
         images = []
         has_lesion = False
         for image, (diagnosis, image_centre) in _read_listing(folder).items():
@@ -123,12 +128,12 @@ def _image_folder(folder: Path) -> Path:
 
 
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return ``_listing``; the files are read again only if they have changed."""
-    return _listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
+    """Return ``_parse_listing``; the files are read again only if they have changed."""
+    return _parse_listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 
 
 @lru_cache(maxsize=4)
-def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
+def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     """Read FLamby's listing: image -> (diagnosis, centre), both as numbers, in the file's order.
 
     If ``available.csv`` exists, other images are removed.
@@ -163,6 +168,11 @@ def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
 
 
 def _number(text: str, column: str, count: int, place: str) -> int:
+    """Parse a number from 0 to ``count`` - 1, which may end in '.0'.
+
+    Raises:
+        DataError: the text is anything else; ``place`` has the file and line.
+    """
     number = text.removesuffix(".0")
     if number not in map(str, range(count)):
         raise DataError(
@@ -173,7 +183,7 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 
 @lru_cache(maxsize=4)
-def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
+def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
     """Read the lesion of each image from the tables: image -> lesion id, '' if it has none.
 
     If two tables give a lesion, the first one wins.

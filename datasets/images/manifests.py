@@ -104,7 +104,7 @@ class ManifestDataSet(ImageDataSet):
         """
         folder = self.files_folder(places)
         declaration = self.declaration(places)
-        manifest = _inside("", declaration.sites[site])
+        manifest = _resolve_inside("", declaration.sites[site])
         if manifest is None:
             raise DataError(
                 f"{folder / self.file}: the manifest of site '{site}' is outside the data "
@@ -140,7 +140,7 @@ class OwnImages(ManifestDataSet):
     file = "images.yaml"
 
 
-def _inside(folder: str, path: str) -> str | None:
+def _resolve_inside(folder: str, path: str) -> str | None:
     """Normalise ``folder/path``, relative to the data directory; None if it leads outside."""
     # normpath removes '..', so that only a path that leads outside still begins with '..'
     joined = os.path.normpath(PurePosixPath(folder) / path)
@@ -183,6 +183,7 @@ class _Manifest:
         """
         optional = ("split", "patient", *self.columns)
         rows = read_rows(self.folder / self.file, ("path", "label"), optional)
+        # If one line names a part, all must: an empty cell is refused then
         has_parts = any(row.get("split") for _, row in rows)
         images = []
         for number, row in rows:
@@ -200,6 +201,11 @@ class _Manifest:
         return index
 
     def _class(self, number: int, label: str) -> int:
+        """Return the number of the class to which a label belongs.
+
+        Raises:
+            DataError: no class has this label; the message has line ``number``.
+        """
         text = same_text(label)
         for place, labels in enumerate(self.classes.values()):
             if text in labels:
@@ -212,12 +218,17 @@ class _Manifest:
         )
 
     def _file(self, number: int, path: str) -> str:
+        """Return an image's file relative to the data directory, and remember its line.
+
+        Raises:
+            DataError: the path is no file name, leads outside the data directory, or appears twice.
+        """
         place = f"{self.where}, line {number}, column 'path'"
         if not path or not path.isprintable():
             raise DataError(f"{place}: this is not a file name: correct it")
         if PurePosixPath(path).is_absolute():
-            path = self._relative(path, place)
-        name = _inside(str(PurePosixPath(self.file).parent), path)
+            path = self._make_relative(path, place)
+        name = _resolve_inside(str(PurePosixPath(self.file).parent), path)
         if name is None:
             raise DataError(f"{place}: the file is outside the data directory: move it there")
         name = self._stored_name(name)
@@ -228,7 +239,7 @@ class _Manifest:
         self.lines[name] = number
         return name
 
-    def _relative(self, path: str, place: str) -> str:
+    def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to one relative to the manifest's folder.
 
         Raises:
@@ -258,6 +269,11 @@ class _Manifest:
         return name
 
     def _part(self, number: int, part: str) -> str:
+        """Return the part of a line after checking that it is train, val or test.
+
+        Raises:
+            DataError: it is anything else, such as empty.
+        """
         if part not in SPLITS:
             raise DataError(
                 f"{self.where}, line {number}, column 'split': the value must be one of "

@@ -49,8 +49,8 @@ def dirichlet_shares(
     return np.nan_to_num(shares)
 
 
-def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) -> Shares:
-    """Choose ``held`` random labels per silo, and share each label equally among its silos.
+def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
+    """Choose ``per_silo`` random labels per silo, and share each label equally among its silos.
 
     Labels are dealt out in turn, so that the numbers of silos of two labels differ by at most 1.
 
@@ -58,17 +58,20 @@ def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) 
         Shares (classes, silos); each row sums to 1.
 
     Raises:
-        SettingError: ``held`` is above the number of labels, or so small that a label has no silo.
+        SettingError: ``per_silo`` is above the number of labels, or so small that a label has no
+            silo.
     """
-    if held > classes or held * silos < classes:
+    if per_silo > classes or per_silo * silos < classes:
         raise SettingError(
             f"'split.labels-per-silo' must be {math.ceil(classes / silos)} to {classes}, because "
-            f"{silos} silos share {classes} labels, but is {held}"
+            f"{silos} silos share {classes} labels, but is {per_silo}"
         )
+    # Silos take ``per_silo`` labels each in turn from this random order, over and over. So each
+    # label is taken floor or ceil of silos * per_silo / classes times
     order = rng.permutation(classes)
     holds = np.zeros((classes, silos))
     for silo in range(silos):
-        turns = np.arange(silo * held, (silo + 1) * held) % classes
+        turns = np.arange(silo * per_silo, (silo + 1) * per_silo) % classes
         holds[order[turns], silo] = 1
     shares: Shares = holds / holds.sum(axis=1, keepdims=True)
     return shares
@@ -82,6 +85,7 @@ def deal_rows(
     Args:
         labels: split -> label of each row, (n,).
         shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
+            A label whose shares are all 0 goes to the last silo.
         rng: decides which rows; it is advanced.
 
     Returns:
@@ -89,6 +93,7 @@ def deal_rows(
     """
     silos: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, labels_of_part in labels.items():
+        # Silo -> its rows of each label, in the order of the labels
         pieces: list[list[Rows]] = [[] for _ in silos]
         for label, shares_of_label in enumerate(shares):
             rows = rng.permutation(np.flatnonzero(labels_of_part == label))
@@ -213,7 +218,8 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
             )
         raise no_such_silo(name, names)
     pool = open_cut_pool(data, settings, places)
-    rows = _rows(data, pool, settings, names)[names.index(name)]
+    rows = _cut_all(data, pool, settings, names)[names.index(name)]
+    # The rows themselves are in the key, so that it does not matter which settings chose them
     facts = [_MAKER, name, pool.key, _as_lists(rows)]
 
     def fill(folder: Path) -> None:
@@ -237,11 +243,12 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
         SettingError, DataError: as in ``load_cut``.
     """
     names = cut_names(settings)
-    rows = _rows(data, open_cut_pool(data, settings, places), settings, names)
+    rows = _cut_all(data, open_cut_pool(data, settings, places), settings, names)
     silos = {}
     for name, own in zip(names, rows, strict=True):
         silos[name] = _as_lists(own)
     values = as_mapping(settings)
+    # Not all settings, only those that can change a row's silo
     decided_by = {}
     for key in sorted(["split.partition", *_OF, "split.fold-seed", *_KEYS]):
         decided_by[key] = values[key]
@@ -253,7 +260,7 @@ def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
     return {part: rows[part].tolist() for part in SPLITS}
 
 
-def _rows(
+def _cut_all(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
     """Compute the rows of every silo, or reuse the last cut if nothing has changed.
@@ -263,19 +270,19 @@ def _rows(
         rows count in its training part.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
-        return _shared_rows(data.name, pool, settings, names)
+        return _cut_at_random(data.name, pool, settings, names)
     key = json_digest([data.name, pool.key, as_mapping(settings), names])
     if key not in _last_rows:
         if settings.partition == UNSEEN:
-            rows = _unseen_rows(data.name, pool, settings, names)
+            rows = _cut_unseen(data.name, pool, settings, names)
         else:
-            rows = _shared_rows(data.name, pool, settings, names)
+            rows = _cut_at_random(data.name, pool, settings, names)
         _last_rows.clear()
         _last_rows[key] = rows
     return _last_rows[key]
 
 
-def _unseen_rows(
+def _cut_unseen(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
     """Cut every silo of partition 'unseen': a dictionary of part -> rows per silo.
@@ -292,7 +299,7 @@ def _unseen_rows(
     return cut.rows(train_size, test_size)
 
 
-def _shared_rows(
+def _cut_at_random(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
     """Cut the silos of a random partition, and limit them to the sizes in the settings.
@@ -312,7 +319,7 @@ def _shared_rows(
         shares = label_shares(pool.classes, len(names), settings.labels_per_silo, rng)
         cut = deal_rows(pool.labels, shares, rng)
     else:
-        cut = _plugged_rows(pool.labels, len(names), settings, rng)
+        cut = _cut_by_plugin(pool.labels, len(names), settings, rng)
     has_validation = len(pool.labels["val"]) > 0
     # The order of the draws decides which rows a silo gets: train, test, val, silo by silo
     for own in cut:
@@ -362,7 +369,7 @@ def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-def _plugged_rows(
+def _cut_by_plugin(
     labels: Mapping[str, Labels], silos: int, settings: CommonSettings, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
     """Let a plugin deal the rows, and check its answer.
@@ -390,7 +397,7 @@ def _plugged_rows(
             cut.append({part: np.asarray(own.get(part, ())) for part in labels})
         is_valid = len(cut) == silos
         for part, of_part in labels.items():
-            is_valid = is_valid and _is_once([own[part] for own in cut], len(of_part))
+            is_valid = is_valid and _are_distinct([own[part] for own in cut], len(of_part))
     except Exception as error:  # it is anybody's code
         raise SettingError(
             f"partition '{name}' fails ({reason_of(error)}): correct the plugin"
@@ -406,7 +413,7 @@ def _plugged_rows(
     return cut
 
 
-def _is_once(rows: Sequence[Rows], count: int) -> bool:
+def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
     """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate."""
     # An empty list becomes an array of floats, which would make all numbers floats
     filled = [own for own in rows if own.size]

@@ -85,14 +85,14 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
         raise SettingError(
             f"partition 'unseen' needs at least 2 silos, but there is {silos}: raise 'split.silos'"
         )
-    plans = list(_plans(classes, silos, share))
+    plans = list(_list_plans(classes, silos, share))
     if not plans:
-        raise SettingError(_impossible(classes, silos, share))
+        raise SettingError(_describe_impossible(classes, silos, share))
     best = min(plans, key=lambda plan: (plan.error(share), min(plan.silos) > 0, plan.shared))
     return _deal_labels(best)
 
 
-def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
+def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
     """Yield all divisions in which each silo's share is within the tolerance.
 
     No silo is without labels, and each shared label is at two or more silos.
@@ -128,9 +128,9 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
     return near
 
 
-def _impossible(classes: int, silos: int, share: float) -> str:
+def _describe_impossible(classes: int, silos: int, share: float) -> str:
     """Build the error text for an impossible share, with the nearest possible shares."""
-    possible = sorted(set(_common_shares(classes, silos)))
+    possible = sorted(set(_list_possible_shares(classes, silos)))
     above = bisect_right(possible, share)
     nearest = []
     # A possible share equals ``share`` only if it is taken, so these are its two neighbours
@@ -142,7 +142,7 @@ def _impossible(classes: int, silos: int, share: float) -> str:
     )
 
 
-def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
+def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
     """Yield the shares that all silos can have at once, as fractions; some appear repeatedly."""
     yield Fraction(0)
     for shared in range(classes):
@@ -164,6 +164,7 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
         A tuple of labels per silo, ascending; private labels have the lower numbers.
     """
     sets = []
+    # turn counts the shared labels dealt so far; shared labels go round like cards
     next_private = turn = 0
     # Labels are numbered: first the private ones, silo by silo, then the shared ones
     first_shared = sum(map(operator.mul, plan.silos, plan.private))
@@ -177,7 +178,7 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
     return sets
 
 
-def level(need: int, limits: Sequence[int]) -> list[int]:
+def divide_evenly(need: int, limits: Sequence[int]) -> list[int]:
     """Divide ``need`` into parts as equal as the upper ``limits`` allow.
 
     Returns:
@@ -228,24 +229,27 @@ class LabelCut:
         Raises:
             DataError: the pool has too few samples of some label, or a size is too small.
         """
-        validation, trained = self._check_sizes(train_size or self._most(), train_size > 0)
+        validation, trained = self._check_sizes(
+            train_size or self._find_largest_size(), train_size > 0
+        )
+        # The same label always gives its rows in ascending order, so that nothing here is random
         rows = self._by_label("train")
-        train = self._in_turn(rows, trained)
-        test = self._own_part("test", test_size)
+        train = self._deal_own_labels(rows, trained)
+        test = self._cut_part("test", test_size)
         if self._has("val"):
-            val = self._own_part("val", 0)
+            val = self._cut_part("val", 0)
         else:
             # These come from the end of each label, because training takes rows from the start
             last = []
             for of_label, count in zip(rows, validation, strict=True):
                 last.append(of_label[len(of_label) - len(self.sets) * count :])
-            val = self._slice_rows(last, validation)
+            val = self._deal_all_labels(last, validation)
         silos = []
         for place in range(len(self.sets)):
             silos.append({"train": train[place], "val": val[place], "test": test[place]})
         return silos
 
-    def _in_turn(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
+    def _deal_own_labels(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
         """Deal each silo the next unused rows of its own labels.
 
         Args:
@@ -255,6 +259,7 @@ class LabelCut:
         Returns:
             Rows per silo, ascending.
         """
+        # For each label, how many of its rows earlier silos have taken: no row is dealt twice
         taken = [0] * self.classes
         silos = []
         for labels, parts in zip(self.sets, counts, strict=True):
@@ -265,7 +270,7 @@ class LabelCut:
             silos.append(_join_rows(pieces))
         return silos
 
-    def _slice_rows(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
+    def _deal_all_labels(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
         """Deal every silo the same number of rows of each label, in consecutive slices.
 
         Args:
@@ -293,7 +298,7 @@ class LabelCut:
         counts: list[int] = np.bincount(self.labels[part], minlength=self.classes).tolist()
         return counts
 
-    def _sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
+    def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
         """Compute how many samples a silo of ``size`` validates and trains on, by label.
 
         Validation takes at most half of a label and serves all silos alike. The rest of a label is
@@ -307,7 +312,8 @@ class LabelCut:
         silos = len(self.sets)
         held_out = size - self._training_size(size)
         left = self._counts("train")
-        validation = level(held_out, [count // (2 * silos) for count in left])
+        # All silos validate alike and on all labels, so that each label loses ``silos`` times this
+        validation = divide_evenly(held_out, [count // (2 * silos) for count in left])
         for label, count in enumerate(validation):
             left[label] -= silos * count
         # The least common multiple makes all demands whole numbers, so that nothing is rounded here
@@ -322,10 +328,10 @@ class LabelCut:
         for labels in self.sets:
             need = common // len(labels)
             limits = [left[label] * need // demand[label] for label in labels]
-            trained.append(level(size - held_out, limits))
+            trained.append(divide_evenly(size - held_out, limits))
         return validation, trained
 
-    def _most(self) -> int:
+    def _find_largest_size(self) -> int:
         """Return the largest size at which every silo is balanced over its labels."""
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so that the first such size can be bisected
@@ -336,14 +342,14 @@ class LabelCut:
 
         Unbalanced means that two labels of a silo differ by more than one sample.
         """
-        validation, trained = self._sizes(size)
+        validation, trained = self._compute_sizes(size)
         for parts in (validation, *trained):
             if max(parts) - min(parts) > 1:
                 return True
         return not self._fits(size, validation, trained)
 
     def _training_size(self, size: int) -> int:
-        """Return how many of a silo's ``size`` samples train; the others validate."""
+        """Return the number of training samples among a silo's ``size``; the others validate."""
         if self._has("val"):
             return size
         return size - size // VALIDATION_SHARE
@@ -355,12 +361,15 @@ class LabelCut:
         return all(sum(parts) == training for parts in trained)
 
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Compute ``_sizes``, and check that each silo gets all samples and all of its labels.
+        """Compute the sizes by label, and check that each silo gets all samples and all its labels.
 
         Args:
             size: training samples per silo.
             given: whether the user set it; otherwise it is the largest possible, and errors do not
                 advise to raise it.
+
+        Returns:
+            The result of ``_compute_sizes``.
 
         Raises:
             DataError: the pool has too few samples of some label, or no tenth of ``size`` can
@@ -372,7 +381,7 @@ class LabelCut:
                 f"{self.where}: a silo of {size} training images has no validation part, because "
                 f"a tenth of it is no image: {_size_advice(least)}"
             )
-        validation, trained = self._sizes(size)
+        validation, trained = self._compute_sizes(size)
         for name, labels, parts in zip(self.names, self.sets, trained, strict=True):
             if min(parts) == 0:
                 self._refuse_lost_label(name, labels, parts, size, given)
@@ -398,6 +407,7 @@ class LabelCut:
             given: whether the user set the size.
         """
         lost = labels[parts.index(0)]
+        # The smallest size that trains on at least one image of each of the silo's labels
         least = size
         while self._training_size(least) < len(labels):
             least += 1
@@ -408,7 +418,7 @@ class LabelCut:
             f"{self._counts('train')[lost]}: {advice}"
         )
 
-    def _own_part(self, part: str, size: int) -> list[Rows]:
+    def _cut_part(self, part: str, size: int) -> list[Rows]:
         """Cut every silo's rows of part 'val' or 'test', as balanced over all K labels as possible.
 
         Args:
@@ -424,6 +434,7 @@ class LabelCut:
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
             return [np.empty(0, np.int64)] * silos
+        # Every silo gets the same number of each label, so that a remainder stays unused
         limits = [count // silos for count in have]
         if min(limits) == 0 or 0 < size < self.classes or size > sum(limits):
             raise DataError(
@@ -431,8 +442,8 @@ class LabelCut:
                 f"{self.classes} labels cannot be cut, because the pool's labels have {have}: "
                 "change 'split.silos', 'split.silo-test-size' or the data set's own split"
             )
-        parts = level(size or self.classes * min(limits), limits)
-        return self._slice_rows(self._by_label(part), parts)
+        parts = divide_evenly(size or self.classes * min(limits), limits)
+        return self._deal_all_labels(self._by_label(part), parts)
 
 
 def _join_rows(rows: Sequence[Rows]) -> Rows:

@@ -78,6 +78,7 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
     """
     source = data.source
     pool, key = open_pool(source, places)
+    # Rows of the source's training arrays that train and that validate
     train, val = np.arange(len(pool.train_labels)), np.empty(0, np.int64)
     if pool.train_tracks is not None:
         train, val = hold_out_tracks(pool.train_tracks, pool.train_labels)
@@ -130,11 +131,11 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
         inputs=lambda part, rows: parts[part].inputs(rows),
         classes=silos[0].task.classes,
         key=[[silo.name, silo.schema, silo.fingerprints] for silo in silos],
-        facts=_facts(silos[0]),
+        facts=_shared_facts(silos[0]),
     )
 
 
-def _facts(silo: Silo) -> dict[str, Any]:
+def _shared_facts(silo: Silo) -> dict[str, Any]:
     """Return the facts that all silos share: class names, schema and, for a table, its features."""
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
@@ -156,7 +157,8 @@ class _Mixed:
         self._silo = np.repeat(np.arange(len(splits)), [len(part) for part in labels])
         self._row = np.concatenate([np.arange(len(part)) for part in labels])
         # The last key decides first: place within the label, then silo, then row
-        place = np.concatenate([_place_in_label(part) for part in labels])
+        place = np.concatenate([_relative_places(part) for part in labels])
+        # (n,): row of the mixed order -> position in the concatenated silos
         self._order = np.lexsort((self._row, self._silo, place))
         self.labels: Labels = np.concatenate(labels)[self._order]
 
@@ -164,6 +166,8 @@ class _Mixed:
         """Return the inputs of the samples at ``rows`` of the mixed order, (k, *input_shape)."""
         import torch
 
+        # Positions in the concatenated silos. Each silo's array, which may be memory-mapped, is
+        # read once, and only at the rows that are needed
         chosen = self._order[rows]
         shape = self.splits[0].inputs.shape[1:]
         inputs = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)
@@ -173,7 +177,7 @@ class _Mixed:
         return inputs
 
 
-def _place_in_label(labels: Labels) -> Labels:
+def _relative_places(labels: Labels) -> Labels:
     """Return each sample's relative position among the samples of its label, (n,), in 0..1.
 
     Sorting the samples of several silos by this position mixes silos in proportion to their sizes.

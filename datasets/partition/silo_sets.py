@@ -83,7 +83,7 @@ def open_silo_set(text: str) -> SiloSet:
             f"silo set '{text}' is neither '{GAIA}' nor a file: name a CSV file with the columns "
             f"{', '.join(_EDGE + _VALUES)} by its full path"
         )
-    return _read(path)
+    return _read_edges(path)
 
 
 def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
@@ -107,7 +107,7 @@ def _gaia() -> SiloSet:
     return SiloSet(tuple(_REGIONS), links)
 
 
-def _read(path: Path) -> SiloSet:
+def _read_edges(path: Path) -> SiloSet:
     """Read a CSV file of edges; silos are in the order of their first appearance.
 
     Raises:
@@ -121,6 +121,7 @@ def _read(path: Path) -> SiloSet:
         ends = [row[column] for column in _EDGE]
         for name in ends:
             names.setdefault(name, len(names))
+        # An edge has no direction: the silo that appears earlier in the file is always the first
         first, second = sorted(ends, key=names.__getitem__)
         pair = first, second
         fault = ""
@@ -138,8 +139,8 @@ def _read(path: Path) -> SiloSet:
             )
         if fault:
             raise DataError(f"{where}: {fault}")
-        latency = _number(row, "latency-ms", where, zero=True)
-        links[pair] = Link(latency, _number(row, "gbps", where, zero=False))
+        latency = _read_number(row, "latency-ms", where, zero=True)
+        links[pair] = Link(latency, _read_number(row, "gbps", where, zero=False))
         lines[pair] = number
     if not links:
         raise DataError(
@@ -148,7 +149,7 @@ def _read(path: Path) -> SiloSet:
     return SiloSet(tuple(names), links)
 
 
-def _number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
+def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
     """Read a cell of a CSV row as a number; None if the cell is empty or the column is missing.
 
     Raises:

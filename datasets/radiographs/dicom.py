@@ -101,7 +101,7 @@ def radiograph_header(path: Path) -> ImageHeader:
     """
     if not is_dicom(path):
         return picture_header(path)
-    dataset = _header(path, pixels=False)
+    dataset = _read_header(path, pixels=False)
     try:
         return ImageHeader(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
     except Exception:  # an element that is missing, or is no number
@@ -109,9 +109,10 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
-    dataset = _header(path)
+    """Decode a DICOM as ``read_dicom`` says; errors of a damaged header are not yet translated."""
+    dataset = _read_header(path)
     _check_kind(dataset, bits)
-    raw = _pixels(dataset)
+    raw = _decode_pixels(dataset)
     try:
         picture = _apply_display(dataset, raw)
     except Exception:  # whatever a damaged table leads to
@@ -120,11 +121,21 @@ def _read(path: Path, bits: int) -> Grey:
         raise BrokenImageError("has a rescaling, window or lookup table that cannot be applied")
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         picture = 1 - picture
-    picture[_padding(dataset, raw)] = 0
+    # After the inversion, because padding is to be black in both kinds of grey
+    picture[_find_padding(dataset, raw)] = 0
     return picture.astype(np.float32)
 
 
-def _header(path: Path, pixels: bool = True) -> FileDataset:
+def _read_header(path: Path, pixels: bool = True) -> FileDataset:
+    """Open a DICOM without decoding its pixels.
+
+    Args:
+        path: the file.
+        pixels: whether to read the pixel data, still encoded, as well.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged, not a DICOM, or deflated.
+    """
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
     from pydicom.filereader import read_file_meta_info
@@ -193,7 +204,7 @@ def _syntax_fault(dataset: FileDataset) -> str:
     return ""
 
 
-def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
+def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
     """Decode the stored values, (height, width), before any rescaling.
 
     Raises:
@@ -230,6 +241,7 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     syntax = dataset.file_meta.TransferSyntaxUID
     fault = ""
     if not syntax.is_encapsulated:
+        # Uncompressed pixels take height x width x bytes per pixel
         expected = math.prod(shape) * dataset.BitsAllocated // 8
         if len(content) < expected:
             fault = _DAMAGED
@@ -257,7 +269,7 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
     """
     try:
         if content.startswith(_JPEG):
-            return _of_jpeg(content)
+            return _jpeg_shape(content)
         start = 0
         if content.startswith(_BOXED):
             start = content.find(_JPEG_2000)  # -1 if the boxes hold no picture
@@ -269,12 +281,13 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _of_jpeg(content: bytes) -> tuple[int, int] | None:
+def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
     """Walk through a JPEG's segments to its frame header, and return (height, width) from it.
 
     Returns:
         None if there is no frame header before the image's data.
     """
+    # A segment is 0xFF, a marker and, for most markers, a length of 2 bytes that includes itself
     place = len(_JPEG)
     while content[place] == 0xFF:
         marker = content[place + 1]
@@ -294,7 +307,10 @@ def _of_jpeg(content: bytes) -> tuple[int, int] | None:
 
 
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert stored values to displayed brightness 0..1: modality step first, then VOI step."""
+    """Convert stored values to displayed brightness 0..1: modality step first, then VOI step.
+
+    Without VOI table and window, the least possible value becomes 0, and the largest 1.
+    """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     # Without a VOI table or window the whole range of the stored bits is shown, not the range of
@@ -336,7 +352,7 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     return low * slope + intercept, high * slope + intercept
 
 
-def _padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Tell which pixels are padding around the image, (height, width) bool.
 
     The header names the value or range of padding; without it no pixel is padding.
@@ -344,6 +360,7 @@ def _padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool
     value = dataset.get("PixelPaddingValue")
     if value is None:
         return np.zeros(raw.shape, dtype=bool)
+    # The limit may be above or below the value; without a limit the value alone is padding
     ends = value, dataset.get("PixelPaddingRangeLimit", value)
     padded: npt.NDArray[np.bool_] = (raw >= min(ends)) & (raw <= max(ends))
     return padded

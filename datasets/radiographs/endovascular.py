@@ -94,9 +94,9 @@ class _WithMasks(Endovascular):
 
         def read(name: str) -> Pixels:
             picture = read_picture(index.folder / name, bits)
-            mask = _mask_of(picture, index.folder / masks[name])
-            image = _shrunk(_central_square(picture), size)
-            return np.stack([image, _nearest(_central_square(mask), size)])
+            mask = _read_mask(picture, index.folder / masks[name])
+            image = _shrink(_central_square(picture), size)
+            return np.stack([image, _shrink_mask(_central_square(mask), size)])
 
         return read
 
@@ -152,10 +152,15 @@ def read_picture(path: Path, bits: int) -> Grey:
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
     """Decode the central square of an image file or DICOM to uint8 (size, size)."""
-    return _shrunk(_central_square(read_picture(path, bits)), size)
+    return _shrink(_central_square(read_picture(path, bits)), size)
 
 
 def _read_8_bits(path: Path) -> Grey:
+    """Decode an 8-bit PNG or JPEG to upright grey, (height, width), float32, 0..1.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.
+    """
     from PIL import ImageOps
 
     with opened_image(path, ("PNG", "JPEG")) as image:
@@ -172,7 +177,7 @@ def _read_8_bits(path: Path) -> Grey:
     return picture
 
 
-def _mask_of(picture: Grey, path: Path) -> Mask:
+def _read_mask(picture: Grey, path: Path) -> Mask:
     """Read the mask of ``picture``, a PNG: (height, width) bool, True where a colour is not 0.
 
     The alpha channel is ignored.
@@ -205,14 +210,15 @@ def _central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return picture[top : top + side, left : left + side]
 
 
-def _shrunk(square: Grey, size: int) -> Pixels:
+def _shrink(square: Grey, size: int) -> Pixels:
     """Resize a square picture of 0..1 to (size, size), 0..255: bilinear, antialiased."""
     pixels: Pixels = np.rint(resize(square, size, size).clip(0, 1) * 255).astype(np.uint8)
     return pixels
 
 
-def _nearest(square: Mask, size: int) -> Pixels:
+def _shrink_mask(square: Mask, size: int) -> Pixels:
     """Resize a square mask to (size, size), 0 or 1, by taking the nearest pixel."""
+    # The centre of each new pixel, in pixels of the old picture; a mean would blur the mask's edge
     places = ((np.arange(size) + 0.5) * len(square) / size).astype(np.int64)
     return square[np.ix_(places, places)].astype(np.uint8)
 

@@ -65,7 +65,7 @@ class MiniMias(RadiographDataSet):
         """
         folder = _folder(places)
         images = []
-        for name, row in _listing(folder).items():  # the names are public
+        for name, row in _read_listing(folder).items():  # the names are public
             if SITES[row["tissue"]] == site:
                 label = int(row["severity"] == "M")
                 images.append(ListedImage(name, label, row["patient"], name))
@@ -77,7 +77,7 @@ class MiniMias(RadiographDataSet):
 
         If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile.
         """
-        rows = _listing(index.folder.parent)
+        rows = _read_listing(index.folder.parent)
 
         def read(name: str) -> npt.NDArray[np.int16]:
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
@@ -111,7 +111,7 @@ def _folder(places: Places) -> Path:
     return data_folder(places, "mini-mias", needs) / "mini_mias"
 
 
-def _listing(folder: Path) -> dict[str, dict[str, str]]:
+def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
     """Read ``labels.csv``: image -> its line, by column, in the file's order.
 
     Raises:

@@ -111,6 +111,7 @@ def _rows(
     dealt = []
     for label in range(len(CLASSES)):
         key = derive_seed(settings.fold_seed, "pneumoniamnist", part, label)
+        # All sites shuffle alike, so that no image is at two sites
         shuffled = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
         own = shuffled[list(_PROFILES).index(site) :: len(_PROFILES)]
         dealt.append(own[: max(1, round(settings.sample_share * len(own)))])

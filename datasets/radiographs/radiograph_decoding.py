@@ -107,12 +107,14 @@ def fit_square(picture: Grey, size: int) -> Grey:
         BrokenImageError: all pixels are equal, before or after resizing.
     """
     darkest, brightest = picture.min(), picture.max()
+    # The threshold is relative, because air is not equally dark on all machines
     within = picture > darkest + (brightest - darkest) * np.float32(_EMPTY)
     rows = np.flatnonzero(within.any(axis=1))
     columns = np.flatnonzero(within.any(axis=0))
     if not len(rows):
         raise BrokenImageError("is empty: all its pixels are equal")
     cropped = picture[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    # The paper scales to the height only, but then a picture wider than high would not fit
     scale = size / max(cropped.shape)
     height = max(1, round(cropped.shape[0] * scale))
     width = max(1, round(cropped.shape[1] * scale))

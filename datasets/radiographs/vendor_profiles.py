@@ -32,6 +32,7 @@ class Profile:
 
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
         """Blur ``picture`` (height, width), add noise from ``rng``, and apply the curve; 0..1."""
+        # The blur is separable: down the columns, then, on the transposed picture, along the rows
         soft = _blur(_blur(picture, self.blur).T, self.blur).T
         grain = rng.standard_normal(picture.shape, dtype=np.float32)
         seen = soft + np.float32(self.noise) * np.sqrt(soft) * grain

@@ -59,6 +59,7 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
         there; [] without a training batch.
     """
     for ending in (".bin", ""):
+        # The binary form goes first, because it cannot contain code as a pickle can
         train = facts_of(folder, [f"{name}{ending}" for name in layout.train])
         if train:
             return train + facts_of(folder, [f"{layout.test}{ending}"])
@@ -146,6 +147,11 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_file(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

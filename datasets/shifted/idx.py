@@ -29,7 +29,7 @@ def read_idx(path: Path) -> Bytes:
     """
     try:
         with gzip.open(path) as file:
-            shape = _shape(file, path)
+            shape = _read_shape(file, path)
             length = math.prod(shape)
             content = bytearray()
             # A small file may unpack to any size, so that it is read in parts, and at most one byte
@@ -55,7 +55,7 @@ def read_idx(path: Path) -> Bytes:
     raise DataError(f"{path} {fault}: download it again")
 
 
-def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
+def _read_shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     """Read the header from an open file and return the array's shape (1 to 4 dimensions).
 
     Raises:
@@ -63,6 +63,8 @@ def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
             size.
     """
     start = file.read(4)
+    # The first 4 bytes: two zeros, the type of the numbers, and the number of dimensions. Then each
+    # dimension's length follows, in 4 bytes with the highest first
     is_idx = len(start) == 4 and start[:3] == b"\0\0\x08"  # of unsigned bytes
     dimensions = start[3] if is_idx else 0
     lengths = file.read(4 * dimensions)

@@ -179,6 +179,8 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
     size = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
     chosen: set[int] = set()
     left = validation
+    # Visits each track once, in the order of their last frames, from the end on. A track that is
+    # too large is skipped, and smaller ones further on may still fit
     for track in dict.fromkeys(reversed(tracks.tolist())):
         if size[track] <= left:
             chosen.add(track)
@@ -203,6 +205,7 @@ def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple
     """
     chosen: list[int] = []
     for label in np.unique(labels):
+        # The label's tracks, in the order of their first images
         of_label = list(dict.fromkeys(tracks[labels == label].tolist()))
         if len(of_label) > 1:
             count = max(1, len(of_label) // _SHARE)

@@ -92,6 +92,7 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
         if given:
             advice = f"raise 'split.silo-train-size' to at least {VALIDATION_SHARE}"
         raise DataError(f"a silo of {size['train']} train images has no validation part: {advice}")
+    # Parts in which the pool falls short -> images that one silo needs there
     need = {}
     for part, count in size.items():
         if count < _LEAST[part] or count * silos > have[part]:
@@ -148,6 +149,7 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     """
     import torch
 
+    # A copy, because the pool's arrays are read-only maps of files
     tensor = torch.from_numpy(np.array(images, dtype=np.float32))
     if images.ndim == 3:  # grey images have one channel
         tensor = tensor.unsqueeze(-1)
@@ -280,12 +282,14 @@ class ShiftedImages(DataSet):
         def fill(target: Path) -> None:
             where = f"{self.name}, silo {name}"
             train, val = _training_rows(pool, index * sizes[0], sizes[0], where)
+            # Silo number s takes the s-th slice of each part, as in the paper
             test = slice(index * sizes[1], (index + 1) * sizes[1])
             parts = {
                 "train": (pool.train_images[train], pool.train_labels[train]),
                 "val": (pool.train_images[val], pool.train_labels[val]),
                 "test": (pool.test_images[test], pool.test_labels[test]),
             }
+            # A source with a validation part shares it out equally, whatever the sizes of silos are
             if pool.val_images is not None and pool.val_labels is not None:
                 size = len(pool.val_labels) // settings.silos
                 own = slice(index * size, (index + 1) * size)

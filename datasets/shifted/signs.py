@@ -116,6 +116,11 @@ def _training_signs(folder: Path) -> list[_Sign]:
 
 
 def _test_signs(folder: Path) -> list[_Sign]:
+    """Read the test images' CSV, which may be in either of two folders.
+
+    Raises:
+        DataError: neither folder has it, or a line is invalid.
+    """
     paths = [folder / name for name in _TEST_CSVS if (folder / name).is_file()]
     if not paths:
         raise DataError(
@@ -147,14 +152,15 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
         if fault:
             raise DataError(f"{where}: {name[:80]!r} {fault}")
         seen.add(name)
+        # Tracks are numbered within each class, so that the class's folder belongs to the name
         track = f"{folder.name}/{name.split('_')[0]}"
-        signs.append(_Sign(folder / name, _label(row["ClassId"], where), track, where))
+        signs.append(_Sign(folder / name, _read_label(row["ClassId"], where), track, where))
     if not signs:
         raise DataError(f"{path} names no image: {_FETCH} again")
     return signs
 
 
-def _label(text: str, where: str) -> int:
+def _read_label(text: str, where: str) -> int:
     """Convert the text of a ClassId to its number, 0..42.
 
     Raises:
@@ -186,6 +192,11 @@ def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[A
 
 
 def _decode(sign: _Sign) -> npt.NDArray[Any]:
+    """Decode one sign to (32, 32, 3) uint8, whatever the shape of its image.
+
+    Raises:
+        DataError: the image is missing, damaged, no PPM, or not 8-bit colour.
+    """
     from PIL.Image import Resampling
 
     try:

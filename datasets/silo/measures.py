@@ -64,11 +64,29 @@ class Measure:
             places = known.astype(np.int64)
         else:
             cells = len(self.edges) + 1
+            # "right" puts a value that equals an edge into the cell above it
             places = np.searchsorted(np.array(self.edges), known, "right")
         counts: list[int] = np.bincount(places, minlength=cells).tolist()
         if self.may_lack:
             counts.append(len(values) - len(known))
         return counts
+
+
+@dataclass(frozen=True)
+class ColumnWords:
+    """The words for people that a schema has for a column.
+
+    Attributes:
+        title: what the column is, with its name and unit: "serum cholesterol (chol, mg/dl)".
+        levels: level -> its name, with the level itself: "typical angina (1)".
+    """
+
+    title: str
+    levels: Mapping[str, str] = field(default_factory=dict)
+
+    def level(self, level: str) -> str:
+        """Return the name of a level, or the level itself if it has none."""
+        return self.levels.get(level, level)
 
 
 @dataclass(frozen=True)
@@ -136,6 +154,7 @@ def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> np
     images = max(1, _NUMBERS // max(1, channels * height * width))
     rows = max(1, _NUMBERS // max(1, channels * width))
     for first in range(0, count, images):
+        # The first addition broadcasts sums to (images, channels), and squares to (images,)
         sums = torch.zeros(1, dtype=torch.float64)
         squares = torch.zeros(1, dtype=torch.float64)
         for top in range(0, height, rows):
@@ -144,6 +163,7 @@ def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> np
             squares = squares + pixels.square().sum(dim=(1, 2, 3))
         means = sums / (height * width)
         mean = means.mean(dim=1)
+        # Channels have equally many pixels, so that the mean of their means is that of all pixels
         variance = squares / (channels * height * width) - mean.square()
         shown = means[:, : len(_COLOURS)]
         # Rounding may leave a variance slightly below 0

@@ -33,14 +33,17 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
         The folders that were removed, the longest unopened first; the half-made ones are not
         listed.
     """
-    for path in _found(folder):
+    for path in _list_entries(folder):
+        # A process that was killed leaves a half-made folder behind. The newest entry in it tells
+        # whether somebody may still be writing
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
         if begun and time.time() - max(map(_change_time, [path, *_below(path)])) > _ABANDONED:
             shutil.rmtree(path, ignore_errors=True)
     sizes = {}
-    for path in _found(folder):
+    for path in _list_entries(folder):
         if _is_derived(path, folder):
             sizes[path] = _bytes(path)
+    # Folders that any process is removing have hidden names, and so do not count here
     left = sum(sizes.values())
     removed = []
     for path in sorted(sizes, key=_change_time):
@@ -52,7 +55,7 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     return removed
 
 
-def _found(folder: Path) -> Iterator[Path]:
+def _list_entries(folder: Path) -> Iterator[Path]:
     """Yield the entries of the cache at depth 1 and 2.
 
     If an entry vanishes meanwhile, the rest of that depth may be skipped until the next call.
@@ -96,6 +99,7 @@ def _remove(path: Path) -> bool:
 
     The folder is first renamed to a hidden random name. False means that renaming failed.
     """
+    # Renaming is atomic: from then on no process can open the folder, but open files stay readable
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.rename(aside)

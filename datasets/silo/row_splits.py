@@ -89,9 +89,10 @@ def split_rows(
     if settings.test_folds:
         rest, test = cut_fold("test", rows, labels, settings, where, groups)
     elif groups is None:
-        rest, test = shared_out(labels, share, seed, where)
+        rest, test = draw_test_rows(labels, share, seed, where)
     else:
-        rest, test = shared_groups(labels, _number_groups(groups), share, seed, where)
+        rest, test = draw_test_groups(labels, _number_groups(groups), share, seed, where)
+    # Validation rows are cut from the rows that are left, however the test rows were chosen
     rest, val = cut_fold("val", rest, labels, settings, where, groups)
     if not settings.use_test:
         test = test[:0]
@@ -136,6 +137,8 @@ def cut_fold(
         numbers = _number_groups(groups)[rows]
         splitter = StratifiedGroupKFold
     _check_enough(classes, numbers, folds, where)
+    # scikit-learn takes seeds below 2^32. Test and validation folds have seeds of their own, since
+    # equal ones would make the folds of both depend on each other
     key = derive_seed(settings.fold_seed, f"{kind}-folds") % 2**32
     with warnings.catch_warnings():
         # A class with fewer rows than folds is then missing in some of them
@@ -169,7 +172,7 @@ def _number_groups(groups: Sequence[str]) -> Indices:
     return np.unique(np.array(groups), return_inverse=True)[1]
 
 
-def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
+def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
     """Draw training and test rows as FLamby does: stratified if every class has more than 2 rows.
 
     Args:
@@ -211,7 +214,7 @@ def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[In
     return train, test
 
 
-def shared_groups(
+def draw_test_groups(
     labels: Indices, groups: Indices, share: float, seed: int, where: str
 ) -> tuple[Indices, Indices]:
     """Choose whole groups as test data, so that each class has about ``share`` of its rows in it.
@@ -259,6 +262,7 @@ def shared_groups(
                 lacking = after
                 is_test[group] = True
     if not is_test.any():
+        # Every group overshoots the shares, as when all are large: the smallest does the least harm
         smallest = np.argmin(counts[order, -1])
         is_test[order[smallest]] = True
     return rows[~is_test[groups]], rows[is_test[groups]]

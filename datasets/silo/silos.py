@@ -24,7 +24,13 @@ from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
-from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
+from fedsilo.datasets.silo.measures import (
+    ColumnWords,
+    LeftOutRows,
+    Measure,
+    picture_measures,
+    unit_pixels,
+)
 from fedsilo.models.networks.kinds import Task
 
 if TYPE_CHECKING:
@@ -252,6 +258,10 @@ class DataSet(ABC):
         """Return notices about the data on this machine, one sentence each, or []."""
         return []
 
+    def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
+        """Return column -> its words for people; empty if this machine has no schema with words."""
+        return {}
+
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
         """Describe files next to the data that are not read, one sentence per folder."""
         return []
@@ -259,6 +269,7 @@ class DataSet(ABC):
 
 def fingerprint(split: Split) -> str:
     """Return the SHA-256, in hexadecimal, of a split's inputs and labels."""
+    # Only the bytes count: shape and type are not in the digest
     digest = hashlib.sha256()
     for tensor in (split.inputs, split.labels):
         # Without a copy, since it may be large
@@ -291,6 +302,7 @@ def save_silo(
         notes: sentences about the data, such as the number of imputed values, which ``open_silo``
             writes to the log.
     """
+    # Before the first array is written, so that no other user can open one meanwhile
     folder.chmod(0o700)
     for name, split in splits.items():
         np.save(folder / f"{name}-inputs.npy", split.inputs.numpy())
@@ -319,6 +331,7 @@ def cached_silo(
         DataError: the cached files were altered and cannot be created again; also any error of
             ``fill``.
     """
+    # Any other fact gives another folder, so that an outdated silo is never opened by mistake
     target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
     return open_sealed(target, fill, lambda found: open_silo(found, classes))
 
@@ -361,6 +374,7 @@ def log_once(note: str) -> None:
 
 
 def _open_split(folder: Path, name: str) -> Split:
+    """Open the arrays of split ``name`` in a silo's folder; larger files are memory-mapped."""
     import torch
 
     def open_array(part: str) -> Tensor:

@@ -42,6 +42,7 @@ class Blob:
         """Draw the blob as a mask (size, size): 1 inside, 0 outside, a smooth step at the edge."""
         x, y = grid(size)
         x, y = x - np.float32(self.x), y - np.float32(self.y)
+        # The outline's distance from the centre, in radii, depends on the angle
         bulge = 1 + self.depth * np.cos(self.lobes * np.arctan2(y, x)) if self.lobes else 1.0
         excess = np.hypot(x, y) / np.float32(self.radius) - bulge
         weight: Field = 1 / (1 + np.exp((4 / self.soft * excess).clip(-30, 30)))
@@ -92,11 +93,13 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
     """
     x, y = grid(size)
     turns, phases = rng.uniform(0, 2 * np.pi, (2, _WAVES))
+    # A side is 2 long, so that pi is the wave number of one wave per side
     lengths = np.pi * waves * rng.uniform(0.5, 1.5, _WAVES)
     total = np.zeros_like(x)
     for length, turn, phase in zip(lengths, turns, phases, strict=True):
         across, along = np.float32(length * np.cos(turn)), np.float32(length * np.sin(turn))
         total += np.cos(across * x + along * y + np.float32(phase))
+    # A cosine has variance 1/2, and the waves are independent
     return total * np.float32(np.sqrt(2 / _WAVES))
 
 
@@ -117,6 +120,7 @@ def distance(size: int, line: Points) -> Field:
     x, y = grid(size)
     nearest = np.full((size, size), np.inf, dtype=np.float32)
     for (x0, y0), (dx, dy) in zip(line[:-1], np.diff(line, axis=0), strict=True):
+        # 'along' is the nearest point of the segment: 0 at its start, 1 at its end
         length = max(dx * dx + dy * dy, 1e-12)
         along = (((x - x0) * dx + (y - y0) * dy) / length).clip(0, 1)
         nearest = np.minimum(nearest, np.hypot(x - x0 - along * dx, y - y0 - along * dy))
@@ -128,6 +132,7 @@ def stroke(size: int, line: Points, radius: float) -> Field:
 
     A line thinner than a pixel is drawn one pixel wide, but fainter.
     """
+    # A pixel is 2 / size wide: a thinner line keeps that width, and is fainter by the same factor
     reach = max(radius, 1 / size)
     edge = (0.5 + (reach - distance(size, line)) * size / 4).clip(0, 1)
     return edge * np.float32(radius / reach)

@@ -124,7 +124,7 @@ class MammographyPhantom(PhantomDataSet):
         If 'data.intensity-profiles' is set, it is rendered with the profile of the site's vendor.
         """
         malignant, patient, view = self.generators(site, number)
-        picture = _breast(patient, view, size, bool(malignant))
+        picture = _draw_breast(patient, view, size, bool(malignant))
         if settings.intensity_profiles:
             picture = _PROFILES[site].render(picture, view)
         return as_int16(picture)[None]
@@ -134,7 +134,7 @@ class MammographyPhantom(PhantomDataSet):
         return as_int16(fit_square(read_radiograph(path, 16), size))[None]
 
 
-def _breast(
+def _draw_breast(
     patient: np.random.Generator, view: np.random.Generator, size: int, malignant: bool
 ) -> Grey:
     """Draw a breast at the left or right edge, (size, size), 0..1.
@@ -149,6 +149,7 @@ def _breast(
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
     from_wall = (x + 1) / np.float32(depth)
     away = np.sqrt(from_wall**2 + (y / np.float32(height)) ** 2)
+    # The thickness of the breast: full at the chest wall, 0 from the outline (away = 1) on
     within = np.sqrt((1 - away**4).clip(0, 1))
     tissue = (
         0.4 + 0.06 * pictures.texture(patient, size, 3) + 0.03 * pictures.texture(patient, size, 9)
@@ -253,13 +254,13 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
         Frame and mask, both uint8 (size, size).
     """
     anatomy, sequence, frame = ANGIOGRAM_PHANTOM.generators(site, number)
-    vessels = _tree(sequence, ANATOMIES[anatomy])
+    vessels = _draw_vessels(sequence, ANATOMIES[anatomy])
     content = 0.08 * pictures.texture(sequence, size, 2)
     for line, radius in vessels:
         content = np.maximum(content, 0.6 * pictures.stroke(size, line, radius))
     mask = np.zeros((size, size), dtype=bool)
     if frame.random() < _WITH_CATHETER:
-        catheter = _catheter(frame, *vessels[0])
+        catheter = _draw_catheter(frame, *vessels[0])
         content = np.maximum(content, 1.1 * pictures.stroke(size, catheter, _CATHETER))
         mask = pictures.distance(size, catheter) <= max(_CATHETER, 1 / size)
     look = _FLUOROSCOPES[site]
@@ -268,7 +269,7 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
     return look.show(content[None], frame)[0], mask.astype(np.uint8)
 
 
-def _tree(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
+def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
     """Draw the vessels of an anatomy: a (25, 2) polyline and a radius for each.
 
     All vessels are rotated, scaled and shifted together; corners after the first also move a
@@ -285,12 +286,13 @@ def _tree(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
     return vessels
 
 
-def _catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
+def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
     """Draw a catheter along the vessel ``line``, from its start to a random point past the middle.
 
     The catheter stays within half the vessel's ``radius`` from the line.
     """
     tip = rng.integers(len(line) // 2, len(line))
+    # The sine is 0 at both ends, so that the catheter begins and ends in the middle of the vessel
     aside = rng.uniform(-0.5, 0.5) * radius * np.sin(np.linspace(0, np.pi, tip + 1))
     return line[: tip + 1] + aside[:, None]
 

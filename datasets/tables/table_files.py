@@ -161,6 +161,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
     Raises:
         DataError: the texts together are longer than ``most_unpacked``.
     """
+    # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
     lines = []
     characters = 0
@@ -308,6 +309,7 @@ def check_parquet(path: Path) -> list[str]:
 
     with ParquetFile(path) as file:
         about = file.metadata
+        # With lists there may be more values than cells, so that the larger number counts
         cells, size = about.num_rows * about.num_columns, 0
         values = 0
         flat = {field.name for field in file.schema_arrow}
@@ -368,6 +370,7 @@ class _WorkbookPart:
         self.cell_type = ""
         self.has_value = False
         self.open_formulas: set[Place] = set()
+        # Elements arrive as 'namespace name', so that prefixes do not matter
         self.parser = ParserCreate(namespace_separator=" ")
         self.parser.StartElementHandler = self._begin
 
@@ -390,6 +393,11 @@ class _WorkbookPart:
                     return
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        """Handle the start of an XML element: count a row or cell, or begin to watch a formula.
+
+        Raises:
+            DataError: the cells so far, with the empty ones between, need too much memory.
+        """
         element = name.rpartition(" ")[2]
         if element == "row":
             self.row = _row_number(attributes.get("r", ""), self.row + 1)
@@ -420,6 +428,7 @@ class _WorkbookPart:
         self.parser.CharacterDataHandler = None
 
     def _end(self, name: str) -> None:
+        """Handle the end of an XML element in a formula's cell; note if the cell has a value."""
         element = name.rpartition(" ")[2]
         if element == "f":
             self.parser.CharacterDataHandler = self._take_text

@@ -66,6 +66,7 @@ def backbone_digest(settings: CommonSettings) -> str:
     Raises:
         SettingError: the weights file is missing, or a ViT names no weights.
     """
+    # A ViT always has a backbone to name; a ResNet-22 has one only if weights are given
     given = settings.network == "resnet22" and settings.backbone_weights
     if settings.network != "vit" and not given:
         return ""
@@ -133,6 +134,7 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
     """
     try:
         with safe_open(path, framework="numpy") as file:
+            # Only 'fedsilo pretrain' writes this entry into the metadata of a file
             ours = "fedsilo" in (file.metadata() or {})
     except (SafetensorError, OSError, ValueError):
         return  # no file of ours; if it is none at all, its reader reports that
@@ -142,6 +144,7 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
         _, facts = load_state(path)
     except CheckpointError as error:
         raise SettingError(f"'vit.backbone-weights': {error}") from None
+    # A larger public part contains every smaller one, so that sizes are all that must be compared
     dataset, share, _ = facts["data"]
     if dataset == settings.dataset and settings.public_share < share:
         raise SettingError(
@@ -288,6 +291,8 @@ def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
     refuse_non_finite(values, where, "vit.backbone-weights")
     trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
+    # 'assign' replaces the parameters instead of copying into them, which saves the memory of a
+    # copy. So a frozen backbone must be frozen again
     vit.load_state_dict(values, assign=True)
     for name, parameter in vit.named_parameters():
         parameter.requires_grad_(trained[name])

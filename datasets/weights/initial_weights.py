@@ -72,6 +72,7 @@ def refuse_seen_start(settings: CommonSettings) -> None:
         SettingError: a setting that decides the test images differs in one of these runs, or this
             run's own file is missing.
     """
+    # Runs may name each other's files in a circle: a file that was seen already ends the search
     seen: set[Path] = set()
     run: CommonSettings | None = settings
     while run and run.initial_weights and not run.initial_weights.startswith(_TIMM):
@@ -133,6 +134,11 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
+    """Load the arrays of a run's file into ``network``, which they must fit one by one.
+
+    Raises:
+        SettingError: an array is missing, surplus, of another shape, or not finite.
+    """
     arrays = {name: torch.as_tensor(array).float() for name, array in state.items()}
     refuse_non_finite(arrays, str(path), "train.initial-weights")
     try:
@@ -183,6 +189,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
         is_wanted = name in wanted and isinstance(array, Tensor)
         if is_wanted and array.shape == wanted[name].shape:
             fitting[name] = array.float()
+    # A ViT that misses some of its pretrained blocks would be useless, but would train all the same
     blocks = [name for name in wanted if name.startswith("blocks.")]
     missing = [name for name in blocks if name not in fitting]
     if missing:

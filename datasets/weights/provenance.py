@@ -52,6 +52,7 @@ def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: s
     """
     if here.dataset != there.dataset:
         return
+    # Other data sets share no images, and the same settings choose the same test images
     now = provenance_of(here)
     then = provenance_of(there)
     for key in sorted(now):

@@ -103,7 +103,7 @@ def finetune(
     """
     from fedsilo.finetuning.finetune import open_study, train_starts
     from fedsilo.finetuning.finetune_request import check_starts, open_starts
-    from fedsilo.finetuning.finetune_settings import network_of, read_changes, settings_of
+    from fedsilo.finetuning.finetune_settings import build_settings, choose_network, read_changes
 
     name_plugins(plugin_texts(plugin))
     for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():
@@ -113,9 +113,9 @@ def finetune(
     check_starts(names, from_site)
     refuse_target(folder, "another --out")
     starts = open_starts(names, data, from_site, path_of(state_dir))
-    chosen = network_of(task, network, starts.sources, distil=distil_epochs > 0)
+    chosen = choose_network(task, network, starts.sources, distil=distil_epochs > 0)
     changes = read_changes(texts_of(settings), device, data)
-    common = settings_of(task, chosen, starts.run_models, dataset, changes)
+    common = build_settings(task, chosen, starts.run_models, dataset, changes)
     study = open_study(task, chosen, common, several(site), seeds, epochs, distil_epochs)
     return train_starts(study, starts, folder, images, tell)
 

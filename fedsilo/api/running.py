@@ -209,10 +209,10 @@ def pretrain(
     **sources: Unpack[options.Sources],
 ) -> Path:
     """Train an experiment's ViT on public images; return the file of its weights."""
-    from fedsilo.finetuning.pretrain import named_file, plan_pretraining, train_backbone
+    from fedsilo.finetuning.pretrain import backbone_file, plan_pretraining, train_backbone
 
     common, recipe = plan_pretraining(experiment, options.run_sources(sources))
-    target = path_of(save_as) or named_file(common)
+    target = path_of(save_as) or backbone_file(common)
     refuse_target(target, "--save-as FILE")
     train_backbone(common, recipe, target, tell)
     return target

@@ -1,13 +1,14 @@
-"""The budget of each row in a comparison, and the differences between budgets.
+"""The budget of each experiment in a comparison, and the differences between budgets.
 
-Rows are on equal terms if they got the same and used the same, so that only the method makes a
-difference. A row gets rounds, a start (network and initial weights), and a number of points that
-'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and samples, summed
-over all sites and rounds, in the mean over seeds.
-Every step counts, so a method that trains a second model (Ditto) or its neighbours' models
-(FedEFM) uses more. Steps and samples may differ by a tenth, because a last batch may be smaller
-at one site than at all sites' pool. Before a run, and where sites do not tell (private runs), the
-settings of a round's training are compared in their place.
+A comparison is fair if all experiments get and use the same resources, so that only the method
+makes a difference. An experiment gets rounds, a start (network and initial weights), and a number
+of points that 'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and
+samples, summed over all sites and rounds, as the mean over seeds.
+
+Every step counts, so a method that trains a second model (Ditto) or its neighbours' models (FedEFM)
+uses more. Steps and samples may differ by a tenth, because a last batch may be smaller at one site
+than in all sites' pooled data. Before a run, and if sites do not report their steps (private runs),
+the settings of a round's training are compared instead.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of an experiment's runs: what they got, and what they used on average."""
+    """The resources of an experiment: what its settings give, and what its runs used on average."""
 
     dataset: str  # rows on other data are not compared
     # The settings of training and start, without those that have no effect
@@ -113,7 +114,7 @@ class Budget:
         # Measured steps say more than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
         for key, mine in self.given.items():
-            theirs = other.given.get(key, mine)  # a setting without effect there is no difference
+            theirs = other.given.get(key, mine)  # a setting that has no effect in `other`
             if mine != theirs and not (known and key in _TRAINING):
                 yield f"{key} {_format_value(mine)}, not {_format_value(theirs)}"
         if self.trials != other.trials:
@@ -169,14 +170,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The budgets of a comparison's rows, by experiment, in the order of the rows."""
+    """The budgets of a comparison: experiment -> budget, in the order of the rows."""
 
     of: Mapping[str, Budget] = field(default_factory=dict)
 
     def unlike(self) -> dict[str, list[str]]:
-        """Return experiment -> phrases for its differences from the first one on its data set.
+        """Return experiment -> phrases for the differences from its baseline.
 
-        Experiments with the same budget as the first one are left out.
+        The baseline is the first experiment on the same data set. Experiments without a difference
+        are left out.
         """
         first: dict[str, Budget] = {}
         found = {}
@@ -213,7 +215,10 @@ class Budgets:
             raise SettingError(f"{said}; {advice}")
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each experiment with another budget than the first on its data."""
+        """Yield a sentence for each experiment whose budget differs from its baseline's.
+
+        The baseline is the first experiment on the same data set.
+        """
         unlike = self.unlike()
         first: dict[str, str] = {}  # data set -> its first experiment
         for name, budget in self.of.items():
@@ -303,10 +308,10 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
 
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
-    """Build the budgets of ``plans``, experiment -> its settings, before any run.
+    """Build the budget of each experiment in ``plans``, name -> settings, before any run.
 
-    The number of tried points is declared in the simulation file; if it is not, it is that of a
-    search in the same ``out`` (see ``tuned_over``).
+    The number of points that tuning tried is taken from the simulation file. If that declares none,
+    it is taken from a search in the same ``out`` (see ``tuned_over``).
     """
     file = simulation_file(sources.file)
     budgets = {}
@@ -323,7 +328,7 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
     ``chosen.json`` is missing or damaged, the number is 0.
     """
     path = Path(settings.common.out) / f"tune-{experiment}" / "chosen.json"
-    if file_fault(path):  # a pipe would be waited for
+    if file_fault(path):  # reading a pipe would never end
         return 0
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -344,7 +349,8 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
     because that difference may be what the user compares.
 
     Raises:
-        SettingError: an experiment of another method treats the state otherwise than the first one.
+        SettingError: an experiment of another method treats the state differently from the first
+            one.
     """
     first, *others = experiments
     for other in others:

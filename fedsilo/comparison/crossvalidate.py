@@ -1,7 +1,7 @@
 """``fedsilo crossvalidate``: repeated stratified cross-validation over each site's rows.
 
-Every experiment runs on the same splits, so that methods are compared run by run. The other
-experiments are compared with the first one.
+Every experiment runs on the same splits, so that methods are compared run by run. Each experiment
+is compared with the first one.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def difference_intervals(
 ) -> pd.DataFrame:
     """Compute the intervals of the first experiment's metrics minus each other experiment's.
 
-    Values are subtracted run by run, because runs at the same place have the same split.
+    Values are subtracted run by run, because the k-th runs of all experiments have the same split.
 
     Returns:
         A table with the columns ``COLUMNS``; ``compared_with`` is the subtracted experiment.

@@ -26,8 +26,8 @@ Summary = Mapping[str, Any]
 SiteMetrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
 
 CONSTANT = "always positive (class 1)"
-ALL_SITES = "over sites"  # a mean that leaves out none
-_NAMED = 5  # most sites that a sentence names
+ALL_SITES = "over sites"  # the text for a mean that leaves out no site
+_NAMED = 5  # largest number of sites that a sentence names
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
@@ -148,8 +148,9 @@ def _sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list
 def over_sites(summaries: Iterable[Summary], metric: str) -> str:
     """Describe the sites of a mean: "over sites", or "over 3 of 4 sites, without va".
 
-    A site is left out if any of ``summaries`` lacks its metric; these are from ``shared_summaries``
-    and on one data set. More than five left-out sites are counted, but not named.
+    A site is left out if any of ``summaries`` lacks ``metric`` there; they are from
+    ``shared_summaries`` and on one data set. More than five left-out sites are counted, but not
+    named.
     """
     without: dict[str, None] = {}
     most_sites = 0
@@ -207,7 +208,7 @@ def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> li
 
 
 def refuse_unmeasured(wanted: str, option: str) -> None:
-    """Check before any run that fedsilo has the metrics that ``wanted`` names.
+    """Check before any run that fedsilo's methods can measure the metrics in ``wanted``.
 
     Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` pass, because
     only finished runs show which of them exist; ``matching`` checks them then.
@@ -392,7 +393,7 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 
 
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
-    """Return ``POOLED`` -> its value in the run's last round, or an empty dict without a value.
+    """Return ``{POOLED: value}`` for a run's last round, or an empty dict without a value.
 
     It needs two classes, and sites that report how many samples of ``split`` each class has.
     """

@@ -1,4 +1,4 @@
-"""Runs a comparison's runs as Slurm jobs, with submitit.
+"""Runs trials and runs as Slurm jobs, with submitit.
 
 A thread of this process waits for each job. Data, caches and the folder of runs must have the same
 paths on all machines.
@@ -18,7 +18,7 @@ from fedsilo.server_app.config.settings import parse_pair
 
 Outcome = TypeVar("Outcome")
 SLURM = "slurm"
-_MOST = 64  # jobs in the queue at once
+_MOST = 64  # largest number of jobs in the queue at once
 _LINE = 300  # characters; a job's error text is cut to this length
 
 

@@ -55,7 +55,7 @@ def deviation(values: Iterable[float]) -> float:
 
 
 class Spread(NamedTuple):
-    """A metric's value over seeds."""
+    """Statistics of a metric over the seeds of an experiment."""
 
     mean: float
     sd: float
@@ -101,8 +101,8 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 def _next_to_published(spread: Any, median: bool) -> str:
     """Format a cell as ``spread_cell`` does; if the paper has a deviation, add our population one.
 
-    The published deviations are population deviations (PICSR's cannot be anything else), which only
-    those of our own can be compared with.
+    Papers print population deviations here (PICSR's cannot be anything else), so only our
+    population deviation can be compared with theirs.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):

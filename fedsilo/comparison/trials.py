@@ -59,9 +59,9 @@ class Trial:
 
 
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
-    """Build a trial's settings: without a run name, and measured only after the last round.
+    """Build a trial's settings: without a run name, and evaluated only after the last round.
 
-    With early stopping, which needs a metric of each round, the rounds to measure stay as set.
+    With early stopping, which needs a metric of each round, 'server.evaluate-every' stays as it is.
     """
     own: dict[str, Value] = {**values, "run.name": ""}
     if values["server.early-stopping-metric"] == "none":
@@ -69,7 +69,7 @@ def trial_settings(values: Mapping[str, Value]) -> RunSettings:
     return resolve(own)
 
 
-FAILED = "failed"  # in place of a summary's content: why there is none
+FAILED = "failed"  # the only key of a failed trial's summary; its value is the reason
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the file is damaged, or its content is not a summary.
     """
-    fault = file_fault(path)  # a pipe would be waited for
+    fault = file_fault(path)  # reading a pipe would never end
     if fault:
         raise RunDirectoryError(f"{path} {fault}: remove it, and the trial is run again")
     try:
@@ -278,7 +278,7 @@ def make_pool(
 def _begin_worker(command: int) -> None:
     """Discard a new worker's output, and make it end when the process ``command`` ends.
 
-    It gets SIGUSR1 then, and not SIGTERM, because a pool uses SIGTERM to end workers at once.
+    SIGUSR1 ends it, and not SIGTERM, because a pool uses SIGTERM to end workers at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
@@ -291,7 +291,7 @@ def _begin_worker(command: int) -> None:
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-    """Call ``work`` in a worker process, in which Ctrl-C interrupts only a run, not the waiting.
+    """Call ``work`` in a worker process; Ctrl-C interrupts it, but not a worker that waits.
 
     If the command has ended, the whole process ends.
     """

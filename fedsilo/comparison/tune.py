@@ -37,7 +37,7 @@ from fedsilo.server_app.config.settings import RunSettings
 
 Summaries = Sequence[Sequence[Mapping[str, Any]]]  # the summaries of each point's runs
 
-SHOWN = 5  # points in the table on the screen
+SHOWN = 5  # largest number of points in the terminal's table
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a search: its points, best first, the content of chosen.json, its folder."""
+    """The result of a search: the ranked points, the content of chosen.json, and the folder."""
 
     metric: str
     ranked: Sequence[Point]
@@ -140,7 +140,7 @@ class Plan:
 
     @property
     def rules(self) -> dict[str, SettingRule]:
-        """Setting of the grid -> its rule, which has its type and range."""
+        """The rule of each setting in the grid, by key: its type and range."""
         rules = {}
         for part in (self.base.common, self.base.own):
             for key in as_mapping(part):
@@ -188,8 +188,10 @@ def plan_search(
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold if the data set has its own validation part.
 
+    Otherwise the budget stays as it is.
+
     Raises:
-        SettingError: it has none, and the budget has fewer than two folds.
+        SettingError: the data set has no validation part, and the budget has fewer than two folds.
     """
     if "split.val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
@@ -284,7 +286,7 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
 
 
 def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
-    """Return metric -> mean over sites on validation samples, for each run that did not fail."""
+    """Return the validation means over sites, metric -> mean, of each run that did not fail."""
     means = []
     for summary in chain(*summaries):
         if FAILED not in summary:

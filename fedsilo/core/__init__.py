@@ -1,4 +1,4 @@
-"""The ground of all rooms: settings, messages, the table of methods, errors, seeds, files.
+"""The base that all rooms share: settings, messages, the table of methods, errors, seeds, files.
 
 It imports nothing else of the project. Functions that need torch import it themselves.
 """

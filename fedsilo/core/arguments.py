@@ -72,7 +72,7 @@ class RunSources:
 
 
 def path_of(given: AnyPath | None) -> Path | None:
-    """Convert a path or a text to a path; None stays None.
+    """Convert a path or a text to a ``Path``; None stays None.
 
     Raises:
         SettingError: the value is anything else, such as a pandas frame.
@@ -89,7 +89,10 @@ def path_of(given: AnyPath | None) -> Path | None:
 
 
 def several(given: Any) -> list[Any]:
-    """Return an argument as a list: a text, path or run is its only member, and None has none."""
+    """Convert an argument to a list of its items.
+
+    A single text, path or run becomes the only item; None gives an empty list.
+    """
     if given is None:
         return []
     if isinstance(given, Path | str) or not isinstance(given, Iterable):
@@ -98,7 +101,7 @@ def several(given: Any) -> list[Any]:
 
 
 def folder_of(run: AnyRun) -> Path:
-    """Return the run directory of a run.
+    """Return the directory of a run that is given as an object or as its directory.
 
     Raises:
         SettingError: it is neither a path nor a run.
@@ -113,15 +116,17 @@ def folder_of(run: AnyRun) -> Path:
 
 
 def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
-    """Return the run directories of runs."""
+    """Return the directories of several runs; see ``folder_of``."""
     return [folder_of(run) for run in several(runs)]
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Return settings as texts ``key=value``, whose values are JSON if given as a mapping.
+    """Convert settings to texts ``key=value``, in the given order; None gives none.
+
+    A mapping's values become JSON; the texts of a sequence are returned as they are.
 
     Raises:
-        SettingError: an entry of a sequence is no text, or JSON cannot hold a value of a mapping.
+        SettingError: an entry of a sequence is not a text, or JSON cannot hold a mapping's value.
     """
     texts: list[str] = []
     fault = ""
@@ -143,7 +148,7 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
 
 
 def plugin_texts(plugin: Plugins) -> list[str]:
-    """Return the files and modules of plugins as texts."""
+    """Convert the files and modules of plugins, one or several, to texts; None gives none."""
     return [str(entry) for entry in several(plugin)]
 
 
@@ -152,13 +157,13 @@ def silent(line: str) -> None:
 
 
 def refuse_below(minimum: int, option: str, value: int | None) -> None:
-    """Raise a SettingError if an option's value is below ``minimum``; None passes."""
+    """Raise a SettingError if the value of ``--option`` is below ``minimum``; None passes."""
     if value is not None and value < minimum:
         raise SettingError(f"--{option} must be at least {minimum}, but is {value}")
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Check that a file or folder can be written later; its parent folder is made.
+    """Check that a new file or folder can be written, and make its parent folder.
 
     ``instead`` names the option by which the user can choose another target.
 

@@ -16,7 +16,7 @@ BATCH_NORM = ("running_mean", "running_var")
 
 
 def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Select the arrays whose names begin with ``prefix``.
+    """Select the arrays whose names begin with ``prefix``, and remove the prefix.
 
     Returns:
         Name without the prefix -> array, sorted by name; empty if no name has the prefix.
@@ -34,12 +34,12 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 
 
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Group arrays named ``<site>/<array>`` by site, sorted by site.
+    """Group arrays named ``<site>/<array>`` by site.
 
-    A name without a '/' is a site's name; its array has the empty name.
+    A name without a '/' is only a site's name; its array gets the empty name.
 
     Returns:
-        Site -> name of the array -> array.
+        Site -> name of the array -> array, sorted by site.
     """
     sites: dict[str, dict[str, A]] = {}
     for name, array in arrays.items():
@@ -49,12 +49,15 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 
 
 def of_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
-    """Select the arrays of ``kinds`` that belong to other sites than ``site``.
+    """Select the arrays of the given kinds that belong to any site except ``site``.
 
     Args:
         site: the site whose own arrays are left out.
         arrays: arrays by their full names, ``<kind>/<site>/<array>``.
         kinds: the kinds to select, each with its final '/'.
+
+    Returns:
+        Full name -> array.
     """
     # The site is compared as a whole part of the name: a prefix would take site-1 for site-10 too
     return {
@@ -65,5 +68,5 @@ def of_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
 
 
 def is_statistic(name: str) -> bool:
-    """Tell whether the array is a running statistic of batch norm, which is not trained."""
+    """Tell whether the array ``name`` is a running mean or variance of batch norm."""
     return name.endswith(BATCH_NORM)

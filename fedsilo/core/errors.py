@@ -16,7 +16,7 @@ ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
 
 
 _LONGEST = 1500  # characters of a message
-# The end of a message says what to do, so that these characters are never cut off
+# The end of a message says what to do, so these characters are never cut off
 _END = 400
 _QUOTED = 100  # the most characters of a quoted name
 _LISTED = 30  # the most names that a message lists
@@ -35,7 +35,10 @@ class FedsiloError(Exception):
         super().__init__(abbreviate(text, _LONGEST, _END))
 
     def _render_traceback_(self) -> list[str]:
-        """Build the lines that IPython and notebooks print in place of a traceback: notes last."""
+        """Build the lines that IPython and notebooks print in place of a traceback.
+
+        They are the error's line, then its notes.
+        """
         return [error_line(self), *getattr(self, "__notes__", ())]
 
 
@@ -164,12 +167,15 @@ class ProcessError(FedsiloError):
 
 
 def error_line(error: FedsiloError) -> str:
-    """Build the line that a command prints; it has the code that the page on errors explains."""
+    """Build the line that a command prints for an error, with the error's code if it has one."""
     return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown key, with the nearest valid one."""
+    """Build the error for an unknown setting, which suggests the most similar known keys.
+
+    It also lists the groups if no group has that name, or, without a similar key, all known keys.
+    """
     names, key = sorted(known), one_line(key, _QUOTED)
     # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
     near = [name for name in names if name.endswith(f".{key}")]
@@ -188,7 +194,15 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown name of ``what``, such as 'method', with the nearest name."""
+    """Build the error for an unknown name, which suggests the most similar known name.
+
+    Without a similar name it lists the known ones, or names the command that does.
+
+    Args:
+        what: the kind of thing that is named, such as 'method'.
+        name: the unknown name.
+        known: the names that exist.
+    """
     names, name = sorted(map(str, known)), one_line(name, _QUOTED)
     # This cutoff is low enough that 'acc' finds 'accuracy'; difflib's default of 0.6 does not
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.54)
@@ -202,18 +216,18 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
 
 
 def describe_system_error(error: OSError) -> str:
-    """Return the file and the system's reason on one line; "system" stands for an unknown file."""
+    """Build one line with an OSError's file and reason; "system" stands for an unknown file."""
     reason = error.strerror or str(error)
     return one_line(f"{error.filename or 'system'}: {reason}", 1000)
 
 
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
-    """Build the sentence that says which extra ``what`` needs and how to install the extra.
+    """Build the sentence that a feature needs an extra of fedsilo, with the command to install it.
 
     Args:
         what: the feature, as the subject of the sentence.
         extra: the name of the extra in pyproject.toml.
-        otherwise: another way out, as an imperative such as "leave it out"; empty for none.
+        otherwise: an alternative, as an imperative such as "leave it out"; empty for none.
     """
     command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
     return f"{command}, or {otherwise}" if otherwise else command

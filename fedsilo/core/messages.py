@@ -100,7 +100,7 @@ class Instruction:
     notes: Mapping[str, Value] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Value]:
-        """Convert the instruction to the keys and values of a ConfigRecord."""
+        """Convert the instruction to ConfigRecord entries; a note's key is ``note.<name>``."""
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]
         for name, value in self.notes.items():
@@ -109,11 +109,11 @@ class Instruction:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
-        """Build the instruction from the keys and values of a ConfigRecord.
+        """Build the instruction from the entries of a ConfigRecord.
 
         Args:
             config: the keys and values.
-            final: whether the message asks for the final evaluation, whatever phase it names.
+            final: whether to set the phase to the final evaluation, whatever the entries say.
 
         Raises:
             SiteError: the run's name is not allowed, or a key is missing, which means that server
@@ -147,25 +147,25 @@ class Instruction:
             ) from None
 
 
-# A round has far fewer phases than this, so that the keys of two rounds never overlap
+# A round has far fewer phases than this, so the keys of two rounds never overlap
 ROUND_KEYS = 10**6
 
 
 def state_key(round_: int, step: int) -> int:
-    """Return the number of a phase's private state; a later phase has a larger number."""
+    """Return the number that orders private states: larger for later rounds and later steps."""
     return ROUND_KEYS * round_ + step
 
 
 def measurement(model: str, split: str, metric: str) -> str:
-    """Return the MetricRecord key of a measurement."""
+    """Return the MetricRecord key of a measurement, ``<model>.<split>.<metric>``."""
     return f"{model}.{split}.{metric}"
 
 
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
-    Every key with two dots counts as a measurement, even if ``metric_names`` does not know it,
-    because a hospital uses this function to decide which metrics may not leave.
+    Every key with at least two dots counts as a measurement, even if ``metric_names`` does not know
+    it, because a hospital uses this function to decide which metrics may not leave.
     """
     for key in sorted(metrics):
         model, _, rest = key.partition(".")
@@ -183,7 +183,10 @@ class Notes:
     """
 
     def to_values(self) -> dict[str, Value]:
-        """Convert the notes to plain values, as ``Instruction.notes`` carries them."""
+        """Convert the notes to the values of ``Instruction.notes``.
+
+        A single number, text or bool stays as it is; anything else becomes JSON.
+        """
         values: dict[str, Value] = {}
         for name, value in dataclasses.asdict(self).items():
             if isinstance(value, Value):
@@ -197,8 +200,8 @@ class Notes:
         """Build the notes from ``Instruction.notes``; a missing note takes its default.
 
         Raises:
-            SiteError: a missing note has no default, or a note cannot be read. Server and site
-                then run different versions.
+            SiteError: a note without a default is missing, or a note cannot be read. Server and
+                site then run different versions.
         """
         notes: dict[str, Any] = {}
         try:

@@ -179,7 +179,10 @@ def class_name(name: str) -> str:
 
 
 def title_of(name: str) -> str:
-    """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``."""
+    """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``.
+
+    For a plugin without a title it is the name of its server class.
+    """
     settings = settings_class(name)
     if name in METHODS:
         return settings.title
@@ -191,7 +194,9 @@ def title_of(name: str) -> str:
 
 
 def about(name: str) -> str:
-    """Describe a method in one sentence, from the table or the first line of a plugin's module.
+    """Return one sentence that describes a method.
+
+    It comes from the table, or for a plugin from the first line of its module's docstring.
 
     Raises:
         SettingError: no method has that name.
@@ -203,16 +208,17 @@ def about(name: str) -> str:
 
 
 def why_not_private(name: str) -> str | None:
-    """Say why a method cannot be differentially private per patient; None if it can.
+    """Return the reason why a method cannot be private per patient; None if it can.
 
-    A plugin with its own site class counts as private only if that class says so.
+    The reason is a predicate whose subject is the method. A plugin with its own site class counts
+    as private only if that class says so.
     """
     if name in METHODS:
         return settings_class(name).why_not_private
     site, extended = site_class(name), _parent_method(plugin_server(name, METHODS))
     if site is site_class(extended):
         return settings_class(extended).why_not_private
-    # Only the author of a plugin knows what it sends, so that silence must not count as a promise
+    # Only the author of a plugin knows what it sends, so silence must not count as a promise
     if getattr(site, "bounded_per_patient", False):
         return None
     return (
@@ -222,7 +228,7 @@ def why_not_private(name: str) -> str | None:
 
 
 def needs_sums_only(name: str) -> bool:
-    """Tell whether a method works with sums over the sites' arrays, without any single reply.
+    """Tell whether secure aggregation suits a method, which then needs no single reply.
 
     A plugin whose settings class does not set ``sums_suffice`` takes the value of the method that
     it extends.
@@ -238,7 +244,7 @@ def needs_sums_only(name: str) -> bool:
 
 
 def settings_class(name: str) -> type[OwnSettings]:
-    """Return a method's settings class, which also says what the method is.
+    """Return a method's settings class, which also states facts about the method.
 
     Raises:
         SettingError: no method has that name, or its line in the table names no class.
@@ -247,12 +253,17 @@ def settings_class(name: str) -> type[OwnSettings]:
         plugged: type[OwnSettings] = _plugged_part(name, "models", "Settings")
         return plugged
     place = METHODS[name].settings
-    settings: type[OwnSettings] = _found(place, f"method '{name}' in fedsilo/core/methods.py")
+    settings: type[OwnSettings] = _import_class(
+        place, f"method '{name}' in fedsilo/core/methods.py"
+    )
     return settings
 
 
 def known_defaults() -> dict[str, Value]:
-    """Return the default of every key of every method; pyproject's run config must equal it."""
+    """Return key -> default of all common settings and of all built-in methods' own settings.
+
+    A test compares the run config in pyproject.toml with them.
+    """
     known = defaults(CommonSettings)
     for method in METHODS:
         known |= defaults(settings_class(method))
@@ -266,7 +277,7 @@ def server_class(name: str) -> type[Any]:
         SettingError: no method has that name, its class is missing, or that class lacks a function
             that every method has.
     """
-    return _side(name, "server")
+    return _class_of_side(name, "server")
 
 
 def site_class(name: str) -> type[Any]:
@@ -275,11 +286,15 @@ def site_class(name: str) -> type[Any]:
     Raises:
         SettingError: see ``server_class``.
     """
-    return _side(name, "site")
+    return _class_of_side(name, "site")
 
 
-def _side(name: str, side: str) -> type[Any]:
-    """Return a method's class for one ``side``, "server" or "site"."""
+def _class_of_side(name: str, side: str) -> type[Any]:
+    """Return a method's class for one ``side``, "server" or "site", built-in or a plugin's.
+
+    Raises:
+        SettingError: see ``server_class``.
+    """
     if name not in METHODS:
         if side == "site":
             plugged: type[Any] = _plugged_part(name, "client_app", "Site")
@@ -289,13 +304,17 @@ def _side(name: str, side: str) -> type[Any]:
         return server
     settings = settings_class(name)
     place: str = getattr(settings, side)
-    found = _found(place, f"'{side}' of class '{settings.__name__}'")
+    found = _import_class(place, f"'{side}' of class '{settings.__name__}'")
     refuse_lacking(found, place.partition(":")[0])
     return found
 
 
-def _found(place: str, named_by: str) -> type[Any]:
-    """Import the class at ``place``, ``module:Class``; errors name ``named_by`` as its source."""
+def _import_class(place: str, named_by: str) -> type[Any]:
+    """Import the class at ``place``, which is ``module:Class``.
+
+    Raises:
+        SettingError: there is no such class; the error blames the line that ``named_by`` describes.
+    """
     module, _, cls = place.partition(":")
     try:
         found: type[Any] = getattr(import_module(module), cls)
@@ -310,10 +329,10 @@ def _found(place: str, named_by: str) -> type[Any]:
 
 
 def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
-    """Execute the files of the setting 'plugin'; no file may have the name of a built-in method.
+    """Execute the plugin files in the setting 'plugin'.
 
     Args:
-        named: the setting's value.
+        named: the setting's value; entries that are names of modules are ignored.
         pins: module -> the only SHA-256 that its file may have; a module without one may have any.
 
     Raises:
@@ -324,7 +343,10 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
 
 
 def _parent_method(server: type) -> str:
-    """Return the built-in method that a plugin's server class extends, or 'fedavg' for none."""
+    """Return the name of the built-in method that a plugin's server class extends.
+
+    It is 'fedavg' if the class extends none.
+    """
     # The classes come in the order in which Python looks up functions: the nearest parent decides
     names = {class_name(name): name for name in METHODS}
     for cls in server.__mro__:
@@ -335,9 +357,12 @@ def _parent_method(server: type) -> str:
 
 
 def _plugged_part(name: str, room: str, suffix: str) -> Any:
-    """Return a plugin's class for one ``room``, or that of the method which the plugin extends.
+    """Return a plugin's class for one room, or that of the method which the plugin extends.
 
-    Arguments as for ``plugin_part``; ``room`` is "models" (settings) or "client_app" (site).
+    Args:
+        name: the plugin, as the setting 'method' names it.
+        room: "models" (settings) or "client_app" (site).
+        suffix: the end of the class's name after that of the server class.
     """
     server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)

@@ -14,7 +14,7 @@ A measurement's metric is one word (``accuracy``), perhaps of another site's mod
     routing.<site>.<mean, or q05 to q95>
 
 The server refuses a reply with any other key, with the site's name (``strategies.loop.plausible``).
-Whoever reads metrics afterwards (records, pictures, reports) reads them by ``read_metric``, so that
+Whoever reads metrics afterwards (records, pictures, reports) reads them by ``read_metric``, so
 no reader can meet a name that the check let through and the reader does not know.
 """
 
@@ -92,10 +92,14 @@ class Measurement:
 
 
 def read_metric(name: str) -> Metric | None:
-    """Parse a metric's name; None if the grammar has no such name."""
+    """Parse a metric's name, such as ``accuracy`` or ``class.0.right``.
+
+    Returns:
+        The parts of the name, or None if the grammar does not allow it.
+    """
     family, dot, rest = name.partition(".")
     if dot and family in _PARTS:
-        return _member(family, rest)
+        return _read_member(family, rest)
     word, between, source = name.partition(FROM)
     if not _WORD.fullmatch(word) or word.startswith(TRAINED_PREFIX) or word in _PARTS:
         return None
@@ -104,8 +108,8 @@ def read_metric(name: str) -> Metric | None:
     return Metric(word, site=source)
 
 
-def _member(family: str, rest: str) -> Metric | None:
-    """Parse the name of a family's member; None if it has no such member."""
+def _read_member(family: str, rest: str) -> Metric | None:
+    """Parse ``rest``, ``<place>.<part>``, of a family member's name; None if it is not allowed."""
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
     if part not in _PARTS[family]:
@@ -122,7 +126,11 @@ def _member(family: str, rest: str) -> Metric | None:
 
 
 def read_measurement(key: str) -> Measurement | None:
-    """Parse a measurement's key, ``<model>.<split>.<metric>``; None if it is not one."""
+    """Parse a measurement's key, ``<model>.<split>.<metric>``.
+
+    Returns:
+        The parts of the key, or None if the grammar does not allow it.
+    """
     model, _, rest = key.partition(".")
     split, dot, name = rest.partition(".")
     if model not in (INCOMING, TRAINED) or split not in SPLITS or not dot:
@@ -142,7 +150,7 @@ def is_metric_key(key: str) -> bool:
 
 @dataclass(frozen=True)
 class BinCounts:
-    """The samples in a bin: their number, how many are classified right, and their mean value.
+    """The content of one bin: its samples, the right predictions, and the mean certainty.
 
     All three are floats, as metrics are; the mean is from 0 to 1.
     """
@@ -153,7 +161,9 @@ class BinCounts:
 
 
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
-    """Collect a family's bins by number, in rising order, without bins that lack a part.
+    """Collect the bins of one family: bin number -> content, in rising order.
+
+    A bin that lacks one of its three metrics is left out.
 
     Args:
         values: metric -> value, for one site and split.

@@ -26,7 +26,10 @@ _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))"
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:
-    """Write ``text`` as one printable line of at most ``longest`` characters, cut at the end."""
+    """Convert ``text`` to one printable line, cut at the end after ``longest`` characters.
+
+    A line that was cut ends with '…'.
+    """
     # The text is cut before it is cleaned, because a site may send megabytes
     words = printable(_text(text)[: 4 * longest])
     if len(words) <= longest:
@@ -35,7 +38,7 @@ def one_line(text: object, longest: int = LONGEST) -> str:
 
 
 def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
-    """Write ``text`` as one printable line of at most ``longest`` characters, cut in the middle.
+    """Convert ``text`` to one printable line; if it is longer than ``longest``, cut out its middle.
 
     The last ``end`` characters always stay, because the end of an error says what to do.
     """
@@ -46,15 +49,15 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
 
 
 def site_reason(text: object) -> str:
-    """Write a site's reason as one line of at most 600 characters; the last 300 always stay.
+    """Convert a site's reason to one line of at most 600 characters, of which the last 300 stay.
 
-    Reasons may be long, because paths of hospital shares are.
+    The limit is twice the usual one, because paths on a hospital's shares are long.
     """
     return abbreviate(text, 2 * LONGEST, LONGEST)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Group (who, reason) pairs by reason; join the names of a group with commas."""
+    """Group (who, reason) pairs: reason -> the names of all who have it, joined with commas."""
     who: dict[str, list[str]] = {}
     for name, reason in reasons:
         who.setdefault(reason, []).append(name)
@@ -62,14 +65,14 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """Write a text as one line; characters that cannot be printed become spaces, then one space."""
+    """Convert a text to one line: unprintable characters and repeated blanks become one space."""
     if text.isprintable() and "  " not in text:
         return text.strip()
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def quote_value(value: object, longest: int = 100) -> str:
-    """Write a value as its Python literal, on one line of at most ``longest`` characters."""
+    """Return a value's Python literal as one line of at most ``longest`` characters."""
     if isinstance(value, str):
         # repr() of a text of megabytes takes time, and only its start is shown
         value = value[: 2 * longest]
@@ -77,7 +80,7 @@ def quote_value(value: object, longest: int = 100) -> str:
 
 
 def join_names(names: Iterable[object], most: int = 30) -> str:
-    """Join at most ``most`` names with commas, and say how many more there are.
+    """Join the first ``most`` names with commas, and say how many more there are.
 
     Each name is cut after 80 characters.
     """
@@ -89,7 +92,7 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Write a number with its noun in the right form: ``1 site``, ``4 sites``, ``3 processes``."""
+    """Write a number with its noun: ``1 site``, ``4 sites``, ``3 processes``."""
     if number == 1:
         return f"1 {noun}"
     ending = "es" if noun.endswith("s") else "s"
@@ -97,18 +100,19 @@ def format_count(number: int, noun: str) -> str:
 
 
 def as_word(path: Path) -> str:
-    """Quote a path for a shell; the path is relative if it is below the working folder."""
+    """Quote a path for a shell, relative to the working folder if it is inside it."""
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
 
 
 def reason_of(error: BaseException) -> str:
-    """Write the class and the text of an error that foreign code raised, as one line."""
+    """Describe an error that foreign code raised, on one line: its class and its text."""
     return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
 def _text(value: object, written: Callable[[object], str] = str) -> str:
+    """Convert a value to text by ``written``; if Python cannot, name the value's type instead."""
     try:
         return written(value)
     except (ValueError, RecursionError):
@@ -117,10 +121,10 @@ def _text(value: object, written: Callable[[object], str] = str) -> str:
 
 
 def terminal_text(text: str) -> str:
-    """Replace characters that would control a terminal: move its cursor, colour or hide text.
+    """Replace characters that could control a terminal: move its cursor, colour or hide text.
 
-    Line ends and tabs stay. Every other unprintable character becomes one replacement character,
-    including 8-bit control characters and those that change the direction of writing.
+    Line ends and tabs stay. Every other unprintable character becomes a replacement character
+    (U+FFFD), including 8-bit control characters and those that change the direction of writing.
     """
     if text.isprintable():
         return text
@@ -128,22 +132,22 @@ def terminal_text(text: str) -> str:
 
 
 class Markdown(str):
-    """A text that is Markdown already, so that ``as_markdown`` does not escape the text again."""
+    """A text that is Markdown already, so ``as_markdown`` does not escape the text again."""
 
     __slots__ = ()
 
 
 def markdown_text(text: str) -> str:
-    """Escape a text so that Markdown shows it on one line, without links, pictures and HTML."""
+    """Escape a text for Markdown, where it shows on one line without links, pictures and HTML."""
     line = " ".join(terminal_text(text).split())
     return _MARKUP.sub(r"\\\g<0>", line)
 
 
 def markdown_cell(text: str) -> str:
-    """Escape a text so that Markdown shows it as it is in a cell of a table.
+    """Escape a text for a cell of a Markdown table, in which it shows unchanged on one line.
 
-    Signs, intervals of numbers and a star that marks a row stay as they are: a cell begins no list,
-    brackets around two numbers are no link, and a star between spaces emphasises nothing.
+    Unlike ``markdown_text`` it leaves signs at the start, intervals such as [0, 1] and a star
+    between spaces unescaped, because none of them is markup in a cell.
     """
     line = " ".join(terminal_text(text).split())
     parts = _NO_MARKUP.split(line)  # every second part is none
@@ -161,7 +165,10 @@ def markdown_code(text: object) -> Markdown:
 
 
 def as_markdown(value: Any) -> Any:
-    """Escape every text among the values of a Markdown template, but no key of a mapping."""
+    """Escape every text in a Markdown template's value, which may be a nested mapping or list.
+
+    Keys of mappings, and texts that are ``Markdown`` already, stay unchanged.
+    """
     if isinstance(value, Markdown):
         return value
     if isinstance(value, str):

@@ -27,14 +27,17 @@ _BASES = {
 
 
 def plugin_server(name: str, ours: Collection[str]) -> type:
-    """Import a plugin's server class: the one that its name says, or the only one in its module.
+    """Import a plugin's server class.
+
+    For a name ``module:Class`` it is that class. Otherwise the module must declare exactly one
+    class of ``Method``.
 
     Args:
         name: the plugin, as the setting 'method' names it.
         ours: the names of fedsilo's own methods, which no plugin may take.
 
     Raises:
-        SettingError: no plugin has that name, or its module has no class or several classes.
+        SettingError: no plugin has that name, or its module has no class of ``Method``, or several.
     """
     found, base = plug("method", name, ours), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
@@ -52,11 +55,13 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 
 
 def plugin_part(server: type, room: str, suffix: str) -> Any:
-    """Return a plugin's class for one room, from the module of its server class.
+    """Find a plugin's settings class or site class, next to its server class.
+
+    A settings class without a ``group`` gets its module's name as group.
 
     Args:
         server: the plugin's server class.
-        room: "models" (settings) or "client_app" (site).
+        room: "models" for the settings class, "client_app" for the site class.
         suffix: the end of the class's name after that of the server class.
 
     Returns:
@@ -85,7 +90,10 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
 
 
 def refuse_lacking(part: type, where: str) -> None:
-    """Raise a SettingError for a class without a function that every method has."""
+    """Raise a SettingError if the class ``part`` lacks a function that every method has.
+
+    ``where`` names its module in the error.
+    """
     lacking = sorted(getattr(part, "__abstractmethods__", ()))
     if lacking:
         functions = " and none ".join(repr(function) for function in lacking)
@@ -95,7 +103,10 @@ def refuse_lacking(part: type, where: str) -> None:
 
 
 def _classes_in(module: ModuleType, base: type) -> list[type]:
-    """Return the subclasses of ``base`` that a module or its submodules declare, not import."""
+    """Return the subclasses of ``base`` that are declared in a module or its submodules.
+
+    Classes that the module only imports from elsewhere are left out.
+    """
     own = []
     for part in vars(module).values():
         if not inspect.isclass(part) or not issubclass(part, base):
@@ -107,7 +118,11 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Raise a SettingError for a plugin's class that no method uses, because its name is wrong."""
+    """Raise a SettingError if a class's name is wrong, so no method would use the class.
+
+    A class of ``base`` must be named after a server class plus ``suffix``; names that begin with
+    '_' are ignored.
+    """
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}
     unused = []
@@ -123,11 +138,14 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 
 
 def _refuse_undeclared(settings: type, what: str) -> None:
-    """Raise a SettingError for a plugin's setting without a rule, whose value would be ignored."""
+    """Raise a SettingError if a plugin's settings have a field without a rule.
+
+    Its value would be ignored. ``what`` names the module in the error.
+    """
     odd = []
     if is_dataclass(settings):
         odd = [field.name for field in fields(settings) if "description" not in field.metadata]
-    # A Field that is still in the class has no annotation, so that dataclass did not see it
+    # A Field that is still in the class has no annotation, so dataclass did not see it
     odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
     if is_dataclass(settings) and not odd:
         return

@@ -43,22 +43,22 @@ def plugin_entries(named: str) -> list[str]:
 
 
 def module_of(entry: str) -> str:
-    """Return the name of the module for one entry of 'plugin'."""
+    """Return the name of the module that an entry of 'plugin', a file or a module, stands for."""
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
 def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
-    """Execute the files in the setting 'plugin'; a file that is loaded already runs only once.
+    """Execute the files in the setting 'plugin' as modules; files that are loaded are skipped.
 
     Args:
         named: the setting's value.
         taken: names that no file may have.
-        pins: module -> the only SHA-256 that its file may have. The compared bytes are the bytes
-            that are executed.
+        pins: module -> the only SHA-256 that its file may have. The bytes that are compared are
+            those that are executed.
 
     Raises:
-        SettingError: a file cannot be read or executed, has another digest than its pin, or has
-            a name in ``taken`` or the name of another module.
+        SettingError: a file cannot be read or executed, has another digest than its pin, or has a
+            name in ``taken`` or the name of another module.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -82,6 +82,7 @@ def read_plugin(path: Path) -> bytes:
 
 
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
+    """Execute one plugin file and register it as a module; see ``load_plugins``."""
     name = path.stem
     content = read_plugin(path)
     digest = hashlib.sha256(content).hexdigest()
@@ -99,7 +100,7 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
         raise SettingError(f"plugin {path}: {fault}; rename the file")
     module = ModuleType(name)
     module.__dict__.update({"__file__": str(path), _DIGEST: digest})
-    # Dataclasses look up their module while it is being executed, so that it is registered before
+    # Dataclasses look up their module while it is being executed, so it is registered before
     sys.modules[name] = module
     try:
         # importlib could run a cached .pyc instead of the bytes whose digest was compared
@@ -110,7 +111,7 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Tell whether ``name`` already is a module from another file than ``path``."""
+    """Tell whether the name of a plugin file is taken by a module from another file."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):
@@ -120,7 +121,7 @@ def _is_other_module(name: str, path: Path) -> bool:
 
 
 def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
-    """Find the plugins that installed packages offer for the setting ``key``.
+    """Find the plugins that installed packages offer for a setting, by their entry points.
 
     Args:
         key: the setting, such as 'method'.
@@ -130,7 +131,8 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
         Name of the plugin -> ``module:object``.
 
     Raises:
-        SettingError: a package offers a name in ``ours``, or the name of another package's plugin.
+        SettingError: a package offers a name in ``ours``, or two packages offer different plugins
+            under one name.
     """
     found: dict[str, str] = {}
     for entry in entry_points(group=_GROUPS[key]):
@@ -147,7 +149,11 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
 
 def is_plug(key: str, name: str) -> bool:
-    """Tell whether ``name`` has the form of a plugin's name for the setting ``key``."""
+    """Tell whether ``name`` can be a plugin's name for the setting ``key``.
+
+    It can if it has the form ``module:object``, names a classifier of timm (for a network), or is
+    offered by an installed package.
+    """
     if key == "network" and _TIMM.fullmatch(name):
         return True
     return _NAME.fullmatch(name) is not None or name in find_plugins(key)
@@ -169,10 +175,10 @@ class Plug:
 
 
 def plugin_name(key: str, name: str) -> str:
-    """Return ``name`` if it has the form of a plugin's name for the setting ``key``.
+    """Return ``name`` unchanged if ``is_plug`` accepts it; a validator for pydantic.
 
     Raises:
-        ValueError: ``name`` has another form; pydantic reports this.
+        ValueError: it does not; pydantic reports this.
     """
     if not is_plug(key, name):
         raise ValueError(f"no name of a plugin for '{key}'")
@@ -180,9 +186,12 @@ def plugin_name(key: str, name: str) -> str:
 
 
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
-    """Find the place of the plugin ``name`` without importing the plugin.
+    """Find a plugin's module and object from its name, without importing them.
 
-    ``key`` is the setting, and ``ours`` are the names of fedsilo itself, which the error lists.
+    Args:
+        key: the setting, such as 'method'.
+        name: the plugin, as the setting names it.
+        ours: the names of fedsilo itself, which the error lists.
 
     Raises:
         SettingError: no plugin has that name.
@@ -203,9 +212,9 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
 
 
 def plug(key: str, name: str, ours: Collection[str]) -> Any:
-    """Import and return the object that the setting ``key`` names.
+    """Import the plugin that a setting names; a method may be a whole module.
 
-    For a method without an object it is the module.
+    Arguments are those of ``locate_plugin``.
 
     Raises:
         SettingError: no plugin has that name, its module does not import, or lacks the object.
@@ -223,7 +232,11 @@ def plug(key: str, name: str, ours: Collection[str]) -> Any:
 
 
 def _import_module(module: str, what: str) -> ModuleType:
-    """Import ``module``, or raise a ``SettingError``; ``what`` names the plugin in errors."""
+    """Import a module of foreign code; ``what`` names the plugin in the error.
+
+    Raises:
+        SettingError: it does not import, for whatever reason.
+    """
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -241,16 +254,16 @@ def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
-    """Replace a run config's 'plugin-settings' by the settings that it carries as JSON.
+    """Return a run config in which 'plugin-settings' is replaced by the settings in its JSON.
 
-    Only a method's own settings, ``group.key``, may be carried. A common setting would replace a
+    Only a method's own settings, ``group.key``, are allowed in it. A common setting would replace a
     value that a site has checked already: sites compare settings by the digests of private states
-    and of secure sums.
+    and of secure sums. ``common`` has the keys of the common settings.
 
     Raises:
         SettingError: the value is not a JSON object of a method's settings.
     """
-    carried = _carried_settings(str(values[_CARRIER]))
+    carried = _parse_carried(str(values[_CARRIER]))
     for key in carried:
         # Every key without a group is a common setting, also the names that common ones once had
         if key in common or "." not in key:
@@ -263,8 +276,12 @@ def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -
     return merged
 
 
-def _carried_settings(text: str) -> dict[str, Value]:
-    """Parse the value of 'plugin-settings', or raise a ``SettingError``."""
+def _parse_carried(text: str) -> dict[str, Value]:
+    """Parse the JSON in 'plugin-settings' into key -> value.
+
+    Raises:
+        SettingError: it is not a JSON object of single values.
+    """
     try:
         carried = json.loads(text)
     except (ValueError, RecursionError):
@@ -279,12 +296,16 @@ def _carried_settings(text: str) -> dict[str, Value]:
 
 
 def import_plugin(module: str) -> None:
-    """Import a top-level module, or raise a ``SettingError``."""
+    """Import a plugin's top-level module.
+
+    Raises:
+        SettingError: it does not import.
+    """
     _import_module(module, f"plugin '{module}'")
 
 
 def is_offered(module: str) -> bool:
-    """Tell whether an installed package offers plugins from this top-level module."""
+    """Tell whether an installed package offers plugins of this top-level module."""
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
             if re.split("[.:]", entry.value)[0] == module:
@@ -294,10 +315,10 @@ def is_offered(module: str) -> bool:
 
 @contextmanager
 def without_working_folder() -> Iterator[None]:
-    """Take the working folder off the import path while a block runs.
+    """Remove the working folder from the import path inside a block.
 
     ``python -m`` puts the working folder on the path, and a user may work inside a folder that
-    somebody else sent.
+    somebody else sent. Paths that the block adds stay.
     """
     before = list(sys.path)
     here = Path.cwd()
@@ -312,7 +333,9 @@ def without_working_folder() -> Iterator[None]:
 
 
 def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
-    """Return top-level module -> SHA-256, for the files or packages that hold ``plugs``.
+    """Compute the digests of the code behind plugins: top-level module -> SHA-256, sorted.
+
+    Each module is imported first, except files of 'plugin', which have been executed already.
 
     Raises:
         SettingError: a module does not import, or has no file.
@@ -322,13 +345,16 @@ def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
 
 
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
-    """Return module -> SHA-256 for the files among the entries of 'plugin', once executed."""
+    """Return module -> SHA-256 for the files among the entries of 'plugin'.
+
+    The files have been executed before.
+    """
     modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
     return {module: module_digest(module) for module in modules}
 
 
 def digests_text(digests: Mapping[str, str]) -> str:
-    """Write digests as the setting 'plugin-digests' has them: 'module=digest, ...'."""
+    """Write digests in the form of the setting 'plugin-digests': 'module=digest, ...'."""
     return ", ".join(f"{module}={digest}" for module, digest in digests.items())
 
 
@@ -343,9 +369,9 @@ def stated_digests(text: str) -> dict[str, str]:
 
 
 def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the modules whose digests differ between ``digests`` and 'plugin-digests', sorted.
+    """Return the modules whose digests are not those in 'plugin-digests', sorted.
 
-    A module that only one of the two names counts too.
+    ``text`` is the setting's value. A module that only one of the two names counts too.
     """
     differing = digests.items() ^ stated_digests(text).items()
     return sorted({module for module, _ in differing})
@@ -360,7 +386,11 @@ def other_version(modules: Iterable[str]) -> SettingError:
 
 
 def _digest(module: str) -> str:
-    """Import a module, then compute its digest; a ``SettingError`` if it has no file."""
+    """Import a module and return its digest.
+
+    Raises:
+        SettingError: it does not import, or has no file.
+    """
     if not getattr(sys.modules.get(module), _DIGEST, ""):
         _import_module(module, f"plugin '{module}'")
     digest = module_digest(module)
@@ -370,11 +400,11 @@ def _digest(module: str) -> str:
 
 
 def module_digest(module: str) -> str:
-    """Compute the SHA-256 of a top-level module without importing the module.
+    """Compute the SHA-256 of a top-level module's code without importing the module.
 
     Returns:
-        The digest of its file, or of all text files of its package with their relative paths. It
-        is empty if there is no such module, or if the module has no file.
+        The digest of its file, or of all text files of its package with their relative paths. It is
+        empty if there is no such module, or if the module has no file.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -394,13 +424,16 @@ def module_digest(module: str) -> str:
 
 
 def _package_digest(folders: Iterable[str]) -> str:
-    """Compute the SHA-256 over the text files of a package: relative path and digest of each."""
+    """Compute one SHA-256 over all text files in a package's folders.
+
+    It covers each file's relative path and content, in sorted order.
+    """
     total = hashlib.sha256()
     for folder in folders:
         for path in sorted(Path(folder).rglob("*")):
             if path.suffix not in _COMPARED:
                 continue
-            # The zero byte ends the path, so that no path and digest can read as another pair
+            # The zero byte ends the path, so no path and digest can read as another pair
             total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
             total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()

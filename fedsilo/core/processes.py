@@ -26,7 +26,11 @@ _UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 def tool(name: str) -> str:
-    """Find a command next to this Python, else on the PATH; ProcessError if it is in neither."""
+    """Return the path of a command: next to this Python, otherwise on the PATH.
+
+    Raises:
+        ProcessError: it is in neither place.
+    """
     own = Path(sys.executable).parent / name
     path = str(own) if own.is_file() else shutil.which(name)
     if not path:
@@ -38,14 +42,18 @@ def tool(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` different ports of the loopback interface that are free now."""
+    """Return ``count`` different TCP ports of the loopback interface that are free now."""
     with ExitStack() as stack:  # all are held at once, because one port could otherwise come twice
         free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
         return [int(stack.enter_context(one).getsockname()[1]) for one in free]
 
 
 def app_folder() -> Path:
-    """Return the folder of pyproject.toml, which ``flwr run`` bundles; ProcessError without one."""
+    """Return the folder of pyproject.toml, which ``flwr run`` bundles.
+
+    Raises:
+        ProcessError: there is none, because fedsilo is not installed from a checkout.
+    """
     folder = installed_folder()
     if not (folder / "pyproject.toml").is_file():
         raise ProcessError(
@@ -56,10 +64,11 @@ def app_folder() -> Path:
 
 
 def end_trees(roots: Iterable[psutil.Process]) -> None:
-    """End processes and their descendants: by TERM, and after 10 seconds by KILL.
+    """End processes and all their descendants: by TERM, and by KILL those left after 10 seconds.
 
-    Flower and Ray start their children in sessions of their own, so a signal to the process group
-    would miss them; the tree of parents does not.
+    It returns when all have ended, or 5 seconds after KILL. Flower and Ray start their children in
+    sessions of their own, so a signal to the process group would miss them; the tree of parents
+    does not.
     """
     members: dict[psutil.Process, None] = {}  # a set in order
     for root in roots:
@@ -77,10 +86,11 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
 
 
 def end_run(home: Path) -> None:
-    """End all processes of the run whose folder is ``home``, except this one.
+    """End all processes of a run except this one.
 
-    They are found by their environment, because a process whose parent has ended is in no tree. A
-    process that started while others were ended is found in the next pass.
+    ``home`` is the run's folder, which each process has in the environment variable FLWR_HOME. The
+    parents are not used, because a process whose parent has ended is in no tree. A process that
+    starts meanwhile is found in one of up to five passes.
     """
     for _ in range(_PASSES):
         marked = []
@@ -96,7 +106,10 @@ def end_run(home: Path) -> None:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the caller's script from new processes, because importing it could start a run again."""
+    """Hide the caller's script (``__main__``) from processes that start inside a block.
+
+    They would import it, and so could start a run again.
+    """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
@@ -105,7 +118,7 @@ def without_main() -> Iterator[None]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Return whether a process is running; a zombie is not."""
+    """Tell whether a process is running; a zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -113,9 +126,9 @@ def runs(process: psutil.Process) -> bool:
 
 
 def process_of(pid: int, started: float) -> psutil.Process | None:
-    """Return a running process by its id and start time; None if it has ended.
+    """Return a running process by its id and its start time; None if it has ended.
 
-    The start time, in seconds since 1970, must agree within a second, because ids are reused.
+    ``started`` is in seconds since 1970 and must agree within a second, because ids are reused.
     """
     try:
         process = psutil.Process(pid)
@@ -126,12 +139,15 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
 
 
 def end_with(process_id: int, by: signal.Signals | None = None) -> None:
-    """End this process soon after the process with the given id, however that one ends.
+    """Make this process end soon after another process has ended, in whatever way.
+
+    A daemon thread looks at the other process twice a second. If it has ended already, this process
+    exits at once.
 
     Args:
         process_id: the process to watch.
-        by: a signal that this process first sends to itself; it exits if that fails. None: it exits
-            at once.
+        by: a signal that this process first sends to itself, to end in order; after 5 seconds it
+            exits in any case. None: it exits at once.
     """
     try:
         process = psutil.Process(process_id)

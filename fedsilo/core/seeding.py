@@ -20,7 +20,8 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
     Args:
         seed: the run's seed, or 0 for numbers that no setting changes.
-        key: purpose, site and round, as texts and whole numbers; their order and types count.
+        key: what the numbers are for, such as purpose, site and round. Order and types count: 1 and
+            "1" give different seeds.
     """
     # Without escapes and types the keys ("a/b",) and ("a", "b"), or 1 and "1", would share numbers
     parts = [str(part).replace("\\", "\\\\").replace("/", "\\/") for part in key]
@@ -40,10 +41,10 @@ def generator(seed: int, *key: int | str) -> torch.Generator:
 def seed_generators(
     seed: int, *key: int | str, device: torch.device | None = None
 ) -> Iterator[None]:
-    """Seed torch's global generators by ``(seed, *key)`` inside a block, then restore them.
+    """Seed torch's global generators by ``(seed, *key)`` inside a block, and restore them after it.
 
-    Dropout and weight initialisation read only the global generators. With a CUDA ``device`` the
-    generators of GPUs are seeded too; None seeds that of the CPU only.
+    Dropout and weight initialisation read only the global generators. The CPU's generator is always
+    seeded, those of GPUs only with a CUDA ``device``.
     """
     import torch
 

@@ -69,16 +69,17 @@ def setting(
     le: float | None = None,
     pattern: str | None = None,
 ) -> Any:
-    """Declare a dataclass field with its default, its help and the bounds of its values.
+    """Declare a dataclass field as a setting: its default, help text and allowed values.
 
     The field's type may be a ``Literal`` of the allowed texts.
 
     Args:
-        default: the default; its type is the only one that is taken, but a whole number is a float.
+        default: the default. A value must be of the default's type, but an int may stand for a
+            float.
         help: one line that describes the setting.
         roles: further lists of settings that it belongs to; ``keys_with`` selects by them.
-        wording: describes the allowed texts that no ``Literal`` lists.
-        is_internal: whether fedsilo sets it, and no user; lists of settings leave it out.
+        wording: describes allowed texts that no ``Literal`` lists.
+        is_internal: whether only fedsilo sets it, never a user; lists of settings leave it out.
         gt: the number must be greater.
         ge: the number must be greater or equal.
         lt: the number must be less.
@@ -123,7 +124,10 @@ def _owner_of(cls: type, field_name: str) -> type:
 
 
 def _group_of(cls: type) -> str:
-    """Return a class's group: its ``group``, or the method whose file declares it, or empty."""
+    """Return the group of a settings class; empty if its keys have none.
+
+    It is the class's own ``group``, or the name of the file for a class in ``models/methods``.
+    """
     if "group" in vars(cls):
         return str(vars(cls)["group"])
     folder, _, name = cls.__module__.rpartition(".")
@@ -133,7 +137,7 @@ def _group_of(cls: type) -> str:
 
 
 def _key_in_group(group: str, field_name: str) -> str:
-    """Return the key of a field in a group, which does not say the group's name twice."""
+    """Return the run-config key of a field, ``<group>.<name>``, without saying the group twice."""
     key = key_of(field_name)
     if not group:
         return key
@@ -145,7 +149,7 @@ def _key_in_group(group: str, field_name: str) -> str:
 
 @cache
 def _names_by_key(cls: type) -> Mapping[str, str]:
-    """Return key -> name of the field, in declaration order.
+    """Return run-config key -> name of the field, in declaration order.
 
     A field belongs to the group of the class that declares it, even if a subclass inherits it.
     """
@@ -163,7 +167,7 @@ def keys_of(cls: type) -> dict[str, str]:
 
 @cache
 def groups_of(cls: type) -> dict[str, type]:
-    """Return group -> the class that declares it, for the groups among the bases of ``cls``."""
+    """Return group -> the class that declares it, for all groups whose settings ``cls`` has."""
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):
         owner = _owner_of(cls, field.name)
@@ -182,7 +186,7 @@ def _rules(cls: type) -> Mapping[str, SettingRule]:
 
 
 def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
-    """Read the rule of a field from its metadata and its type."""
+    """Build the rule of a setting from its field's metadata and its type ``hint``."""
     said = field.metadata
     choices = _choices(hint)
     words = []
@@ -210,7 +214,7 @@ def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
-    """Return the texts that a type lists in a ``Literal``, which may be part of a union."""
+    """Return the texts in a type's ``Literal``, which may be part of a union; empty without one."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     for part in get_args(hint):
@@ -230,7 +234,7 @@ def rules_of(cls: type) -> Mapping[str, SettingRule]:
 
 
 def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
-    """Return the keys of groups, in declaration order.
+    """Return the keys of all settings in the given groups, in declaration order.
 
     Raises:
         ValueError: there is no such group.
@@ -246,10 +250,10 @@ def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
 
 
 def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
-    """Return the keys of the fields that have any of ``roles``, in declaration order.
+    """Return the keys of all settings that have any of ``roles``, in declaration order.
 
     Raises:
-        ValueError: no field has one of the roles, which is misspelt then.
+        ValueError: no setting has one of the roles, because it is misspelt.
     """
     unknown = set(roles)
     found = []
@@ -274,26 +278,26 @@ def as_mapping(settings: Any) -> dict[str, Value]:
 
 
 def without_groups(settings: Any) -> dict[str, Value]:
-    """Return key without its group -> value of a settings object."""
+    """Return name -> value of a settings object, where names lack the group: ``batch-size``."""
     cls: type = type(settings)
     return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
 
 def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Select the values of the settings that ``cls`` declares, in its order.
+    """Select from a run config the values of the settings that ``cls`` declares, in its order.
 
-    A run config holds the common settings and those of every method, so each class takes its own
-    part. Whether the other keys belong to another class is the caller's question.
+    Keys of other classes are ignored, because a run config has the common settings and those of
+    every method.
     """
     return {key: values[key] for key in _rules(cls) if key in values}
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build a ``cls`` from settings by key; a setting that is not given has its default.
+    """Build a settings object from values by key; settings without a value get their default.
 
     Raises:
-        SettingError: ``cls`` declares no such key (see ``values_of``), a value has the wrong type
-            or is not allowed, or the class itself refuses the values together.
+        SettingError: ``cls`` declares no such key (select by ``values_of`` first), a value has the
+            wrong type or is not allowed, or the class itself refuses the values together.
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
@@ -302,7 +306,7 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     for key, value in values.items():
         if key not in rules:
             raise unknown_key(key, rules)
-        chosen[names[key]] = _readable(key, value, rules[key])
+        chosen[names[key]] = _prepare_value(key, value, rules[key])
     try:
         built: S = _adapter(plain).validate_python(chosen)
     except ValidationError as error:
@@ -320,13 +324,13 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
 def build_from_file(
     cls: type[S], content: Mapping[Any, Any], *, place: str = "", more: Iterable[str] = ()
 ) -> S:
-    """Build a ``cls`` from a mapping in a file; unknown keys are refused.
+    """Build a settings object from a mapping in a file, and refuse unknown keys.
 
     Args:
         cls: the class of settings.
         content: the mapping.
-        place: prefix of the keys in errors, such as the group; empty for none.
-        more: keys that the mapping may have besides, and that are not settings of ``cls``.
+        place: prefix of the keys in errors, such as the group and a dot; empty for none.
+        more: further keys that the mapping may have; they are ignored here.
 
     Raises:
         SettingError: a key is unknown, or a value has the wrong type or is not allowed.
@@ -342,8 +346,15 @@ def build_from_file(
     return build(cls, values_of(plain, content))
 
 
-def _readable(key: str, value: Value, rule: SettingRule) -> Value:
-    """Return a value as pydantic takes it; SettingError for a text or number of no use anywhere."""
+def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
+    """Return a value in the form that pydantic takes, and refuse what no setting takes.
+
+    If a text setting allows 'true' or 'false', a bool becomes that text.
+
+    Raises:
+        SettingError: a whole number is beyond 64 bits, or a text setting got no text, or a text
+            that cannot be the value of any setting.
+    """
     if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
         return str(value).lower()
@@ -359,13 +370,13 @@ def _readable(key: str, value: Value, rule: SettingRule) -> Value:
 
 
 def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> SettingError:
-    """Build the error for a value that a rule does not allow.
+    """Build the error for a value that is not allowed.
 
     Args:
         key: the setting.
         value: the value as it was given.
-        rule: the setting's rule.
-        fault: pydantic's name of the fault, such as 'greater_than'.
+        rule: the setting's rule, which says what is allowed.
+        fault: pydantic's name for the fault, such as 'greater_than'.
     """
     # A number's range needs no type: 'must be above 0'. A text's range says what the text may be
     has_kind = type(value) is rule.kind or (rule.kind is float and type(value) is int)
@@ -390,7 +401,7 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 
 
 def _text_fault(text: str) -> str | None:
-    """Say why a text cannot be the value of any setting; None if it can."""
+    """Return the rule that a text breaks, as a predicate; None if it can be a setting's value."""
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"
     # Python leaves '~name' unchanged if there is no such user, and would make a folder of that name

@@ -44,7 +44,7 @@ class FeatureStatistics:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """A site's identity and the content of its silo in numbers, never a row of its data.
+    """A site's identity, and numbers that describe its data; never a row of the data.
 
     Attributes:
         site: the site's name.
@@ -93,7 +93,7 @@ class SiteFacts:
         return [split for split, size in self.sizes().items() if size and split in self.measured]
 
     def to_config(self) -> dict[str, Any]:
-        """Convert the facts to the keys and values of a ConfigRecord."""
+        """Convert the facts to ConfigRecord entries; mappings and lists of texts become JSON."""
         said = {key_of(name): getattr(self, name) for name in _PLAIN}
         said |= {key_of(name): json.dumps(getattr(self, name)) for name in _AS_JSON}
         if not self.software:
@@ -104,7 +104,7 @@ class SiteFacts:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> SiteFacts:
-        """Build the facts from the keys and values of a ConfigRecord.
+        """Build the facts from the entries of a ConfigRecord.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
@@ -114,7 +114,7 @@ class SiteFacts:
         said = {name: config[key_of(name)] for name in _PLAIN}
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
-        facts = replace(read, sums=_sums(config, len(read.features)))
+        facts = replace(read, sums=_read_sums(config, len(read.features)))
         fault = _split_fault(facts)
         if fault:
             raise ValueError(fault)
@@ -129,7 +129,11 @@ _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured
 
 
 def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
-    """Build facts from JSON, or raise a ``ValueError`` that names the first wrong place."""
+    """Build facts from JSON without conversions.
+
+    Raises:
+        ValueError: a value has another type; the error names the first wrong place.
+    """
     # pydantic takes 75 ms to import, and only the server reads facts
     from pydantic import TypeAdapter, ValidationError
 
@@ -142,7 +146,7 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 
 
 def _split_fault(facts: SiteFacts) -> str:
-    """Say which count or split is wrong; empty if none is."""
+    """Return the first fault in the counts or splits, as a clause; empty if there is none."""
     for split, counts in facts.label_counts.items():
         if len(counts) != facts.classes:
             return f"'label-counts' of {split} are {len(counts)} of {facts.classes} classes"
@@ -156,8 +160,12 @@ def _split_fault(facts: SiteFacts) -> str:
     return ""
 
 
-def _sums(config: Mapping[str, Any], features: int) -> Sums | None:
-    """Read the sums over a table's features, (features,) float64 each; None if there are none."""
+def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
+    """Read the sums over a table's training rows from ConfigRecord entries; None without sums.
+
+    Raises:
+        ValueError: a sum does not have ``features`` finite numbers, or a negative count or square.
+    """
     if "sums-count" not in config:
         return None
     parts = {}

@@ -155,7 +155,7 @@ class Survey(Part):
         return self
 
     def _problems(self) -> Iterator[str]:
-        """Say of each part in what it does not fit ``about``."""
+        """Yield a sentence for each part whose classes or features are not those in ``about``."""
         about = self.about
         for cells in (self.labels or {}).values():
             if len(cells) != len(about.classes):
@@ -174,7 +174,10 @@ class Survey(Part):
                 yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
-        """Convert the answer to the keys and values of a ConfigRecord; each value is JSON."""
+        """Convert the answer to ConfigRecord entries, a JSON text for each part.
+
+        Withheld parts have no entry.
+        """
         config = {}
         for name, value in self.model_dump(mode="json", exclude_none=False).items():
             # Only a whole part may be absent: within a part, None is a suppressed count
@@ -184,11 +187,11 @@ class Survey(Part):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
-        """Build the answer from the keys and values of a ConfigRecord.
+        """Build the answer from the entries of a ConfigRecord.
 
         Raises:
-            ValueError, RecursionError: the record holds no answer to a survey; server and site
-                may run different versions.
+            ValueError, RecursionError: the record holds no answer to a survey; server and site may
+                run different versions.
         """
         content = {}
         for key, value in config.items():
@@ -205,7 +208,13 @@ def _no_number(text: str) -> Any:
 def _cell_problems(
     part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
 ) -> Iterator[str]:
-    """Say whether a part has one count for each cell of each feature that it names."""
+    """Yield a sentence for each feature whose counts do not match the cells of its histogram.
+
+    Args:
+        part: the name of the part, for errors.
+        by_name: feature -> counts.
+        measured: the declared features, whose names must differ.
+    """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):
         yield "two features have one name"

@@ -21,12 +21,12 @@ _APP, _FLOWER = "fedsilo-version", "flower-version"
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions in this process, as the keys and values of a ConfigRecord."""
+    """Return the versions of fedsilo and Flower in this process, as ConfigRecord entries."""
     return {_APP: FEDSILO, _FLOWER: version("flwr")}
 
 
 def installed_software() -> dict[str, str]:
-    """Return the versions of fedsilo, Flower and PyTorch and the revision that a hospital runs."""
+    """Return the versions of fedsilo, Flower and PyTorch on this machine, and the git revision."""
     return {
         "fedsilo": FEDSILO,
         "revision": git_revision(),
@@ -36,7 +36,7 @@ def installed_software() -> dict[str, str]:
 
 
 def git_revision() -> str:
-    """Return the git revision of the checkout.
+    """Return the git revision of the checkout that this code runs from.
 
     Outside a checkout it is $FEDSILO_REVISION, which the container images set, or 'unknown'.
     """
@@ -54,12 +54,13 @@ def git_revision() -> str:
 
 
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
-    """Refuse a server that runs another fedsilo, or a Flower of other first two numbers.
+    """Check that a server's versions are those of this site.
 
-    A server that does not send its versions is accepted.
+    fedsilo's must be equal, Flower's in the first two numbers. A version that the server does not
+    send is accepted. ``server`` has ConfigRecord entries as ``own_versions`` returns them.
 
     Raises:
-        SiteError: the versions differ.
+        SiteError: a version differs.
     """
     own = own_versions()
     for what, key, parts in (("fedsilo", _APP, None), ("Flower", _FLOWER, 2)):

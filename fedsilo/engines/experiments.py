@@ -195,7 +195,7 @@ class SimulationFile:
         return SettingError(f"{self._path}: experiment '{one_line(name, 100)}' {sentence}")
 
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
-        """Return an experiment, with the settings of its bases under its own.
+        """Return an experiment, whose own settings override those of its bases.
 
         Args:
             name: the experiment's name.
@@ -222,7 +222,7 @@ class SimulationFile:
             return own
         base = self.find(own.base, (*chain, name))
         # The purpose and the minutes of a base are not those of the experiments based on it
-        both = _put_over(base, own)
+        both = _override(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
     def _from_matrix(self, cell: Cell) -> Experiment:
@@ -237,7 +237,7 @@ class SimulationFile:
         made: Experiment = entry
         # Later placeholders override earlier ones, and all override the entry
         for key, value in cell.values.items():
-            made = _put_over(made, entry.matrix[key][value])
+            made = _override(made, entry.matrix[key][value])
         try:
             filled = fill_all(made.stated_fields(), cell.values)
         except SettingError as error:
@@ -295,7 +295,7 @@ def find_experiment(path: Path, name: str) -> Experiment:
     return file.find(name)
 
 
-def _put_over(under: Experiment, own: Experiment) -> Experiment:
+def _override(under: Experiment, own: Experiment) -> Experiment:
     """Return ``under`` overridden by all fields that ``own`` states.
 
     Settings, grid and resources are merged key by key.

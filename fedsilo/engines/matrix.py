@@ -52,10 +52,10 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
             pydantic's errors call the key 3 of a mapping "item 4".
 
     Returns:
-    Value -> checked settings, in the order of the file; for a list the settings are empty.
+        Value -> checked settings, in the order of the file; for a list the settings are empty.
 
     Raises:
-        ValueError: for pydantic: ``content`` has no values, or one value twice.
+        PydanticCustomError: ``content`` has no values, or one value twice.
     """
     if isinstance(content, dict):
         values = list(content)

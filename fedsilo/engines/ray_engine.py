@@ -121,7 +121,7 @@ def _superlink(
     """Start a SuperLink in simulation mode; after the block end all processes of the run.
 
     Yields:
-    The environment variables with which ``flwr`` finds the SuperLink.
+        The environment variables with which ``flwr`` finds the SuperLink.
 
     Raises:
         ProcessError: the SuperLink did not start.

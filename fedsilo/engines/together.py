@@ -59,8 +59,8 @@ class _Site:
     def batch_key(self) -> Hashable:
         """Return a key that is equal for sites that can train as one batch.
 
-        Equal are the round, the received model, the input shape and, if the learning rate changes
-        over the run, the number of steps so far and in all.
+        Such sites have the same round, received model and input shape and, if the learning rate
+        changes over the run, the same number of steps so far and in all rounds.
         """
         arrays = self.content.array_records[ARRAYS].values()
         # Equal identity means the same received model; comparing the values would cost a pass

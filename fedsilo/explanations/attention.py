@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
-    """Draw a site's most certain images of each class, with the attention of its model.
+    """Draw the images of each class of which a site's ViT is most certain, with its attention.
 
     Args:
         lab: the site, opened after the run.
-        split: train, val or test.
-        images: the most images of a class.
+        split: 'train', 'val' or 'test'.
+        images: the largest number of images for each class.
 
     Returns:
-        The sheet; None if the site has no images in the split.
+        The picture; None if the site has no images in the split.
 
     Raises:
         SettingError: the network is no ViT.
@@ -63,10 +63,16 @@ def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
 def draw_sheet(
     sheet: Sequence[Sequence[ImageExplanation]], classes: Sequence[str], title: str, columns: int
 ) -> Figure:
-    """Draw two rows per class: the images, and below them the images with their maps.
+    """Draw two rows of panels for each class: the images, and below them the images with maps.
 
-    ``sheet`` has for each class the explanations of up to ``columns`` images. A wrong prediction
-    has another colour.
+    The caption of a wrong prediction has another colour.
+
+    Args:
+        sheet: the explanations of up to ``columns`` images for each class, in the order of
+            ``classes``.
+        classes: the names of the classes.
+        title: the title of the picture.
+        columns: the number of columns.
     """
     width = max(0.8 + 1.7 * columns, 0.085 * len(title))  # wide enough for the title
     figure = new_figure(width, 0.9 + 3.5 * len(classes))
@@ -90,8 +96,12 @@ def draw_sheet(
 
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:
-    """Return the saliency map of a rollout (rows, columns) over patches, which sums to 1."""
+    """Build a saliency map from an attention rollout (rows, columns) over patches, summing to 1.
+
+    It names the patch with the most attention. The least value is the floor, which is not coloured.
+    """
     rows, columns = rollout.shape
+    # argmax counts patches row by row
     row, column = divmod(int(rollout.argmax()), columns)
     return SaliencyMap(
         name="rollout",
@@ -111,9 +121,15 @@ def explain_by_attention(
     title: str,
     classes: Sequence[str],
 ) -> ImageExplanation:
-    """Explain a prediction for one image of ``split`` by its attention rollout.
+    """Explain a ViT's prediction for one image by its attention rollout.
 
-    ``network`` must be on the compute device.
+    Args:
+        network: the ViT, on the compute device.
+        split: the samples, whose labels are not read.
+        compute: the device and the precision.
+        row: the number of the image in ``split``, counted from 0.
+        title: names the image.
+        classes: the names of the classes.
     """
     logits = over_batches(network, split.inputs[row : row + 1], compute, network)
     return _explanations(network, split, compute, [row], title, classes, logits)[0]
@@ -122,13 +138,15 @@ def explain_by_attention(
 def most_certain_explanations(
     network: PromptedViT, split: Split, compute: Compute, classes: Sequence[str], count: int
 ) -> list[list[ImageExplanation]]:
-    """Explain, for each class, up to ``count`` of its images, the most certain ones first.
+    """Explain, for each class, the ``count`` images of it whose prediction is most certain.
 
-    An evidential network is certain where vacuity is low, any other where its largest probability
-    is high. The title of an explanation is the name of the image's class.
+    An evidential network is certain if its vacuity is low, any other network if its largest
+    probability is high. A certain prediction may be wrong. The title of an explanation is the name
+    of the image's true class.
 
     Returns:
-        A list for each class, in the order of ``classes``; empty for a class without images.
+        A list for each class, in the order of ``classes``, the most certain image first; empty for
+        a class without images.
     """
     # All images are predicted, but only the chosen ones need the slower rollout
     logits = over_batches(network, split.inputs, compute, network)
@@ -153,7 +171,11 @@ def _explanations(
     classes: Sequence[str],
     logits: Tensor,
 ) -> list[ImageExplanation]:
-    """Explain the given rows of ``split``; ``logits`` (rows, classes) are their outputs."""
+    """Explain the predictions for some rows of ``split``, in the order of ``rows``.
+
+    ``logits`` (len(rows), classes) are the network's outputs for these rows. All explanations get
+    the same ``title``.
+    """
     if not rows:
         return []
     images = split.inputs[list(rows)]

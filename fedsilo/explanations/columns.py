@@ -29,20 +29,23 @@ _ORDERS = 25
 
 @dataclass(frozen=True)
 class ColumnExplanation:
-    """The contribution of each column to the probability of one row's prediction."""
+    """The contribution of each column to the probability of one row's predicted class."""
 
     title: str  # names the row and its prediction
     columns: list[str]  # the names of the columns
-    contributions: list[float]  # the Shapley value of each column
-    probability: float  # the prediction's probability, from one pass without dropout
-    mean_probability: float  # the same class's probability for the mean row
+    contributions: list[float]  # the Shapley value of each column; negative lowers the probability
+    probability: float  # the probability of the predicted class, from one pass without dropout
+    mean_probability: float  # the probability of that class for the mean training row
 
     def document(self) -> dict[str, Any]:
-        """Return the explanation as values for JSON."""
+        """Return the explanation as a JSON object: the fields of this class and the method."""
         return vars(self) | {"method": METHOD}
 
     def lines(self) -> list[str]:
-        """Return the explanation as text lines, the columns with the largest values first."""
+        """Format the explanation as text: title, probabilities, a line per column, and the method.
+
+        Columns are sorted by the absolute value of their contribution, the largest first.
+        """
         pairs = list(zip(self.columns, self.contributions, strict=True))
         pairs.sort(key=lambda pair: -abs(pair[1]))
         lines = [
@@ -55,7 +58,7 @@ class ColumnExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw one bar per column."""
+        """Draw one bar per column, in the table's order; a negative one has another colour."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6, 1.4 + 0.3 * len(self.columns)), layout="constrained")
@@ -70,23 +73,30 @@ class ColumnExplanation:
 
 
 def columns_of(features: Sequence[str]) -> list[str]:
-    """Return the columns behind features, where ``column=level`` is a category; each once."""
+    """Return the names of the table's columns, each once, in the order of the features.
+
+    A categorical column has one feature per level, named ``column=level``. The feature of a numeric
+    column has the column's name.
+    """
     return list(dict.fromkeys(name.partition("=")[0] for name in features))
 
 
 def column_contributions(
     network: SiteNetwork, rows: Tensor, features: Sequence[str], answers: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute the Shapley value of each column for each row's predicted probability.
+    """Compute the Shapley value of each column for the probability of a class in each row.
+
+    The random orders of columns have a fixed seed, so a row always gets the same values.
 
     Args:
         network: on its device; it is put in eval mode.
         rows: (k, f), standardised, so that 0 is the mean of the training rows.
         features: the names of the f features.
-        answers: (k,), the class to explain in each row.
+        answers: (k,) int64, the class to explain in each row.
 
     Returns:
-        (k, columns) contributions and (k,) probabilities, on the CPU.
+        The contributions (k, columns) in the order of ``columns_of``, and the probabilities (k,) of
+        the explained classes, on the CPU.
     """
     from captum.attr import ShapleyValueSampling
 
@@ -95,7 +105,7 @@ def column_contributions(
     column_of = []
     for feature in features:
         column_of.append(names.index(feature.partition("=")[0]))
-    groups = torch.tensor([column_of])
+    groups = torch.tensor([column_of])  # (1, f): the number of each feature's column
     device = next(network.parameters()).device
     inputs, groups = rows.float().to(device), groups.to(device)
     network.eval()
@@ -116,7 +126,15 @@ def column_contributions(
 def explain_columns(
     network: SiteNetwork, row: Tensor, features: Sequence[str], classes: Sequence[str], title: str
 ) -> ColumnExplanation:
-    """Explain the prediction for one row (f,); the predicted class is appended to ``title``."""
+    """Explain a network's prediction for one row of a table.
+
+    Args:
+        network: on its device; it is put in eval mode.
+        row: (f,), standardised, so that 0 is the mean of the training rows.
+        features: the names of the f features.
+        classes: the names of the classes.
+        title: names the row; the predicted class is appended to it.
+    """
     network.eval()
     with torch.no_grad():
         device = next(network.parameters()).device
@@ -127,5 +145,6 @@ def explain_columns(
         columns_of(features),
         parts[0].tolist(),
         own[0].item(),
+        # Shapley values sum to the probability minus that of the mean row
         (own[0] - parts[0].sum()).item(),
     )

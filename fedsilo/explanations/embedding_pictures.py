@@ -44,39 +44,42 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Cloud:
-    """The embeddings of a run's sites."""
+    """The embeddings of the samples of all sites of a run."""
 
-    sites: list[str]
-    classes: list[str]
+    sites: list[str]  # names of the sites that have samples
+    classes: list[str]  # names of the classes
     site: Array  # (n,) index of each sample's site in ``sites``
     row: Array  # (n,) row of each sample in the site's split
-    label: Array  # (n,) class of each sample
+    label: Array  # (n,) true class of each sample
     values: Array  # (n, c) embedding of each sample
-    own_models: bool  # whether each site has its own model; then the axes are not comparable
+    own_models: bool  # whether sites have different models, so that axes mean different things
 
 
 @dataclass(frozen=True)
 class Selection:
     """The samples to embed, and the layer that embeds them."""
 
-    sites: Sequence[str]  # empty for all sites of a run
-    split: str  # train, val or test
+    sites: Sequence[str]  # names of sites; empty for all sites of a run
+    split: str  # 'train', 'val' or 'test'
     layer: str  # the network's layer, one of ``LAYERS``
-    limit: int | None  # samples per site; None for all
+    limit: int | None  # largest number of samples per site; None for all
     seed: int  # seed for the choice of samples, for t-SNE and for the folds
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A cloud drawn on the plane: title, points of shape (n, 2), numbers of ``separability``."""
+    """One run's panel of the picture: its embeddings as points on the plane."""
 
     title: str
     cloud: Cloud
-    points: Array
-    numbers: dict[str, float | None]
+    points: Array  # (n, 2) coordinates by t-SNE
+    numbers: dict[str, float | None]  # the result of ``measure_separability``
 
     def lines(self) -> list[str]:
-        """Return the numbers in two lines, with a third line if each site has its own model."""
+        """Format the numbers as two lines: site accuracy and class AUC, or why they are missing.
+
+        A third line warns if the sites have different models.
+        """
         lines = ["site: too few samples or sites", "class: too few samples or classes"]
         accuracy, largest = self.numbers["site accuracy"], self.numbers["largest site"]
         if accuracy is not None:
@@ -96,22 +99,28 @@ def embed_run(
     state_dir: Path | None,
     tell: Callable[[str], None],
 ) -> Panel:
-    """Embed the samples of a run's sites by the models of the sites.
+    """Embed the samples of a run's sites, each by its site's model, and map them to the plane.
 
-    ``tell`` takes a line for each site without samples in the split.
+    Args:
+        run: the finished run.
+        selection: the samples and the layer.
+        data_dir: the data directory; None for the run's.
+        state_dir: the folder of a site's private state; None for the one in the run directory.
+        tell: is called with a line for each site without samples in the split.
 
     Raises:
-        FedsiloError: a model mixes several networks, or there are too few samples. The error names
-            the run directory, because a command may draw several runs.
+        FedsiloError: a site is unknown, a model mixes several networks, or there are fewer than
+            four samples. The error names the run directory, because a command may draw several
+            runs.
     """
     with naming(run.path):
         names = run.chosen_sites(selection.sites)
         refuse_shared_state(state_dir, [run.path], len(names))
         sites = _open_sites(run, names, selection, data_dir, state_dir)
         cloud = gather(sites, selection, tell)
-        points = on_plane(cloud.values, selection.seed)
+        points = project_to_plane(cloud.values, selection.seed)
     # Numbers are computed in the network's dimensions: t-SNE's plane would exaggerate clusters
-    return Panel(run_title(run), cloud, points, separability(cloud, selection.seed))
+    return Panel(run_title(run), cloud, points, measure_separability(cloud, selection.seed))
 
 
 def _open_sites(
@@ -121,7 +130,10 @@ def _open_sites(
     data_dir: Path | None,
     state_dir: Path | None,
 ) -> Iterator[tuple[Lab, SiteNetwork]]:
-    """Yield the lab and network of one site after another, so that one is in memory at a time."""
+    """Yield each site's lab and network, in the order of ``names``.
+
+    A site is opened when it is taken, so that only one is in memory at a time.
+    """
     for name in names:
         lab = run.lab(name, data_dir, state_dir, split=selection.split)
         yield lab, lab.open()
@@ -132,15 +144,16 @@ def gather(
     selection: Selection,
     tell: Callable[[str], None],
 ) -> Cloud:
-    """Embed the samples of each site by the site's network.
+    """Embed the chosen samples of each site by that site's network, and put them together.
 
     Args:
-        sites: the lab and network of each site; one is opened after another.
+        sites: the lab and network of each site, which are opened one after another.
         selection: the samples and the layer.
-        tell: takes a line for each site without samples in the split.
+        tell: is called with a line for each site without samples in the split.
 
     Raises:
-        FedsiloError: a run has not ended, its model mixes several networks, or no site has samples.
+        FedsiloError: a site cannot be opened, its model mixes several networks, embeddings are not
+            finite because training diverged, or no site has samples.
     """
     names: list[str] = []
     classes: list[str] = []
@@ -162,13 +175,13 @@ def gather(
         rows_of.append(rows)
         labels_of.append(split.labels[rows])
         values_of.append(values)
-        # All networks embed the same sample, which shows whether they are the same model
+        # All networks embed the same sample, the first one of the first site. If the results
+        # differ, the sites have different models
         if probe is None:
             probe = split.inputs[:1]
         probed.append(embed(network, probe, lab.compute, selection.layer))
     if not names:
         raise DataError(f"no site has {selection.split} samples: choose another --split")
-    # Networks that embed the same probe differently are different models
     is_shared = all(torch.allclose(probed[0], other, atol=1e-5) for other in probed)
     return Cloud(
         sites=names,
@@ -182,15 +195,21 @@ def gather(
 
 
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
-    """Choose the rows to embed, in order: all, or ``limit`` of them, the same in every run."""
+    """Choose the rows of a site to embed, in ascending order: int64 (up to ``limit``,).
+
+    These are all ``count`` rows, or ``limit`` random ones if there are more. The choice depends
+    only on the seed, the site's name and the count, so every run shows the same samples.
+    """
     if limit is None or limit >= count:
         return torch.arange(count)
     rng = generator(seed, "embeddings", site)
     return torch.randperm(count, generator=rng)[:limit].sort().values
 
 
-def on_plane(values: Array, seed: int) -> Array:
-    """Compute the t-SNE (n, 2) of embeddings (n, c), with perplexity min(30, (n - 1) / 3).
+def project_to_plane(values: Array, seed: int) -> Array:
+    """Map embeddings (n, c) to points (n, 2) by t-SNE with perplexity min(30, (n - 1) / 3).
+
+    Equal seeds give equal points.
 
     Raises:
         DataError: there are fewer than four embeddings.
@@ -212,38 +231,46 @@ def on_plane(values: Array, seed: int) -> Array:
         return np.asarray(planner.fit_transform(values))
 
 
-def separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
-    """Measure how well embeddings predict site and class, by five-fold cross-validation.
+def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
+    """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
     The predictor is a logistic regression on standardised embeddings. Sites and classes with fewer
     than five samples are left out.
 
     Returns:
-        ``site accuracy``; ``largest site``, the share of the site with the most samples; and
-        ``label AUC``, for several classes the mean over each class against the rest. A number is
-        None if fewer than two sites or classes remain.
+        ``site accuracy``: the accuracy of predicting the site, 0 to 1. ``largest site``: the share
+        of the site with the most samples, which is the accuracy of always guessing that site.
+        ``label AUC``: the AUC of predicting the class, for more than two classes the mean over each
+        class against the rest. A number is None if fewer than two sites or classes remain.
     """
+    # Predicting the site shows domain shift (lower is better), predicting the class shows that the
+    # embeddings are useful (higher is better)
     numbers: dict[str, float | None] = dict.fromkeys(("site accuracy", "largest site", "label AUC"))
-    kept = _frequent(cloud.site)
+    kept = _mark_frequent(cloud.site)
     if kept.any():
         numbers["site accuracy"] = _cross_validate(
             cloud.values[kept], cloud.site[kept], "accuracy", seed
         )
         numbers["largest site"] = float(np.bincount(cloud.site[kept]).max() / kept.sum())
-    kept = _frequent(cloud.label)
+    kept = _mark_frequent(cloud.label)
     if kept.any():
         scoring = "roc_auc" if len(np.unique(cloud.label[kept])) == 2 else "roc_auc_ovr"
         numbers["label AUC"] = _cross_validate(cloud.values[kept], cloud.label[kept], scoring, seed)
     return numbers
 
 
-def _frequent(targets: Array) -> Array:
-    """Mark the samples (n,) whose target has at least five; none if only one target has."""
+def _mark_frequent(targets: Array) -> Array:
+    """Mark the samples, bool (n,), whose target occurs at least five times in ``targets`` (n,).
+
+    If this holds for only one target, no sample is marked, because there is nothing to tell apart.
+    """
+    # Every fold must have a sample of each target. bincount is (targets,), enough[targets] is (n,)
     enough = np.bincount(targets) >= _FOLDS
     return np.asarray(enough[targets] & (enough.sum() > 1))
 
 
 def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
+    """Return the mean score over five folds of predicting ``targets`` (n,) from values (n, c)."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
@@ -257,7 +284,7 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 
 
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
-    """Build embeddings.json: the selection, the numbers, and a point per sample."""
+    """Build the content of embeddings.json: selection, separability, and a point per sample."""
     cloud = panel.cloud
     points = []
     for index, (x, y) in enumerate(panel.points):
@@ -282,7 +309,10 @@ def document(panel: Panel, selection: Selection) -> dict[str, Any]:
 
 
 def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
-    """Draw the panels: axes for each run, a colour for each site, a marker for each class."""
+    """Draw the panels of several runs side by side, with one legend for all.
+
+    A colour stands for a site and a marker for a class, the same in all panels.
+    """
     from matplotlib.lines import Line2D
 
     columns = min(3, len(panels))
@@ -308,6 +338,7 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
+    """Draw the points of one run; ``shades`` are the colours of its sites, in their order."""
     cloud = panel.cloud
     # The points are drawn in random order, because the last site would hide the others
     order = np.random.default_rng(0).permutation(len(panel.points))

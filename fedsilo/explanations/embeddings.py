@@ -16,17 +16,18 @@ _WIDEST = 2048  # features; a covariance matrix of this width is inverted within
 
 
 def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = EMBEDDING) -> Tensor:
-    """Compute the embeddings (n, c) of inputs (n, ...), in eval mode, float32 on the CPU.
+    """Compute the embedding of each input: (n, c), float32 on the CPU, without dropout.
 
     Args:
-        network: placed on the compute device.
-        inputs: as a silo stores them.
+        network: on the compute device; it is put in eval mode.
+        inputs: (n, ...), as a silo stores them.
         compute: the device; the precision is always fp32.
-        layer: ``embedding`` for the mean of the encoder's tokens, ``penultimate`` for the input of
-            the head's last linear layer.
+        layer: ``embedding`` for the mean over the encoder's tokens, ``penultimate`` for the input
+            of the last linear layer.
 
     Raises:
-        SettingError: the network mixes several, which have no common embedding.
+        SettingError: the network mixes several classifiers, which have no common embedding; or it
+            has no linear layer for ``penultimate``.
     """
     exact = compute.exact()
     classifier = single_classifier(network)
@@ -39,28 +40,28 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
             "this network has no linear layer, and so no embeddings 'penultimate': choose --layer "
             "embedding"
         )
-    return over_batches(network, inputs, exact, lambda x: _input_of(linear[-1], network, x))
+    return over_batches(network, inputs, exact, lambda x: _capture_input(linear[-1], network, x))
 
 
 def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
-    """Return the input (batch, c) of the last linear layer after the encoder, without dropout.
+    """Return the penultimate features (batch, c): the input of the head's last linear layer.
 
-    If there is no such layer, for example because the head is inside the encoder, or if it is wider
-    than 2,048, return the mean token. Dropout layers stay as they were, and no random number is
-    drawn.
+    If the head has no linear layer, or one with more than 2,048 inputs, the features are the mean
+    over the tokens instead. Dropout is off during the call and is restored afterwards; no random
+    number is drawn.
 
     Args:
         network: on the compute device.
         tokens: the encoder's tokens, (batch, l, c).
 
     Raises:
-        SettingError: the network mixes several.
+        SettingError: the network mixes several classifiers.
     """
     linear = _linear_layers(single_classifier(network).head)
     if not linear or linear[-1].in_features > _WIDEST:
         return tokens.mean(dim=1)
     with only_dropout_active(network, dropout=False):
-        return _input_of(linear[-1], lambda x: network.classify(network.features(x)), tokens)
+        return _capture_input(linear[-1], lambda x: network.classify(network.features(x)), tokens)
 
 
 def _linear_layers(module: nn.Module) -> list[nn.Linear]:
@@ -68,10 +69,10 @@ def _linear_layers(module: nn.Module) -> list[nn.Linear]:
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:
-    """Return the classifier that a method's network is or wraps.
+    """Return the only classifier in a method's network: the network itself or the one it wraps.
 
     Raises:
-        SettingError: the network mixes several classifiers.
+        SettingError: the network has several classifiers, or none.
     """
     classifiers = [part for part in network.modules() if isinstance(part, TokenClassifier)]
     if len(classifiers) != 1:
@@ -82,8 +83,13 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
     return classifiers[0]
 
 
-def _input_of(layer: nn.Linear, classify: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """Return the input (batch, c) that ``layer`` receives while ``inputs`` are classified."""
+def _capture_input(
+    layer: nn.Linear, classify: Callable[[Tensor], Tensor], inputs: Tensor
+) -> Tensor:
+    """Return the input (batch, c) that ``layer`` receives when ``classify(inputs)`` is called.
+
+    If the layer is called several times, the input of the last call is returned.
+    """
     layer_inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))
     try:

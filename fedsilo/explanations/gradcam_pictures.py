@@ -37,37 +37,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunColumn:
-    """One run's column of the sheet: its title and an explanation of each image."""
+    """One run's column of the sheet."""
 
     title: str
-    explanations: list[ImageExplanation]
+    explanations: list[ImageExplanation]  # one per image, in the order of the rows
 
 
 @dataclass(frozen=True)
 class GradCamSheet:
-    """Explanations of the same images by several runs."""
+    """Explanations of the same images by several runs: a row per image, a column per run."""
 
     title: str
     columns: list[RunColumn]  # one per run
-    truths: list[int]  # the images' classes
-    reasons: list[str] = field(default_factory=list)  # each image's scenario; empty if named by row
+    truths: list[int]  # the true class of each image
+    reasons: list[str] = field(default_factory=list)  # each image's scenario; "" if chosen by row
 
 
-def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tuple[int, str]]:
-    """Choose rows by which runs predict them correctly, at most ``each`` per scenario and class.
+def choose_rows_by_scenario(
+    truths: Tensor, answers: Sequence[Tensor], each: int
+) -> list[tuple[int, str]]:
+    """Choose images by which of several runs predict them correctly.
 
-    The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
-    only the first is right ("ours against the federated ones"), the second is right and the first
-    is not ("Fed-Align against ours"). The first images that fit are taken, in the order of the
-    split, so that nobody can pick convincing ones.
+    The four scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right; all are
+    wrong; only the first is right ("ours against the federated ones"); the second is right and the
+    first is wrong ("Fed-Align against ours"). For each scenario and true class, the first ``each``
+    images of the split that fit are taken, so that nobody can pick convincing ones.
 
     Args:
-        truths: (n,), the classes.
-        answers: the predicted classes (n,) of each run.
-        each: the number of images.
+        truths: (n,), the true classes.
+        answers: the predicted classes (n,) of each run; two runs or more.
+        each: the largest number of images per scenario and class.
 
     Returns:
-        Row and scenario of each image.
+        Row and scenario of each chosen image, by scenario and then by class. An image may occur
+        twice.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others
@@ -88,7 +91,7 @@ def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tu
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run with the network that a site has after it."""
+    """A finished run, opened at one site with the network that the site has after it."""
 
     run: FinishedRun
     lab: Lab
@@ -102,10 +105,21 @@ def open_networks(
     data_dir: Path | None,
     state_dir: Path | None,
 ) -> list[OpenedRun]:
-    """Open the networks of runs at a site, whose data must be on this machine.
+    """Open the network of each run at one site, whose data must be on this machine.
+
+    Args:
+        runs: the finished runs.
+        site: the name of the site.
+        split: 'train', 'val' or 'test'.
+        data_dir: the data directory; None for the run's.
+        state_dir: the folder of the site's private state; None for the one in the run directory.
+
+    Returns:
+        The opened runs, in the order of ``runs``.
 
     Raises:
-        FedsiloError: a run has no convolutional network, or other images than the first.
+        FedsiloError: a run has no such site or no convolutional network, or its images or classes
+            differ from the first run's.
     """
     opened: list[OpenedRun] = []
     for run in runs:
@@ -119,18 +133,22 @@ def open_networks(
 
 
 def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
-    """Choose rows by which runs predict them correctly; returns and chooses as ``by_scenario``.
+    """Predict a split by each run's network, and choose images as ``choose_rows_by_scenario`` does.
+
+    Returns:
+        Row and scenario of each image, at most ``each`` per scenario and class.
 
     Raises:
-        SettingError: no image fits a scenario.
+        SettingError: no image fits any scenario.
     """
     silo = runs[0].lab.silo
     held = silo.splits()[split]
     answers = []
     for one in runs:
+        # fp32, as the explanation itself, so that the captions show the same predictions
         exact = one.lab.compute.exact()
         answers.append(over_batches(one.network, held.inputs, exact, one.network).argmax(dim=1))
-    chosen = by_scenario(held.labels, answers, each)
+    chosen = choose_rows_by_scenario(held.labels, answers, each)
     if not chosen:
         raise SettingError(f"site {silo.name} has no {split} images that fit a scenario")
     return chosen
@@ -139,13 +157,13 @@ def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list
 def gradcam_sheet(
     runs: Sequence[OpenedRun], chosen: Sequence[tuple[int, str]], split: str, label: str | None
 ) -> GradCamSheet:
-    """Explain by Grad-CAM how the networks of runs find a class in images of a split.
+    """Compute the Grad-CAM of some images of a split by the network of each run.
 
     Args:
-        runs: the runs, a column for each.
+        runs: the opened runs, a column for each.
         chosen: row and scenario of each image; an empty scenario for rows that the user named.
-        split: train, val or test.
-        label: the name of the class; None for the prediction of each network for each image.
+        split: 'train', 'val' or 'test'.
+        label: the name of the class whose map is drawn; None for each network's own prediction.
 
     Raises:
         FedsiloError: there is no such row or class.
@@ -168,7 +186,11 @@ def gradcam_sheet(
 def _explanations(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    """Explain rows by the Grad-CAM of the class ``wanted``, or of the prediction if it is None."""
+    """Explain each row by the Grad-CAM of class ``wanted``; None for the predicted class.
+
+    Raises:
+        FedsiloError: the class is unknown, or the split has no such row.
+    """
     names = list(lab.silo.class_names())
     label = None
     if wanted is not None:
@@ -185,9 +207,10 @@ def _explanations(
 
 
 def draw_sheet(sheet: GradCamSheet) -> Figure:
-    """Draw a row per image: the image itself, and the image with each run's map.
+    """Draw a row per image: the image itself, then the image under each run's map.
 
-    Each map has its own colour scale. The caption of a wrong prediction has another colour.
+    Each map has its own colour scale, so colours cannot be compared between maps. The caption of a
+    wrong prediction has another colour.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)
@@ -204,7 +227,7 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
             explanation = column.explanations[index]
             draw_map(axes, explanation.image, explanation.saliency)
             colour = BLACK if explanation.answer() == truth else WRONG
-            _caption(axes, _answer(explanation), colour)
+            _caption(axes, _format_prediction(explanation), colour)
     headings = ["image", *(column.title for column in columns)]
     for axes, heading in zip(panels[0], headings, strict=True):
         axes.set_title(heading, fontsize="small")
@@ -212,8 +235,12 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
     return figure
 
 
-def _answer(explanation: ImageExplanation) -> str:
-    """Format a network's prediction, and the class of the map if it is another one."""
+def _format_prediction(explanation: ImageExplanation) -> str:
+    """Format the caption of a map: the predicted class with its probability.
+
+    A second line names the class of the map if it is another one. A last line says so if the map is
+    empty.
+    """
     answer, drawn = explanation.answer(), explanation.saliency.label
     classes, shares = explanation.classes, explanation.probabilities
     caption = f"predicts {classes[answer]}: {shares[answer]:.2f}"
@@ -230,6 +257,7 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 
 
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
+    """Raise a SettingError if a run's images or classes differ from those of the first run."""
     # A fingerprint is a SHA-256 of the split, so it tells images apart that have the same names
     same = first.fingerprints[split] == silo.fingerprints[split]
     if not same or first.class_names() != silo.class_names():

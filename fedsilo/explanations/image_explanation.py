@@ -27,20 +27,24 @@ _OPACITY = 0.65  # the opacity of a map at its highest value
 
 @dataclass(frozen=True)
 class SaliencyMap:
-    """The importance of each place of an image."""
+    """A map of how important each place of an image is for a prediction."""
 
-    name: str  # the map's key in JSON
-    values: Tensor  # (rows, columns), at least 0
+    name: str  # the map's key in JSON, such as 'cam'
+    values: Tensor  # (rows, columns), at least 0, usually coarser than the image
     heading: str  # the title of the map in a picture
-    place: str  # a sentence that names the most important place
+    place: str  # a text that names the most important place
     floor: float = 0.0  # places with this value or less are not coloured
     label: int | None = None  # the class that the map explains; None if it belongs to no class
 
     def shares(self, size: tuple[int, int]) -> Tensor:
-        """Resize the map to ``size`` in pixels, bilinear; 0 at its floor and 1 at its maximum."""
+        """Resize the map bilinearly to ``size``, (height, width), and scale it to [0, 1].
+
+        The floor and lower values become 0, and the maximum becomes 1.
+        """
         large = torch.nn.functional.interpolate(
             self.values[None, None].float(), size=size, mode="bilinear", align_corners=False
         )[0, 0]
+        # A map that is 0 everywhere, such as an empty Grad-CAM, stays 0 instead of becoming NaN
         above = (large - self.floor).clamp_min(0)
         return above / above.max().clamp_min(1e-12)
 
@@ -49,27 +53,34 @@ class SaliencyMap:
 class ImageExplanation:
     """The explanation of a network's prediction for one image."""
 
-    title: str  # names the image and its true class
+    title: str  # names the image, and its true class if it is known
     image: Tensor  # (channels, height, width), as the silo stores it
     saliency: SaliencyMap
     classes: Sequence[str]  # the names of the classes
-    probabilities: list[float]  # an evidential network's are the expected probabilities
-    # Belief masses, which sum to 1 together with the vacuity; empty without evidence
+    probabilities: list[float]  # per class; expected probabilities if the network is evidential
+    # Belief masses of an evidential network, which sum to 1 with the vacuity; empty for others
     beliefs: list[float]
-    vacuity: float | None  # K / S of an evidential network; None for others
+    vacuity: float | None  # K / S of an evidential network, in (0, 1]; None for others
 
     def answer(self) -> int:
-        """Return the most probable class."""
+        """Return the number of the most probable class, the first if several tie."""
         return int(np.argmax(self.probabilities))
 
     def uncertainty(self) -> tuple[str, float]:
-        """Return the name and the value, from 0 to 1, of the network's measure of uncertainty."""
+        """Return the uncertainty of the prediction as (name, value from 0 to 1).
+
+        It is the 'vacuity' of an evidential network. For other networks it is the 'doubt', 1 minus
+        the largest probability.
+        """
         if self.vacuity is None:
             return "doubt", 1 - max(self.probabilities)
         return "vacuity", self.vacuity
 
     def document(self) -> dict[str, Any]:
-        """Return the explanation as values for JSON, without the image."""
+        """Return the explanation as a JSON object, without the image.
+
+        The map stands under its own name; ``label`` is there only if the map belongs to a class.
+        """
         document: dict[str, Any] = {
             "title": self.title,
             self.saliency.name: self.saliency.values.tolist(),
@@ -84,7 +95,7 @@ class ImageExplanation:
         }
 
     def lines(self) -> list[str]:
-        """Return the explanation as text lines: title, one line per class, most important place."""
+        """Format the explanation as text: title, a line per class, vacuity, important place."""
         return [*self._answer_lines(), self.saliency.place]
 
     def _answer_lines(self) -> list[str]:
@@ -125,14 +136,20 @@ def explain_logits(
     logits: Tensor,
     prior: Tensor | None,
 ) -> ImageExplanation:
-    """Build the explanation of an image from its map and the logits (1, classes).
+    """Build the explanation of an image from its map and the network's outputs.
 
-    ``prior`` (classes,) belongs to an evidential network, whose logits are log alpha; None for
-    others.
+    Args:
+        title: names the image.
+        image: (channels, height, width), as the silo stores it.
+        saliency: the map of the image.
+        classes: the names of the classes.
+        logits: (1, classes), on the CPU; log alpha if the network is evidential.
+        prior: (classes,), the prior of an evidential network; None for other networks.
     """
     beliefs: list[float] = []
     of_vacuity = None
     if prior is not None:
+        # The softmax below fits both kinds: of log alpha it is alpha / S, the expected probability
         alpha = logits.exp()
         beliefs = belief(alpha, prior.cpu())[0].tolist()
         of_vacuity = vacuity(alpha)[0].item()
@@ -148,12 +165,15 @@ def explain_logits(
 
 
 def draw_image(axes: Axes, image: Tensor) -> None:
-    """Draw an image (channels, height, width) in the form in which a silo stores it."""
+    """Draw an image (channels, height, width) as a silo stores it, shrunk to at most 512 pixels."""
     axes.imshow(_pixels(_reduce(image)))
 
 
 def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
-    """Draw a map over an image (channels, height, width) in the form in which a silo stores it."""
+    """Draw an image (channels, height, width) as a silo stores it, with a map over it.
+
+    The more important a place is, the more opaque is its colour.
+    """
     reduced = _reduce(image)
     share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()
     axes.imshow(_pixels(reduced))
@@ -162,7 +182,11 @@ def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
 
 
 def _reduce(image: Tensor) -> Tensor:
-    """Convert an image to floats from 0 to 1, scaled down to the longest side of a picture."""
+    """Convert an image (channels, height, width) to float32 in [0, 1], with sides up to 512 pixels.
+
+    8-bit images are divided by 255. Others are stretched from their 0.2 % to their 99.8 % quantile.
+    A larger image is shrunk with its proportions unchanged.
+    """
     pixels = image.float()
     if image.dtype == torch.uint8:
         pixels = pixels / 255
@@ -180,6 +204,7 @@ def _reduce(image: Tensor) -> Tensor:
 
 
 def _pixels(image: Tensor) -> np.ndarray[Any, Any]:
+    """Convert an image (1 or 3, height, width) to (height, width, 3), as matplotlib draws it."""
     if len(image) == 1:  # grey
         image = image.expand(3, -1, -1)
     return image.permute(1, 2, 0).numpy()

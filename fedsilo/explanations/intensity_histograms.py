@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Form = Literal["stored", "seen"]  # pixels as the silo stores them, or as the network is given them
+# Pixels as the silo stores them, or as the network receives them
+Form = Literal["stored", "seen"]
 
 _BINS = 64
 _MARKED = 8  # bins from one marker of a line to the next
@@ -43,30 +44,36 @@ _SCALES = {torch.uint8: (255.0, 0.0), torch.int16: (65535.0, 32768.0)}
 
 @dataclass(frozen=True)
 class Histograms:
-    """Distributions of pixels over common bins."""
+    """The distribution of each site's pixels over common bins."""
 
-    edges: Tensor  # (bins + 1,)
-    densities: dict[str, Tensor]  # site -> (bins,); times the bins' width they sum to 1
+    edges: Tensor  # (bins + 1,) edges of the bins, equally spaced
+    densities: dict[str, Tensor]  # site -> (bins,); times the width of a bin they sum to 1
 
 
 @dataclass(frozen=True)
 class SiteHistograms:
-    """The intensities of a run's sites."""
+    """The histograms of a run's sites, as they are drawn."""
 
-    title: str  # the data set and split
+    title: str  # names the data set and the split
     stored: Histograms  # histograms of the stored pixels, scaled to 0..1
     seen: Histograms  # histograms of the network's inputs
-    labels: dict[str, str]  # site -> its name in the legend
+    labels: dict[str, str]  # site -> its entry in the legend
 
 
 def open_silos(
     run: FinishedRun, common: CommonSettings, sites: Sequence[str], split: str
 ) -> dict[str, Silo]:
-    """Load the images of a run's sites; ``common`` are the run's settings on this machine.
+    """Load the silos of some sites of a run, by site, in the order of ``sites``.
+
+    Args:
+        run: the finished run.
+        common: the run's settings, with the data directory of this machine.
+        sites: the names of the sites.
+        split: the split that must have the same samples as in the run.
 
     Raises:
         SettingError: the run's data are a table.
-        DataError: the split is not that of the run.
+        DataError: the samples of the split have changed since the run.
     """
     silos = {}
     for site in sites:
@@ -82,10 +89,15 @@ def open_silos(
 
 
 def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
-    """Compute the intensity histograms of the silos that have images in the split.
+    """Compute the histograms of all silos that have images in the split.
+
+    Args:
+        dataset: the name of the data set, for the title.
+        silos: site -> its silo.
+        split: 'train', 'val' or 'test'.
 
     Raises:
-        DataError: no silo has images, or all of them show only background.
+        DataError: no silo has images in the split, or all images show only background.
     """
     splits, labels = {}, {}
     for site, silo in silos.items():
@@ -97,9 +109,10 @@ def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> Site
 
 
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
-    """Return two histograms: of the stored pixels scaled to 0 to 1, and of a network's inputs.
+    """Compute the histograms of the stored pixels, and of the same pixels as a network's inputs.
 
-    8-bit pixels are divided by 255, int16 ones are (v + 32768) / 65535, floats are as they are.
+    Stored pixels are scaled to [0, 1]: 8-bit ones are v / 255, int16 ones (v + 32768) / 65535.
+    Floats stay as they are. ``splits`` has the images of each site.
 
     Raises:
         DataError: there are no images, or all of them show only background.
@@ -107,22 +120,30 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     kinds = {split.inputs.dtype for split in splits.values()}
     if not kinds:
         raise DataError("no site has images of that split: choose another --split")
-    stored_step = seen_step = 0.0  # standardised images have no levels
+    # The distance between neighbouring pixel values; 0 for standardised images, which are floats.
+    # If sites store different types, the finest step is taken
+    stored_step = seen_step = 0.0
     if kinds <= _SCALES.keys():
         stored_step = 1 / max(_SCALES[kind][0] for kind in kinds)
+    # 8-bit inputs are in [-1, 1], 2 / 255 apart; int16 images are standardised one by one
     if kinds == {torch.uint8}:
         seen_step = 2 / 255
     return _measure(splits, "stored", stored_step), _measure(splits, "seen", seen_step)
 
 
 def _measure(splits: Mapping[str, Split], form: Form, step: float) -> Histograms:
+    """Compute the histogram of each site's pixels in one form; ``step`` is that of ``_edges``."""
     edges = _edges(splits, form, step)
     densities = {site: _density(split, form, edges) for site, split in splits.items()}
     return Histograms(edges, densities)
 
 
 def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
-    """Yield pixels (n,) that are not background, float32."""
+    """Yield the pixels of a split that are no background, a batch of images at a time.
+
+    Pixels are float32 (n,) in the given form. Background is every pixel that equals the least value
+    of its image.
+    """
     for batch in in_batches(split.inputs):
         # The darkest value of an image is its background: the black around a breast or a lesion
         axes = tuple(range(1, batch.ndim))
@@ -137,10 +158,13 @@ def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
 
 
 def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
-    """Return the edges of the bins over all sites' pixels.
+    """Choose up to 64 equal bins that cover the pixels of all sites: edges, float64 (bins + 1,).
 
-    ``step`` is the distance between two levels of pixels, 0 if pixels have no levels. All bins have
-    the same number of levels, because otherwise high and low bars would alternate.
+    ``step`` is the distance between two neighbouring pixel values, 0 if pixels are continuous. Each
+    bin has the same number of possible values, because otherwise high and low bars would alternate.
+
+    Raises:
+        DataError: all images show only background.
     """
     low, high = math.inf, -math.inf
     for split in splits.values():
@@ -160,8 +184,12 @@ def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
 
 
 def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
-    """Return the density (bins,) of a site's pixels over the bins between ``edges``."""
+    """Compute the density, float64 (bins,), of a site's pixels over the bins between ``edges``.
+
+    A site whose images show only background has density 0 everywhere.
+    """
     bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
+    # float64, because float32 counts exactly only up to 2^24 pixels
     counts = torch.zeros(bins, dtype=torch.float64)
     for pixels in _foreground(split, form):
         counts += torch.histc(pixels, bins, low, high).double()
@@ -169,7 +197,7 @@ def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
 
 
 def draw_histograms(measured: SiteHistograms) -> Figure:
-    """Draw a line per site: on the left the stored pixels, on the right the network's inputs."""
+    """Draw two panels with a line per site: the stored pixels, and the network's inputs."""
     figure = new_figure(10, 4.6)
     left, right = figure.subplots(1, 2)
     styles = line_styles(list(measured.labels))
@@ -184,6 +212,7 @@ def draw_histograms(measured: SiteHistograms) -> Figure:
 
 
 def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
+    """Draw a line per site, without the values at both ends that almost no pixel has."""
     centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
     for site, density in histograms.densities.items():
         style = styles[site]
@@ -204,9 +233,11 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
 
 
 def _limit(axes: Axes, drawn: Tensor) -> str:
-    """Cut off a peak that would flatten everything else; return a note about it for the title.
+    """Limit the axis if a few high peaks would flatten everything else, and return a note.
 
-    An example is film that is almost black. Without such a peak the note is empty.
+    The highest density must exceed 2.5 times the 97 % quantile of ``drawn``. An example is film
+    that is almost black. The note, for the title, says how high the peaks are; it is empty if
+    nothing is cut off.
     """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()
@@ -217,7 +248,10 @@ def _limit(axes: Axes, drawn: Tensor) -> str:
 
 
 def _label(silo: Silo, split: str) -> str:
-    """Return a site's name, its distribution if that has another name, and its number of images."""
+    """Format a site's entry in the legend: its name and its number of images in the split.
+
+    The name of its distribution is added if it differs from the site's.
+    """
     count = f"{len(silo.splits()[split])} images"
     if silo.distribution == silo.name:
         return f"{silo.name} ({count})"

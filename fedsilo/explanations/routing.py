@@ -22,11 +22,11 @@ LISTED, DRAWN = 3, 30  # the number of features in a line of text, and in a pict
 
 @dataclass(frozen=True)
 class PatientExplanation:
-    """The router's weights and scores for one sample; lists are in the order of the experts."""
+    """PICSR's routing of one patient; lists other than ``features`` are in the experts' order."""
 
-    title: str  # names the patient, the true class and the prediction
-    experts: list[str]  # the experts' sites
-    weights: list[float]  # the router's weight for each expert
+    title: str  # names the patient, the true class if known, and the prediction
+    experts: list[str]  # the name of the site that trained each expert
+    weights: list[float]  # the router's weight for each expert; they sum to 1
     answers: list[float]  # each expert's probability of the last class
     distances: list[float]  # the sample's distance to each prototype, in the router's embedding
     # The terms of each similarity and the bias; softmax of their sums gives the weights
@@ -35,11 +35,15 @@ class PatientExplanation:
     contributions: list[list[float]]  # the contribution of each feature to each distance
 
     def document(self) -> dict[str, Any]:
-        """Return the explanation as values for JSON."""
+        """Return the explanation as a JSON object with the fields of this class."""
         return vars(self)
 
     def lines(self) -> list[str]:
-        """Return text lines: for each expert its weight, its score, and near and far features."""
+        """Format the explanation as text: the title, then three lines for each expert.
+
+        These are the expert's weight and probability, the three features that contribute least and
+        most to its distance, and the terms of its score.
+        """
         lines = [self.title]
         for index, site in enumerate(self.experts):
             by_distance = sorted(self._features_of(index), key=lambda pair: abs(pair[0]))
@@ -55,11 +59,14 @@ class PatientExplanation:
         return lines
 
     def _features_of(self, expert: int) -> list[tuple[float, str]]:
-        """Return each feature's contribution to the distance from an expert, and its name."""
+        """Return (contribution, name) of each feature, for the distance from one expert."""
         return list(zip(self.contributions[expert], self.features, strict=True))
 
     def figure(self) -> Figure:
-        """Draw the experts' weights and probabilities, and the terms of scores and of distances."""
+        """Draw three panels: weights and probabilities, the terms of the scores, and of distances.
+
+        The panel of distances has at most 30 features.
+        """
         from matplotlib.figure import Figure
 
         rows = min(len(self.features), DRAWN)
@@ -69,7 +76,8 @@ class PatientExplanation:
         self._draw_answers(left)
         places = [f"from {site}" for site in self.experts]
         places.append("bias")
-        columns = list(zip(*self.scores, strict=True))  # a row of the heat map per term
+        # (experts, terms) -> (terms, experts): the heat map has a row per term
+        columns = list(zip(*self.scores, strict=True))
         title = "what each distance adds to the score"
         annotated_heat_map(middle, columns, places, self.experts, title, signed=True)
         self._draw_contributions(right)
@@ -86,11 +94,15 @@ class PatientExplanation:
         axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
 
     def _draw_contributions(self, axes: Axes) -> None:
-        """Draw one row per feature; if there are too many, those with the largest contributions."""
+        """Draw a heat map of each feature's contribution to the distance from each expert.
+
+        It has at most 30 features: those whose largest absolute contribution is highest, in the
+        table's order.
+        """
         columns = list(zip(*self.contributions, strict=True))
-        # (experts, features) -> (features,)
+        # (experts, features) -> (features,): a feature matters if it separates from any expert
         largest = np.abs(self.contributions).max(axis=0)
-        # Sorting is stable: of equal features, the first ones are drawn
+        # A stable sort draws the first ones of equal features
         chosen = sorted(np.argsort(-largest, kind="stable")[:DRAWN])
         values, names = [], []
         for index in chosen:
@@ -110,9 +122,13 @@ def _parts(pairs: list[tuple[float, str]]) -> str:
 def explain_routing(
     network: PICSRNetwork, sample: Tensor, title: str, features: list[str]
 ) -> PatientExplanation:
-    """Explain the routing of ``sample`` (*input_shape) by ``network``.
+    """Explain how PICSR weights its experts for one sample.
 
-    The mixture's probability is appended to ``title``. Without names, features are numbered.
+    Args:
+        network: the mixture of experts; it is put in eval mode.
+        sample: (*input_shape), as the network takes it, on the network's device.
+        title: names the patient; the mixture's probability of the last class is appended to it.
+        features: the names of the features; if empty, features are numbered from 0.
     """
     network.eval()
     with torch.no_grad():
@@ -124,6 +140,7 @@ def explain_routing(
         answer = network(sample[None])[0].exp()[-1].item()
         distances = network.router.distances(sample[None], network.prototypes)[0]
         scores = network.router.scores(distances)
+    # (experts, *input_shape) -> (experts, features); gradients are needed, so outside of no_grad
     parts = feature_contributions(network.router, sample, network.prototypes).flatten(1)
     return PatientExplanation(
         f"{title}; the mixture gives it {answer:.3f}",

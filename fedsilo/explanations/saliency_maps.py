@@ -28,7 +28,10 @@ _SQUARES = 8  # the number of squares along each side
 
 
 def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
-    """Return the saliency map of class ``label`` from its Grad-CAM (rows, columns)."""
+    """Build a saliency map from the Grad-CAM (rows, columns) of class number ``label``.
+
+    It names the cell with the highest value, or says that no cell is above 0.
+    """
     name, (rows, columns) = classes[label], cam.shape
     row, column = divmod(int(cam.argmax()), columns)
     place = f"nothing in the last maps speaks for {name}"
@@ -52,19 +55,20 @@ def explain_by_grad_cam(
     classes: Sequence[str],
     label: int | None = None,
 ) -> ImageExplanation:
-    """Explain a prediction for one image of ``split`` by Grad-CAM.
+    """Explain a convolutional network's prediction for one image by Grad-CAM, in fp32.
 
     Args:
-        network: on the compute device.
-        split: the samples.
+        network: on the compute device; it is put in eval mode.
+        split: the samples, whose labels are not read.
         compute: the device.
-        row: the number of the image in ``split``.
+        row: the number of the image in ``split``, counted from 0.
         title: names the image.
         classes: the names of the classes.
-        label: the class to explain; None for the most probable one.
+        label: the class whose map is drawn; None for the predicted class.
 
     Raises:
-        SettingError: the network has no convolutional maps, or mixes several networks.
+        SettingError: the network has no convolutional maps, mixes several networks, or its last
+            maps have a single cell.
     """
     last_maps(network)  # refuses unsuitable networks before anything is computed
     exact = compute.exact()
@@ -78,14 +82,15 @@ def explain_by_grad_cam(
 
 
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
-    """Compute the Grad-CAM maps (batch, rows, columns) of class ``label``, on the CPU.
+    """Compute the Grad-CAM maps (batch, rows, columns) of class ``label``, at least 0, on the CPU.
 
-    If the network takes several views of an image, the maps of the views are averaged.
+    Rows and columns are those of the last convolutional maps. If the network takes several views of
+    an image, the maps of the views are averaged.
 
     Args:
-        network: put in eval mode.
+        network: it is put in eval mode.
         inputs: (batch, channels, height, width), as networks take them, on the network's device.
-        label: the class.
+        label: the number of the class.
 
     Raises:
         SettingError: the network has no convolutional maps, mixes several networks, or its last
@@ -105,13 +110,13 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
             "that Grad-CAM has no place to show: train at a larger 'data.image-size' (resnet22: 76 "
             "or more)"
         )
-    # Views are stacked along the batch, so the maps are regrouped by view
+    # Views are stacked along the batch: (views * batch, 1, rows, columns) is regrouped by view
     views = maps[:, 0].detach().float().cpu()
     return views.reshape(network.views, -1, *views.shape[1:]).mean(dim=0)
 
 
 def has_maps(network: SiteNetwork) -> bool:
-    """Tell whether Grad-CAM can explain a network: a single, convolutional one."""
+    """Tell whether Grad-CAM can explain a network, which must be a single convolutional one."""
     try:
         last_maps(network)
     except SettingError:
@@ -120,15 +125,17 @@ def has_maps(network: SiteNetwork) -> bool:
 
 
 def last_maps(network: SiteNetwork) -> nn.Module:
-    """Return the layer whose output is a convolutional network's last maps, before any pooling.
+    """Return the layer that outputs a convolutional network's last maps, before any pooling.
 
     Raises:
-        SettingError: the network has no such maps, or mixes several networks.
+        SettingError: the encoder is none of fedsilo's convolutional ones, or the network mixes
+            several classifiers.
     """
     encoder = single_classifier(network).encoder
     if isinstance(encoder, ResNet22):
         return encoder.final_relu
     if isinstance(encoder, ConvEncoder):
+        # A max-pool follows each residual block, so the last block is not the last stage
         return [stage for stage in encoder.stages if isinstance(stage, ResidualBlock)][-1]
     if isinstance(encoder, VggEncoder):
         return list(encoder.features.children())[-2]  # the last layer is a pooling
@@ -146,9 +153,15 @@ def explain_by_occlusion(
     classes: Sequence[str],
     compute: Compute,
 ) -> ImageExplanation:
-    """Explain a prediction for one image of ``split`` by occlusion.
+    """Explain any network's prediction for one image by occlusion, in fp32.
 
-    ``network`` must be on the compute device.
+    Args:
+        network: on the compute device; it is put in eval mode.
+        split: the samples, whose labels are not read.
+        row: the number of the image in ``split``, counted from 0.
+        title: names the image.
+        classes: the names of the classes.
+        compute: the device.
     """
     exact = compute.exact()
     image = split.inputs[row : row + 1]
@@ -168,18 +181,22 @@ def explain_by_occlusion(
 
 
 def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
-    """Measure the drop in the probability of ``label`` for each hidden square, at least 0.
+    """Measure by how much the probability of a class drops when a square of the image is hidden.
+
+    The image is divided into up to 8 x 8 squares. Each in turn is replaced by the image's mean
+    colour. If the probability rises, the square counts 0.
 
     Args:
         network: in eval mode.
         image: (1, channels, height, width), as the network takes it, on its device.
-        label: the class.
+        label: the number of the class.
 
     Returns:
-        (rows, columns) of squares, on the CPU.
+        The drop for each square, (rows, columns), from 0 to 1, on the CPU.
     """
     from captum.attr import Occlusion
 
+    # The window moves by its own size, so squares do not overlap and each pixel is hidden once
     height, width = _square_side(image.shape[2]), _square_side(image.shape[3])
     square = (image.shape[1], height, width)
 
@@ -199,6 +216,9 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
 
 
 def _square_side(side: int) -> int:
-    """Return the side of a square in pixels, at least 1, for a side of the image."""
+    """Return the length of a square in pixels, at least 1, along an image side of ``side`` pixels.
+
+    It divides the side into 8 squares or fewer.
+    """
     # Ceiling division, so that the squares cover the whole image
     return -(-side // min(_SQUARES, side))

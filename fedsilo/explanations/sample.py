@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 
 def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
-    """Explain the model's prediction for one sample of this silo; see ``explain_case``.
+    """Explain the model's prediction for one sample of the lab's silo, as ``explain_case`` does.
+
+    The title of the explanation names the site, the row and the true class.
+
+    Args:
+        lab: the site, opened after the run.
+        split: 'train', 'val' or 'test'.
+        row: the number of the sample in the split, counted from 0.
 
     Raises:
         SettingError: the network's last maps are too small to explain an image.
@@ -34,18 +41,21 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
 
 
 def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: str) -> Explanation:
-    """Explain a network's prediction for one of several cases.
+    """Explain a network's prediction for one case, by the means that fit the network and the data.
 
-    A router explains itself. A table's row is explained by the Shapley values of its columns. An
-    image is explained by a prompted ViT's attention, by a convolutional network's Grad-CAM, or by
-    occlusion.
+    PICSR is explained by the weights of its router. Any other network is explained by the Shapley
+    values of the columns for a row of a table, and for an image by attention rollout (ViT),
+    Grad-CAM (convolutional networks of fedsilo) or occlusion (all others).
 
     Args:
-        lab: the lab of the message at the site.
+        lab: the site, opened after the run.
         network: the network that predicts.
-        cases: samples as the silo holds them; their labels are not read.
-        row: the number of the case.
+        cases: samples in the form that a silo stores; their labels are not read.
+        row: the number of the case in ``cases``, counted from 0.
         title: names the case.
+
+    Raises:
+        SettingError: the network's last maps are too small to explain an image.
     """
     names, features = lab.silo.class_names(), list(lab.silo.features)
     # Imported when needed, because captum takes seconds to import
@@ -72,10 +82,10 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
 
 
 def refuse_row(silo: Silo, split: str, row: int) -> None:
-    """Refuse a row that ``split`` does not have.
+    """Check that a silo's split has a row with this number, counted from 0.
 
     Raises:
-        DataError: names the number of rows.
+        DataError: it has not; the message has the number of rows.
     """
     count = len(silo.splits()[split])
     if not 0 <= row < count:

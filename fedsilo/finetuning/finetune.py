@@ -20,7 +20,7 @@ from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.finetuning.finetune_request import SCRATCH, SEGMENTATION, RunModel, Source, Starts
 from fedsilo.finetuning.finetune_results import FinetuneResult, StartResult, write_results
-from fedsilo.finetuning.finetune_settings import takes
+from fedsilo.finetuning.finetune_settings import accepts_weights
 from fedsilo.finetuning.tasks import (
     Downstream,
     Segmentation,
@@ -44,7 +44,23 @@ def open_study(
     epochs: int,
     distil_epochs: int,
 ) -> Study:
-    """Read the images of the sites, and build what is the same for all starts."""
+    """Build the study, which is what all starting points share: task, images, device and budget.
+
+    The images of the chosen sites are read into memory here; nothing is trained yet.
+
+    Args:
+        task: 'classification' or 'segmentation'.
+        network: the name of the network, as ``choose_network`` returns it.
+        settings: the settings of data, network and training.
+        sites: the sites whose images are pooled; empty for all sites of the data set.
+        seeds: the number of trainings for each starting point.
+        epochs: the epochs of each training.
+        distil_epochs: the epochs of distillation from a run's ViT; 0 for no distillation.
+
+    Raises:
+        SettingError: the data set is a table, a site is unknown, or the device does not exist.
+        DataError: the images cannot be pooled.
+    """
     downstream = Downstream(network)
     if task == SEGMENTATION:
         downstream = Segmentation(network)
@@ -56,17 +72,19 @@ def open_study(
 
 
 def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say) -> FinetuneResult:
-    """Train each start over the seeds and write the folder; ``say`` gets each line of progress.
+    """Train a network from each starting point with each seed, and write the results to ``out``.
+
+    The folder is written only after the last training, so an error leaves no folder behind.
 
     Args:
-        study: the data and settings, which are the same for all starts.
-        starts: the starting points.
-        out: the folder to write.
-        images: the number of test images to draw.
-        say: takes a line.
+        study: the data and settings, which are the same for all starting points.
+        starts: the starting points, in the order of the result.
+        out: the folder to create.
+        images: the number of test images in the picture of the overlays.
+        say: is called with each line of progress.
 
     Raises:
-        FedsiloError: weights do not fit, or training diverged. Then nothing is written.
+        FedsiloError: weights do not fit the network, or training diverged.
     """
     sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
     say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
@@ -77,7 +95,10 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
-    """Train one start over the seeds."""
+    """Train one starting point with the seeds 0, 1, ...; None for a start from scratch.
+
+    ``say`` gets a line about the transferred arrays, once, and a line for each trained seed.
+    """
     label, method, headline = SCRATCH, "", study.downstream.headline
     if source:
         label = source.label
@@ -85,10 +106,10 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
         method = source.common.method
     transfer, trained = None, []
     for seed in range(study.seeds):
-        network, transfer = start(study, source, seed)
+        network, transfer = build_start(study, source, seed)
         if transfer and seed == 0:
             say(f"{label}: {transfer.summary()}")
-        result = train(study, network, seed)
+        result = train_seed(study, network, seed)
         trained.append(result)
         value = result.val.get(headline, math.nan)
         say(
@@ -98,12 +119,18 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
     return StartResult(label, method, transfer, tuple(trained))
 
 
-def start(
+def build_start(
     study: Study, source: Source | None, seed: int
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
-    """Build a network initialised by ``source`` (None: only by the seed), and report the transfer.
+    """Build the network of a training, on the study's device, with the weights of its start.
 
-    The seed's values are the same for every start, so starts differ only in the transferred arrays.
+    The network is first initialised from ``seed``. Then ``source`` replaces the arrays that fit. If
+    the network cannot take the arrays of a run's ViT, it learns that ViT's tokens by distillation,
+    which takes ``study.distil_epochs`` epochs here. With the same seed all starting points have the
+    same initial values, so they differ only in the transferred arrays.
+
+    Returns:
+        The network, and the report on what it received; None for a start from scratch.
 
     Raises:
         SettingError: no array of the weights fits.
@@ -113,7 +140,7 @@ def start(
     network = study.downstream.build(settings, study.data.task)
     if source is None:
         return study.compute.place(network), None
-    if isinstance(source, RunModel) and not takes(study.downstream.network, source):
+    if isinstance(source, RunModel) and not accepts_weights(study.downstream.network, source):
         learner, compute = cast(Segmenter, study.compute.place(network)), study.compute
         report = distil(learner, source, study.data.train, settings, compute, study.distil_epochs)
         return learner, report
@@ -124,15 +151,22 @@ def start(
 
 
 def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
-    """Return settings with the seed of weights and batches; the data keep their own."""
+    """Return the settings with another 'seed', which draws initial weights and batches.
+
+    The split of the data does not change, because the images were read before.
+    """
     return replace(settings, seed=derive_seed(seed, "finetune") % 2**31)
 
 
-def train(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
-    """Train a network in place for all epochs and measure the best one on the test images.
+def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
+    """Train a network in place for all epochs, and return the outcome of its best epoch.
+
+    The best epoch has the highest validation headline metric; of equal epochs, the one with the
+    lower validation loss, then the earlier one. The network ends with that epoch's arrays, and only
+    these are measured on the test images.
 
     Raises:
-        SiteError: training diverged.
+        SiteError: training diverged: the validation loss of an epoch is not finite.
     """
     began, task, compute = time.monotonic(), study.downstream, study.compute
     settings, data = _with_seed(study.settings, seed), study.data
@@ -148,8 +182,10 @@ def train(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
                 "training diverged, validation loss is not finite: lower 'train.learning-rate'"
             )
         curves.append((epoch, "train", "loss", loss))
-        curves += [(epoch, "val", name, value) for name, value in val.items()]
-        # The best headline counts, then the lower loss, then the earlier epoch
+        for name, value in val.items():
+            curves.append((epoch, "val", name, value))
+        # Tuples compare by the headline first, and by the loss only if the headlines are equal. A
+        # metric that the validation images do not define loses against every defined one
         score = (val.get(task.headline, -math.inf), -val["loss"])
         if best_score is None or score > best_score:
             best_score, best_epoch, best_val = score, epoch, val

@@ -26,10 +26,11 @@ Classes: TypeAlias = tuple[tuple[str, ...], int]
 
 
 def check_starts(weights: Sequence[str], from_site: str | None) -> None:
-    """Check the names of the starting points before any of them is opened.
+    """Check the values of ``--weights`` and ``--from-site`` before any starting point is opened.
 
     Raises:
-        SettingError: a starting point is named twice, or ``from_site`` is given without a run.
+        SettingError: a starting point is named twice, or ``from_site`` is given but no value of
+            ``weights`` is a folder.
     """
     for name in weights:
         if weights.count(name) > 1:
@@ -42,28 +43,28 @@ def check_starts(weights: Sequence[str], from_site: str | None) -> None:
 
 @dataclass(frozen=True)
 class RunModel:
-    """A finished run's model."""
+    """A finished run's model as a starting point: its arrays and the settings that built it."""
 
-    label: str  # the run's name, with the site's if the model is a site's own
-    common: CommonSettings  # the run's, with this machine's data directory
+    label: str  # the name of the run directory, and the site if the model is that site's own
+    common: CommonSettings  # the settings of the run, with this machine's data directory
     arrays: Mapping[str, Tensor]  # name -> array on the CPU
-    classes: Classes
+    classes: Classes  # the classes that the run learned
     # Whether a ViT's backbone is among the arrays; if not, 'vit.backbone-weights' names it
     has_backbone: bool
 
     @property
     def network(self) -> str:
-        """The run's network."""
+        """The name of the run's network, such as 'conv' or 'vit'; 'auto' is resolved."""
         return image_network(self.common)
 
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """A ViT's or VGG16's weights, named as in 'train.initial-weights': a file, or timm's name."""
+    """The weights of a ViT or a VGG16 from a file or from timm, which no run has trained."""
 
-    label: str
-    named: str
-    network: str = "vit"
+    label: str  # the name in the table of results
+    named: str  # the value of 'train.initial-weights' that loads them: a path, or timm:NAME
+    network: str = "vit"  # the name of the network that they fit
 
 
 Source: TypeAlias = RunModel | PretrainedWeights
@@ -71,28 +72,31 @@ Source: TypeAlias = RunModel | PretrainedWeights
 
 @dataclass(frozen=True)
 class Starts:
-    """The starting points, in the user's order; None for a start from the seed's weights."""
+    """The starting points that the user named."""
 
-    named: Sequence[Source | None]
+    named: Sequence[Source | None]  # the user's order; None for a start from scratch
 
     @property
     def sources(self) -> list[Source]:
-        """The starts with weights."""
+        """The starting points that have weights, in order: all but those from scratch."""
         return [source for source in self.named if source is not None]
 
     @property
     def run_models(self) -> list[RunModel]:
-        """The starts from a run."""
+        """The starting points that are models of runs, in order."""
         return [source for source in self.named if isinstance(source, RunModel)]
 
 
 def open_starts(
     weights: Sequence[str], data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> Starts:
-    """Open all that ``--weights`` names; arguments and errors are those of ``open_start``.
+    """Open all starting points that ``--weights`` names, in order.
+
+    Args and errors are those of ``open_start``.
 
     Raises:
-        SettingError: two starts have the same label, so that their rows would look alike.
+        SettingError: two starting points have the same label, so that nobody could tell their rows
+            in the table of results apart.
     """
     starts = Starts([open_start(name, data_dir, from_site, state_dir) for name in weights])
     labels = [source.label for source in starts.sources]
@@ -108,12 +112,20 @@ def open_starts(
 def open_start(
     weights: str, data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> Source | None:
-    """Open the model or the weights that ``--weights`` names; None for scratch.
+    """Open one starting point of ``--weights``.
 
-    ``data_dir``, ``from_site`` and ``state_dir`` are for a run, see ``open_run_model``.
+    Args:
+        weights: 'scratch', a run directory, the model.safetensors of a run, timm:NAME, or a file
+            with the weights of a ViT.
+        data_dir: for a run, see ``open_run_model``.
+        from_site: for a run, see ``open_run_model``.
+        state_dir: for a run, see ``open_run_model``.
+
+    Returns:
+        The model of the run; the file or timm's weights by name, not yet loaded; None for scratch.
 
     Raises:
-        FedsiloError: ``weights`` names nothing, or a run that has not ended or has no such model.
+        FedsiloError: no such folder or file exists, or the run cannot be opened.
     """
     if weights == SCRATCH:
         return None
@@ -125,7 +137,7 @@ def open_start(
     if weights.startswith("timm:"):
         return PretrainedWeights(weights, weights)
     if path.is_file() and path.name == "model.safetensors" and run_beside(path):
-        # Its run's settings name the images on which these weights were trained
+        # Opened as a run, because only its settings say which images these weights have seen
         return open_run_model(path.parent, data_dir, from_site, state_dir)
     if path.is_file():
         return PretrainedWeights(path.name, str(path.resolve()))
@@ -138,7 +150,7 @@ def open_start(
 def open_run_model(
     run_dir: Path, data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> RunModel:
-    """Open a finished run's model.
+    """Open a finished run's model and read its arrays.
 
     Args:
         run_dir: the run directory.
@@ -148,7 +160,8 @@ def open_run_model(
         state_dir: the folder of the site's private state; None for the one in the run directory.
 
     Raises:
-        FedsiloError: the run has not ended, or has no such model.
+        FedsiloError: the run has not ended, used a table, has no such model, or trained no encoder;
+            or its frozen ViT had another backbone than this machine.
     """
     run = FinishedRun.open(run_dir)
     common = run.local_settings(data_dir).common
@@ -170,10 +183,13 @@ def open_run_model(
             # The run has only trained prompts, which are of no use with another backbone
             digests = {facts.get("backbone", "") for facts in run.silos.values()}
             refuse_other_backbone(run_dir, common, digests, "restore those")
-    # A method may share only its head, or an encoder that no site has trained
+    # Without a trained encoder there is nothing to transfer: a method may share only its head, and
+    # a frozen random ViT has learned nothing
     fault = _encoder_fault(common, arrays)
     if fault:
         raise SettingError(f"{run_dir}: {fault}")
+    # All sites have the same classes. A data set without class names lists none, so the number of
+    # classes is read from the label counts of a split
     first_site = next(iter(run.silos.values()))
     label_counts = next(iter(first_site["label_counts"].values()), first_site["classes"])
     classes = (tuple(first_site["classes"]), len(label_counts))
@@ -182,7 +198,11 @@ def open_run_model(
 
 
 def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
-    """Read the arrays of model.safetensors; SettingError if the run has no shared model."""
+    """Read the arrays in a run's model.safetensors, by name, on the CPU.
+
+    Raises:
+        SettingError: the run has no such file, because its method shares no model.
+    """
     path = run_dir / "model.safetensors"
     if not path.is_file():
         raise SettingError(
@@ -194,7 +214,11 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
-    """Say why a model has no encoder that the run has trained; empty if it has one."""
+    """Explain why a model has no encoder that the run trained; empty if it has one.
+
+    ``arrays`` are the model's by name. Trained prompts count as an encoder if the backbone to which
+    they belong can be loaded again, so not if it was random.
+    """
     if not any(name.startswith(_ENCODER) for name in arrays):
         return (
             f"the model of method '{common.method}' holds no encoder "

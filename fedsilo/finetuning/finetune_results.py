@@ -33,15 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartResult:
-    """The outcome of one start: a line of the table."""
+    """The results of one starting point, which are a row of the table."""
 
-    label: str  # name of the starting point
-    method: str  # the method of the run; empty if the start was no run
-    transfer: TransferReport | DistilReport | None  # None if it started from scratch
+    label: str  # the name of the starting point
+    method: str  # the method of the run; empty if the starting point is no run
+    transfer: TransferReport | DistilReport | None  # None for a start from scratch
     trained: tuple[TrainedSeed, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
-        """Return the spread of a test metric over the seeds that have it; None if none has it."""
+        """Summarise a test metric over the seeds; None if it is undefined for every seed.
+
+        Seeds for which the metric is undefined are left out.
+        """
         values = []
         for trained in self.trained:
             if metric in trained.test:
@@ -51,20 +54,27 @@ class StartResult:
         return Spread.of(tuple(values))
 
     def best(self, headline: str) -> TrainedSeed:
-        """Return the seed with the highest validation metric, the first of equal ones."""
+        """Return the training with the highest validation ``headline``, the first if several tie.
+
+        A seed for which the metric is undefined comes last.
+        """
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """The result of fine-tuning: the study, and the result of each start."""
+    """The result of fine-tuning: the study, and the result of each starting point, in order."""
 
     study: Study
     starts: tuple[StartResult, ...]
 
 
 def result_table(finetuned: FinetuneResult) -> Table:
-    """Build the table of the test metrics for a terminal."""
+    """Build the table of test metrics for a terminal.
+
+    A row is a starting point and a column is a metric. A cell shows the mean over the seeds, with
+    the standard deviation if there are several; it is empty if no seed has the metric.
+    """
     study = finetuned.study
     over = "one seed"
     if study.seeds > 1:
@@ -84,7 +94,12 @@ def result_table(finetuned: FinetuneResult) -> Table:
 
 
 def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
-    """Write metrics, curves, the first start's best model and, for masks, the overlays."""
+    """Write the files of the result into an existing folder.
+
+    These are finetune.json, figures.csv (test metrics), curves.csv, and model.safetensors with the
+    best seed of the first starting point. Segmentation also gives overlays.png, which shows
+    ``images`` test images.
+    """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
     write_atomically(folder / "finetune.json", content + "\n")
     write_atomically(folder / "figures.csv", metrics_csv(study, starts))
@@ -100,12 +115,15 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
     arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
     save_state(folder / "model.safetensors", arrays, facts)
     if isinstance(study.downstream, Segmentation):
-        write_picture(folder / "overlays.png", _overlays(study, starts, images))
+        write_picture(folder / "overlays.png", _draw_predicted_masks(study, starts, images))
 
 
-def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
-    """Draw the overlays of the first test images of each site, with each start's first seed."""
-    rows = spread(study.data.origin, images)
+def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
+    """Draw ``images`` test images, spread over the sites, with the masks of every starting point.
+
+    The masks are predicted by the network of seed 0, which is built again for each starting point.
+    """
+    rows = spread_rows(study.data.origin, images)
     test, predicted = study.data.test, {}
     for result in starts:
         network = study.compute.place(study.downstream.build(study.settings, study.data.task))
@@ -122,7 +140,11 @@ def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figur
 
 
 def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
-    """Write the test metrics of all starts as CSV; a single seed has no sd."""
+    """Format the test metrics of all starting points as CSV, with a row for each metric.
+
+    ``sd`` is the standard deviation over the seeds, empty for a single seed. A metric that no seed
+    has gets no row.
+    """
     network = study.downstream.network
     table = []
     for result in starts:
@@ -136,7 +158,7 @@ def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
 
 
 def curves_csv(starts: Sequence[StartResult]) -> str:
-    """Write the curves of all starts and seeds as CSV, a row per number."""
+    """Format the learning curves as CSV: a row per start, seed, epoch, split and metric."""
     table = []
     for result in starts:
         for trained in result.trained:
@@ -147,7 +169,11 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
 
 
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
-    """Build finetune.json: data, settings, the definition of each metric, and the metrics."""
+    """Build the content of finetune.json.
+
+    It has the task, the data, the settings in use, the definition of each metric, and in ``lines``
+    an entry for each starting point.
+    """
     task, data = study.downstream, study.data
     return {
         "task": task.name,
@@ -165,7 +191,11 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 
 
 def _start_document(result: StartResult) -> dict[str, Any]:
-    """Build the entry of a start in finetune.json."""
+    """Build the entry of a starting point in finetune.json.
+
+    It has each seed's metrics, and their mean and standard deviation over the seeds. A metric that
+    only one seed has gets no standard deviation.
+    """
     metrics: set[str] = set()
     seeds = []
     for trained in result.trained:
@@ -210,20 +240,21 @@ _LEGEND = {"truth": TRUTH, "found": HIT, "found where none is": FALSE, "missed":
 _OPACITY = 0.75
 
 
-def spread(origin: Sequence[str], count: int) -> list[int]:
-    """Choose at most ``count`` rows, spread over the sites, and return them in ascending order.
+def spread_rows(origin: Sequence[str], count: int) -> list[int]:
+    """Choose up to ``count`` rows that are spread evenly over the sites, in ascending order.
 
-    The first row of each site is chosen before the second of any, and so on. ``origin`` names the
-    site of each row.
+    The first row of each site is chosen before the second row of any site, and so on. ``origin``
+    names the site of each row.
     """
+    # Each row's position within its site; the stable sort takes position 0 of all sites first
     turns = pd.Series(origin).groupby(list(origin)).cumcount()
     return sorted(turns.sort_values(kind="stable").index[:count].tolist())
 
 
 def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Colour hits, false alarms and misses of a predicted mask (h, w): an overlay (h, w, 4).
+    """Compare a predicted mask (h, w) with the true mask, as an RGBA overlay (h, w, 4) in [0, 1].
 
-    Pixels in neither mask are transparent.
+    Hits, false alarms and missed pixels have a colour each. Pixels in neither mask are transparent.
     """
     marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)
@@ -239,7 +270,17 @@ def draw_overlays(
     names: Sequence[str],
     title: str,
 ) -> Figure:
-    """Paint a row per image (n, channels, h, w): the image, its mask (n, h, w), each prediction."""
+    """Draw a row per image: the image, its true mask, and the predicted mask of each start.
+
+    Each prediction is captioned with its Dice.
+
+    Args:
+        images: (n, channels, h, w), as a silo stores them.
+        masks: (n, h, w), 0 or 1.
+        predicted: label of a starting point -> its masks (n, h, w).
+        names: the caption of each image.
+        title: the title of the picture.
+    """
     from matplotlib.patches import Patch
 
     columns = 2 + len(predicted)
@@ -249,19 +290,20 @@ def draw_overlays(
     for label, marked in predicted.items():
         dice[label] = image_dice(overlaps(marked, masks))
     for row, (first, second, *others) in enumerate(panels):
-        _panel(first, images[row], None, names[row])
+        _draw_panel(first, images[row], None, names[row])
         truth = torch.zeros(*masks[row].shape, 4)
         truth[masks[row].bool()] = torch.tensor([*TRUTH, _OPACITY])
         caption = ""
         if not masks[row].any():
             caption = "(no catheter)"
-        _panel(second, images[row], truth, caption)
+        _draw_panel(second, images[row], truth, caption)
         for axes, (label, marked) in zip(others, predicted.items(), strict=True):
             value = float(dice[label][row])
             caption = f"Dice {value:.2f}"
+            # Dice is undefined if both masks are empty, which is a correct prediction
             if math.isnan(value):
                 caption = "(rightly none)"
-            _panel(axes, images[row], colour_masks(marked[row], masks[row]), caption)
+            _draw_panel(axes, images[row], colour_masks(marked[row], masks[row]), caption)
     for axes, head in zip(panels[0], ["image", "truth", *predicted], strict=True):
         axes.set_title(head, fontsize="small", wrap=True)
     patches = [Patch(color=colour, label=name) for name, colour in _LEGEND.items()]
@@ -270,7 +312,7 @@ def draw_overlays(
     return figure
 
 
-def _panel(axes: Axes, image: Tensor, layer: Tensor | None, caption: str) -> None:
+def _draw_panel(axes: Axes, image: Tensor, layer: Tensor | None, caption: str) -> None:
     draw_image(axes, image)
     if layer is not None:
         # draw_image shrinks a large image, so the layer takes its extent

@@ -1,6 +1,6 @@
 """Builds the settings of fine-tuning from a run's settings, our recipe and the user's changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +21,10 @@ from fedsilo.finetuning.finetune_request import (
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.settings import parse_assignment
 
-# Network for segmentation -> the run's network whose weights it accepts, or empty
+# Network for segmentation -> the network of a run whose weights it accepts; empty for none
 RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": "", "transunet": "vit", "swinunet": ""}
 _LEARNERS = ("unet", "swin", "swinunet")  # a run's ViT can be distilled into these
+# Advice within an error if distillation would help
 _DISTIL = "give --distil-epochs to let it learn that ViT's tokens first, "
 _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 
@@ -39,7 +40,7 @@ _RECIPE: dict[str, Value] = {
     "train.batch-size": 16,
     "train.optimiser": "adamw",
     "train.weight-decay": 0.01,
-    # The same for all networks, and fit for a new head: no evidence, no dropout when measuring
+    # The run's evidential loss and its MC dropout do not fit the new head of every network
     "train.loss": "cross-entropy",
     "train.mc-passes": 0,
     "train.local-epochs": 1,
@@ -48,37 +49,43 @@ _VALIDATION_FOLDS = 5
 _OPTIONS = {"network.name": "--network", "dataset": "--dataset"}
 
 
-def network_of(
+def choose_network(
     task: str, wanted: str | None, sources: Sequence[Source], *, distil: bool = False
 ) -> str:
-    """Choose the network that is trained, and return its name.
+    """Choose the network to train, and return its name.
 
-    It is ``wanted``; if this is None, the task's first network that accepts the weights; if there
-    are only starts from scratch, the task's first network. With ``distil``, a run's ViT may be
-    distilled into a network that does not accept its weights.
+    The user's choice wins. Otherwise it is the task's first network that accepts the weights of the
+    first source, and without sources the task's first network. All sources must fit the network.
+
+    Args:
+        task: 'classification' or 'segmentation'.
+        wanted: the user's choice; None if there is none.
+        sources: the starting points with weights.
+        distil: whether a run's ViT is distilled into a network that does not accept its weights.
 
     Raises:
-        SettingError: there is no such network, none accepts the weights, or nothing can be
-            distilled.
+        SettingError: the task has no such network, a source does not fit it, or ``distil`` is set
+            but no source can be distilled into it.
     """
-    of_task: Mapping[str, str] = {name: name for name in _CLASSIFIERS}
+    # Network of the task -> the network of a run whose weights it accepts
+    of_task: Mapping[str, str] = dict(zip(_CLASSIFIERS, _CLASSIFIERS, strict=True))
     if task == SEGMENTATION:
         of_task = RUN_NETWORK
     network = wanted or ""
     if network and network not in of_task:
         known = ", ".join(of_task)
         raise SettingError(f"--network for {task} must be one of {known}, but is '{network}'")
-    if distil and not any(_distils(network, source) for source in sources):
+    can_distil = [_can_learn_from(network, source) for source in sources]
+    if distil and not any(can_distil):
         raise SettingError(
             "--distil-epochs is for a run of a ViT and a --network that does not take it "
             f"({', '.join(_LEARNERS)}): remove it, or name such a run and network"
         )
     # The first source decides the network; the others must fit it
     for source in sources:
-        if distil and _distils(network, source):
+        if distil and _can_learn_from(network, source):
             continue
-        # A network of the task takes the weights of one network of runs, or of none
-        fitting = [name for name, taken in of_task.items() if taken == source.network]
+        fitting = _networks_for(source, of_task)
         weights = f"the weights of {source.label} (network '{source.network}')"
         if not fitting:
             runs = " or ".join(sorted({*of_task.values()} - {""}))
@@ -88,7 +95,7 @@ def network_of(
             )
         if network and network not in fitting:
             learn = ""
-            if _distils(network, source):
+            if _can_learn_from(network, source):
                 learn = _DISTIL
             raise SettingError(
                 f"network '{network}' does not accept {weights}: remove --network, {learn}or give "
@@ -98,32 +105,48 @@ def network_of(
     return network or next(iter(of_task))
 
 
-def takes(network: str, source: Source) -> bool:
-    """Tell whether a network of the task accepts the arrays of ``source`` as they are."""
+def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
+    """Return the networks in ``of_task`` (network -> the one whose weights it accepts) that fit."""
+    fitting = []
+    for name, accepted in of_task.items():
+        if accepted == source.network:
+            fitting.append(name)
+    return fitting
+
+
+def accepts_weights(network: str, source: Source) -> bool:
+    """Tell whether the network named ``network`` has the arrays of ``source``, so can copy them."""
     return RUN_NETWORK.get(network, network) == source.network
 
 
-def _distils(network: str, source: Source) -> bool:
-    """Tell whether a network can learn by distillation from ``source``, which is a run's ViT."""
+def _can_learn_from(network: str, source: Source) -> bool:
+    """Tell whether ``source`` is a run's ViT and ``network`` one that can learn from its tokens."""
     return network in _LEARNERS and isinstance(source, RunModel) and source.network == "vit"
 
 
-def settings_of(
+def build_settings(
     task: str,
     network: str,
     run_models: Sequence[RunModel],
     dataset: str | None,
     changes: Mapping[str, Value],
 ) -> CommonSettings:
-    """Build the settings of data, network and training.
+    """Build the settings of data, network and training, and check them.
 
-    Network settings come from the first run. Data settings come from it too if the data set is the
-    same. Then follow our recipe and the user's ``changes``. If ``dataset`` is None, it is the first
-    run's.
+    Later sources override earlier ones: the defaults; the first run, for the network if its weights
+    are copied and for the data if the data set is the same; our recipe; the user's ``changes``. If
+    no validation part would exist, one of 5 folds of the training images becomes it.
+
+    Args:
+        task: 'classification' or 'segmentation'.
+        network: the name of the network to train.
+        run_models: the starting points that are models of runs.
+        dataset: the name of the data set; None for the first run's.
+        changes: the user's settings, key -> value.
 
     Raises:
-        SettingError: a setting is unknown, out of range or unused here, or images would be tested
-            that a run has trained on.
+        SettingError: a setting is unknown, out of range or unused in fine-tuning; the data set is
+            unknown; or test images may be among those that a run has trained on.
     """
     first: dict[str, Value] = {}
     if run_models:
@@ -132,7 +155,7 @@ def settings_of(
     if not dataset:
         raise SettingError("without a run, the data set is unknown: give --dataset")
     partition = str({**first, **changes}.get("split.partition", "own"))
-    of_data = _of_data(dataset, partition, task)
+    of_data = _data_keys(dataset, partition, task)
     _refuse_unused(changes, of_data)
     values: dict[str, Value] = {}
     if run_models:
@@ -144,6 +167,7 @@ def settings_of(
     # The whole ViT is trained, from --weights or from the seed
     if values["network.name"] == "vit":
         values |= {"vit.train-backbone": True, "vit.backbone-weights": "random"}
+    # A partition makes a validation part itself, so only the data set's own sites need folds
     cut_again = partition != "own" and of_data >= cut_keys(partition)
     if "split.val-folds" in of_data and not values.get("split.val-folds") and not cut_again:
         values["split.val-folds"] = _VALIDATION_FOLDS
@@ -166,21 +190,39 @@ def settings_of(
 def _inherited_values(
     run_model: RunModel, network: str, dataset: str, of_data: frozenset[str]
 ) -> dict[str, Value]:
-    """Return the settings of a run that hold here: always its files, data and network if equal."""
+    """Return the settings that fine-tuning inherits from a run.
+
+    These are the locations of its files; with the same data set, all data settings ``of_data``; and
+    the network settings if ``network`` can copy the run's arrays.
+    """
     values = as_mapping(run_model.common)
-    kept = frozenset(_FILES)
+    inherited = frozenset(_FILES)
     if dataset == values["dataset"]:
-        kept = of_data
+        inherited = of_data
     # A network that only learns from the run's by distillation has its own settings
-    if takes(network, run_model):
-        kept |= _OF_NETWORK
-    return {key: value for key, value in values.items() if key in kept}
+    if accepts_weights(network, run_model):
+        inherited |= _OF_NETWORK
+    return _select(values, inherited)
+
+
+def _select(values: Mapping[str, Value], keys: Set[str]) -> dict[str, Value]:
+    """Return the settings whose key is in ``keys``, in the order of ``values``."""
+    return {key: value for key, value in values.items() if key in keys}
 
 
 def read_changes(
     texts: Sequence[str], device: str | None, data_dir: Path | None
 ) -> dict[str, Value]:
-    """Read the user's settings, each ``key=value``; ``device`` and ``data_dir`` override them."""
+    """Parse the user's settings, key -> value.
+
+    Args:
+        texts: the settings, each as ``key=value``; of equal keys the last one counts.
+        device: overrides 'machine.device'; None to leave it.
+        data_dir: overrides 'data.dir'; None to leave it.
+
+    Raises:
+        SettingError: a text cannot be parsed.
+    """
     changes = dict(parse_assignment(text) for text in texts)
     if device is not None:
         changes["machine.device"] = device
@@ -190,7 +232,10 @@ def read_changes(
 
 
 def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
-    """Make the paths among settings absolute, because the settings are written to a file."""
+    """Return the settings with absolute paths, ``~`` expanded.
+
+    The settings are written to a file, which is read later in another working folder.
+    """
     absolute = dict(values)
     for key in _FILES:
         if values.get(key):
@@ -198,11 +243,12 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
     return absolute
 
 
-def _of_data(dataset: str, partition: str, task: str) -> frozenset[str]:
-    """Return the keys of settings that concern the data.
+def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
+    """Return the keys of the settings that concern the data.
 
-    Masks belong to the data set's own sites. So for segmentation, the settings by which a run has
-    cut the images into other silos are left out.
+    They include the data set's own keys and those of the partition. Segmentation has no keys of a
+    partition, because masks are stored for the data set's own sites; only a data set with the key
+    'split.silos' has them too.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -211,14 +257,21 @@ def _of_data(dataset: str, partition: str, task: str) -> frozenset[str]:
 
 
 def used_settings(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that concern data, network or training here."""
-    of_data = _of_data(settings.dataset, settings.partition, CLASSIFICATION)
-    keys = _OF_NETWORK | _OF_TRAINING | of_data
-    return {key: value for key, value in as_mapping(settings).items() if key in keys}
+    """Return the settings that have an effect on fine-tuning, key -> value.
+
+    They concern the data, the network or the training.
+    """
+    of_data = _data_keys(settings.dataset, settings.partition, CLASSIFICATION)
+    return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)
 
 
 def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> None:
-    """Raise a SettingError for a setting that concerns neither data, network nor training here."""
+    """Refuse settings that fine-tuning would ignore.
+
+    Raises:
+        SettingError: a key is unknown, has an option of its own, such as --network, or concerns
+            neither data (``of_data``), network nor training. The first such key is named.
+    """
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:
         if key not in defaults(CommonSettings):

@@ -41,7 +41,7 @@ _HELD_OUT = 10  # one in ten public images is held out from training to measure 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """The recipe of the training, from the section ``pretraining`` of the simulation file."""
+    """The recipe of pre-training, from the section ``pretraining`` of the simulation file."""
 
     epochs: int = setting(100, "passes over the public images", ge=1)
     batch_size: int = setting(64, "images per step", ge=2)
@@ -57,10 +57,13 @@ class Pretraining:
 
 
 def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
-    """Read an experiment's settings, and the recipe in its simulation file.
+    """Read an experiment's settings, and the recipe of pre-training in its simulation file.
+
+    A simulation file without a recipe gives the defaults of ``Pretraining``.
 
     Raises:
-        SettingError: there is no such experiment, or it has no ViT or no public images.
+        SettingError: there is no such experiment, its network is no ViT, or its data set has no
+            images.
     """
     common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
@@ -75,21 +78,31 @@ def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettin
 def train_backbone(
     common: CommonSettings, recipe: Pretraining, target: Path, say: Callable[[str], None]
 ) -> None:
-    """Train a ViT on the public images, and write its weights to ``target``.
+    """Train a ViT on the data set's public images, and write its weights to ``target``.
 
-    ``say`` gets a line about the images, and one after each tenth of the epochs.
+    A linear head is trained with it and then dropped. The file also records the recipe, the size of
+    the ViT and the metrics on the held-out images.
+
+    Args:
+        common: the experiment's settings, which give the ViT's size and the data.
+        recipe: the recipe of pre-training.
+        target: the file to write.
+        say: is called with a line about the images, and one after each tenth of the epochs.
 
     Raises:
-        DataError: there are too few public images.
-        SettingError: training diverged.
+        DataError: there are fewer than 20 public images.
+        SettingError: training diverged. Then nothing is written.
     """
-    public, classes = _public(common, recipe)
+    public, classes = _read_public_images(common, recipe)
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
     trainer = _Trainer(public, classes, common, recipe)
     with noted_operations(say):
         metrics = trainer.run(say)
-    backbone = {key: value for key, value in as_mapping(common).items() if key in _SHAPE}
+    backbone = {}
+    for key, value in as_mapping(common).items():
+        if key in _SHAPE:
+            backbone[key] = value
     facts = {
         "backbone": backbone,
         "image-size": public.inputs.shape[-1],
@@ -101,8 +114,14 @@ def train_backbone(
     save_state(target, arrays, facts)
 
 
-def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Read the public images and count their classes; DataError if there are too few images."""
+def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
+    """Read the public images with their labels, and return them with the number of classes.
+
+    If the data set has several kinds of labels ('data.target'), the recipe chooses one.
+
+    Raises:
+        DataError: there are fewer than 20 public images.
+    """
     chosen = cast(ImageDataSet, data_set(common.dataset))
     if "data.target" in chosen.settings:
         common = dataclasses.replace(common, target=recipe.target)
@@ -116,8 +135,14 @@ def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     return public, len(chosen.classes(common, places))
 
 
-def named_file(common: CommonSettings) -> Path:
-    """Return the file that 'vit.backbone-weights' names; SettingError if it names none."""
+def backbone_file(common: CommonSettings) -> Path:
+    """Return the path of the file that 'vit.backbone-weights' names.
+
+    A relative name is within the cache's folder of backbones. The file need not exist.
+
+    Raises:
+        SettingError: the setting is empty, 'timm' or 'random', which names no file.
+    """
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
@@ -130,7 +155,7 @@ def named_file(common: CommonSettings) -> Path:
 
 
 class _Trainer:
-    """A ViT with a linear head, its optimiser, and the images it sees."""
+    """Trains a ViT with a linear head on the public images, one in ten of which is held out."""
 
     def __init__(
         self, public: Split, classes: int, common: CommonSettings, recipe: Pretraining
@@ -169,7 +194,13 @@ class _Trainer:
         self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
 
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
-        """Train for all epochs and return the metrics on the held-out images."""
+        """Train for all epochs, and return the metrics on the held-out images after the last one.
+
+        ``say`` gets a line with the metrics after each tenth of the epochs.
+
+        Raises:
+            SettingError: the loss of an epoch, or the output after it, is not finite.
+        """
         began, recipe, metrics = time.monotonic(), self.recipe, {}
         with seed_generators(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
@@ -191,7 +222,7 @@ class _Trainer:
         return metrics
 
     def _epoch(self) -> float:
-        """Train for an epoch and return its mean loss."""
+        """Train for one epoch on shuffled, augmented images; return the mean loss of its steps."""
         self.network.train()
         loss = 0.0
         shuffled = self.trained[torch.randperm(len(self.trained), generator=self.order)]
@@ -202,6 +233,7 @@ class _Trainer:
         return loss / self.steps
 
     def _step(self, images: Tensor, labels: Tensor) -> float:
+        """Take one optimiser step, with gradients clipped to norm 1; return the loss before it."""
         self.optimiser.zero_grad(set_to_none=True)
         with self.compute.autocast():
             logits, targets = self._logits(images), self.compute.bring(labels)
@@ -217,27 +249,32 @@ class _Trainer:
         return loss.item()
 
     def _logits(self, images: Tensor) -> Tensor:
-        """Return the logits of 8-bit images, scaled as a run scales them."""
+        """Compute the logits (n, classes), float32 on the device, of 8-bit images (n, 3, s, s).
+
+        Pixels are scaled as in a run, so that a run can use the weights unchanged.
+        """
         pixels = float_inputs(self.compute.bring(images)) * self.scale + self.offset
         logits: Tensor = self.network(pixels)
         return logits.float()
 
     def _metrics(self) -> dict[str, float]:
-        """Return accuracy and other metrics on the held-out images."""
+        """Measure accuracy and the ``classification_metrics`` on the held-out images."""
         self.network.eval()
-        batches = in_batches(self.public.inputs[self.held_out])
+        parts = []
         with torch.no_grad(), self.compute.autocast():
-            probabilities = torch.cat([self._logits(batch).softmax(1).cpu() for batch in batches])
-        labels = self.public.labels[self.held_out]
+            for batch in in_batches(self.public.inputs[self.held_out]):
+                parts.append(self._logits(batch).softmax(1).cpu())
+        probabilities, labels = torch.cat(parts), self.public.labels[self.held_out]
         accuracy = (probabilities.argmax(1) == labels).float().mean().item()
         return {"accuracy": accuracy} | classification_metrics(probabilities, labels)
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:
-    """Compute weights (classes,), the inverse root of each class's frequency, with mean 1.
+    """Compute the loss weight of each class, float32 (classes,), from labels (n,).
 
-    Seven of ten dermoscopic images are nevi, so without weights other classes are hardly learnt.
-    A class without images has weight 0.
+    A weight is proportional to 1 / sqrt(number of images). A class without images has weight 0, and
+    the other weights have mean 1. Seven of ten dermoscopic images are nevi, so without weights the
+    other classes are hardly learnt.
     """
     counts = torch.bincount(labels, minlength=classes).float()
     weights = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), torch.zeros(()))
@@ -245,11 +282,12 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Augment 8-bit images (n, 3, side, side): turn, mirror, crop, and change the light.
+    """Augment 8-bit images (n, 3, side, side) at random; the shape and the type stay.
 
-    A lesion has no upright position, so each image is turned by a multiple of 90 degrees and half
-    are mirrored. A crop of 60 to 100 % of the area is resized; brightness and contrast change by up
-    to 20 %.
+    A lesion has no upright position, so each image is turned by a random multiple of 90 degrees and
+    is mirrored with probability 0.5. Then a square of 60 to 100 % of the area is cut out and
+    resized, and brightness and contrast change by up to 20 % each. All random numbers come from
+    ``generator``, seven for each image.
     """
     from torchvision.transforms.v2 import functional as change
 

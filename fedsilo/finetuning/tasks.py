@@ -28,7 +28,7 @@ from fedsilo.models.networks.segmentation.build_segmentation import (
 )
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
-from fedsilo.runs.finished_run import chosen_of
+from fedsilo.runs.finished_run import select_sites
 
 _MISSING = {
     "train": "no training images",
@@ -39,59 +39,62 @@ _MISSING = {
 
 @dataclass(frozen=True)
 class Pooled:
-    """Images of all sites, in site order, with labels (n,) or masks (n, h, w)."""
+    """The images of all sites, one site after another, with labels (n,) or masks (n, h, w)."""
 
     train: Split
     val: Split
     test: Split
-    task: Task  # input shape and number of classes
-    classes: tuple[str, ...]  # their names, or empty if they have none
-    sites: tuple[str, ...]
+    task: Task  # the shape of an image and the number of classes
+    classes: tuple[str, ...]  # the names of the classes, or empty if they have none
+    sites: tuple[str, ...]  # the names of the sites, in the order of their images
     origin: tuple[str, ...]  # the site of each test image
 
     def sizes(self) -> dict[str, int]:
-        """Return the number of images by split."""
+        """Return the number of images in each split: train, val and test."""
         return {name: len(getattr(self, name)) for name in SPLITS}
 
 
 def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
-    """Return the sites of the data set, or only those ``wanted``.
+    """Return the names of the sites to fine-tune on, in the order of the data set.
+
+    These are the sites in ``wanted``, or all sites if it is empty.
 
     Raises:
-        SettingError: the data are a table, or there is no such site.
-        DataError: no site is on this machine.
+        SettingError: the data set is a table, or a wanted site is unknown.
+        DataError: the data set has no sites on this machine.
     """
     if data_set(settings.dataset).is_table:
         raise SettingError(
             f"fine-tuning needs images, but data set '{settings.dataset}' is a table: name another "
             "by --dataset"
         )
-    sites = chosen_of(silo_names(settings), wanted, f"data set '{settings.dataset}'")
+    sites = select_sites(silo_names(settings), wanted, f"data set '{settings.dataset}'")
     if not sites:
         raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
     return sites
 
 
-def pooled_labels(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Read the images of the sites with their classes.
+def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+    """Read the images of the sites with their class labels, and pool them.
 
     Raises:
         DataError: a split has no images, or the sites' images or classes differ.
     """
     silos = [load_silo(site, settings) for site in sites]
+    # Pooled images share one network, so their shape and their classes must be equal
     kinds = {(silo.task, silo.classes) for silo in silos}
     if len(kinds) > 1:
         raise DataError(f"sites {', '.join(sites)} have images or classes of different kinds")
-    return _pool(settings, silos)
+    return _pool_silos(settings, silos)
 
 
-def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Read the images of the sites with their masks.
+def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
+    """Read the images of the sites with their masks, and pool them.
 
     Raises:
-        DataError: a split has no images; no training or validation image has a mask; a mask has
-            another size than its image, or other values than 0 and 1; or the sites' images have
-            different sizes.
+        DataError: a split has no images; all training or all validation masks are empty; a mask has
+            another size than its image, or a value above 1; or the sites' images have different
+            sizes.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -106,8 +109,9 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
             f"sites {', '.join(sites)} have images of different sizes ({sizes}): set "
             "'data.image-size'"
         )
-    pooled = _pool(settings, silos)
-    # Test images may all be without a catheter, but a network cannot learn or be chosen so
+    pooled = _pool_silos(settings, silos)
+    # Test images without any catheter can still be measured, but training images without one teach
+    # nothing, and validation images without one cannot choose an epoch by Dice
     for name in ("train", "val"):
         if not getattr(pooled, name).labels.any():
             raise DataError(
@@ -118,7 +122,10 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
 
 
 def _mask_fault(split: Split) -> str:
-    """Say what is wrong with the masks (n, h, w) of images (n, c, h, w); empty if nothing is."""
+    """Explain why a split's masks do not fit its images; empty if they do.
+
+    The masks of images (n, c, h, w) must be (n, h, w), with no value above 1.
+    """
     images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):
         return (
@@ -133,8 +140,12 @@ def _mask_fault(split: Split) -> str:
     return ""
 
 
-def _pool(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
-    """Pool the data of silos with the same task and classes, in the order of the silos."""
+def _pool_silos(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
+    """Concatenate each split over silos with the same task and classes, in the order of ``silos``.
+
+    Raises:
+        DataError: a split is empty at all silos.
+    """
     sites, pooled = tuple(silo.name for silo in silos), {}
     for name in SPLITS:
         inputs, labels = [], []
@@ -153,10 +164,10 @@ def _pool(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
 
 
 class Downstream:
-    """A task of fine-tuning with one kind of network; this class is classification."""
+    """A task of fine-tuning: its data, network, loss and metrics. This class is classification."""
 
     name = CLASSIFICATION
-    data = staticmethod(pooled_labels)
+    data = staticmethod(read_labelled_images)  # reads the images of the sites
     headline = "accuracy"  # the metric whose validation value chooses the epoch
     shown: ClassVar = ("accuracy", "balanced-accuracy", "auc", "loss")  # the metrics of the table
     definitions: ClassVar = {  # metric -> its definition for finetune.json
@@ -168,32 +179,36 @@ class Downstream:
     }
 
     def __init__(self, network: str) -> None:
-        self.network = network
+        self.network = network  # the name of the network, such as 'conv' or 'unet'
 
     def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Return the network, initialised by the seed."""
+        """Build the network for images and classes of ``task``, initialised from 'seed'."""
         return build_classifier(settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the part of ``network`` whose arrays have the same names as a run's."""
+        """Return the part of ``network`` whose arrays have the names that a run's network has."""
         return network
 
     def objective(self, network: nn.Module) -> Objective:
-        """Return the function that computes the loss of a batch."""
+        """Return the loss function of ``network``: (inputs, labels) of a batch -> scalar."""
         return cast(TokenClassifier, network).loss
 
     def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Measure the metrics on a split, including ``loss``, without dropout."""
+        """Measure ``accuracy``, ``loss`` and the other metrics of ``measure``, name -> value.
+
+        The names in ``shown`` are among them. A metric that the split's labels do not define is
+        missing. There is no dropout unless 'train.mc-passes' is set.
+        """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
 
 class Segmentation(Downstream):
-    """A network of ``fedsilo.models.networks.segmentation.build_segmentation``."""
+    """Segmentation of the catheter: each pixel is 0 for background or 1 for the catheter."""
 
     name = SEGMENTATION
-    data = staticmethod(pooled_masks)
+    data = staticmethod(read_masked_images)
     headline = "dice"
     shown: ClassVar = ("dice", "jaccard", "miou", "dice-pooled")
     definitions: ClassVar = {
@@ -207,23 +222,29 @@ class Segmentation(Downstream):
     }
 
     def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Return the network."""
+        """Build the segmentation network for images of ``task``, initialised from 'seed'."""
         return build_segmentation(self.network, settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the encoder, which a run can have trained."""
+        """Return the encoder, whose arrays have the names that a run's network has."""
         trunk = cast(Segmenter, network).trunk()
-        assert trunk is not None, "network_of gives no run's weights to a network without a trunk"
+        assert trunk is not None, (
+            "choose_network gives no run's weights to a network without a trunk"
+        )
         return trunk
 
     def objective(self, network: nn.Module) -> Objective:
-        """Return the function that computes cross-entropy plus soft Dice of a batch."""
+        """Return the loss of a batch of images and masks: cross-entropy plus soft Dice loss."""
         return lambda inputs, masks: segmentation_loss(network(inputs), masks)
 
     def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Measure ``loss`` and the metrics of ``segmentation_metrics`` on a split."""
+        """Measure ``loss`` and the ``segmentation_metrics`` on a split, name -> value.
+
+        The loss is that of training, averaged over batches weighted by their number of images.
+        Metrics that the masks do not define are missing.
+        """
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():
             for logits in _logits(network, split.inputs, compute):
@@ -237,32 +258,35 @@ class Segmentation(Downstream):
 
 @dataclass(frozen=True)
 class Study:
-    """Everything that is the same for all starts."""
+    """Everything that is the same for all starting points."""
 
-    downstream: Downstream
-    settings: CommonSettings
+    downstream: Downstream  # the task, with the name of the network
+    settings: CommonSettings  # the settings of data, network and training
     data: Pooled
-    compute: Compute
-    seeds: int
-    epochs: int
-    distil_epochs: int = 0
+    compute: Compute  # the device and precision
+    seeds: int  # number of trainings for each starting point
+    epochs: int  # epochs of each training
+    distil_epochs: int = 0  # epochs of distillation from a run's ViT; 0 for none
 
 
 @dataclass(frozen=True)
 class TrainedSeed:
-    """The outcome of one seed."""
+    """The outcome of training one starting point with one seed."""
 
     seed: int
-    epoch: int  # the one with the best validation metric, from 1
-    val: dict[str, float]  # metrics of that epoch
-    test: dict[str, float]
+    epoch: int  # the best epoch by the validation metric, counted from 1
+    val: dict[str, float]  # validation metrics after the best epoch
+    test: dict[str, float]  # test metrics after the best epoch
     curves: tuple[tuple[int, str, str, float], ...]  # (epoch, split, metric, value) of all epochs
-    arrays: dict[str, Tensor]  # the network's after that epoch, on the CPU
-    seconds: float
+    arrays: dict[str, Tensor]  # the network's arrays after the best epoch, on the CPU
+    seconds: float  # the duration of training and measuring
 
 
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
-    """Yield the logits of at most 32 images at a time, in eval mode."""
+    """Yield logits (b, classes, h, w), float32 on the device, for at most 32 images at a time.
+
+    The network is put in eval mode. ``inputs`` (n, c, h, w) are in the form that a silo stores.
+    """
     network.eval()
     for part in in_batches(inputs):
         # Smaller batches than elsewhere, because the inner maps are many times as large as an image
@@ -271,9 +295,14 @@ def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Te
 
 
 def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
-    """Predict the class of each pixel of images (n, c, h, w): (n, h, w) int64 on the CPU."""
+    """Predict the most probable class of each pixel: (n, h, w) int64 on the CPU.
+
+    ``inputs`` are images (n, c, h, w) in the form that a silo stores.
+    """
+    classes = []
     with torch.no_grad(), compute.autocast():
-        classes = [logits.argmax(1).cpu() for logits in _logits(network, inputs, compute)]
+        for logits in _logits(network, inputs, compute):
+            classes.append(logits.argmax(1).cpu())
     return torch.cat(classes)
 
 
@@ -287,10 +316,19 @@ def cosine_epochs(
     epochs: int,
     purpose: str,
 ) -> Iterator[float]:
-    """Train ``network`` in place and yield the mean loss of each epoch.
+    """Train ``network`` in place, and yield the mean loss after each epoch.
 
-    The learning rate falls from the settings' to 0 over ``epochs``. ``purpose`` keys the order of
-    the batches, which differs from that of other trainings with the same seed.
+    Each epoch is trained when its value is taken. The learning rate is 'train.learning-rate' in the
+    first epoch, and then falls along a half cosine towards 0 over ``epochs``.
+
+    Args:
+        network: on the compute device.
+        objective: computes the loss of a batch.
+        split: the training images.
+        settings: the seed, the batch size and the optimiser.
+        compute: the device and the precision.
+        epochs: the number of epochs.
+        purpose: a name that, with the seed and the epoch, decides the order of the batches.
     """
     optimiser = open_optimiser(network, settings)
     cosine = torch.optim.lr_scheduler.LambdaLR(

@@ -28,14 +28,14 @@ _HEAD, _BACKBONE = "head.", "encoder.vit."
 
 @dataclass(frozen=True)
 class TransferReport:
-    """The report on arrays that a network took from pretrained weights."""
+    """A report on which arrays a network received from pretrained weights."""
 
-    arrays: int  # number of arrays of the encoder that it took
+    arrays: int  # number of the encoder's arrays that were copied
     of: int  # number of all arrays in the encoder
-    share: float  # share of the encoder's numbers in the arrays that it took, 0 to 1
-    left: tuple[str, ...]  # arrays of the encoder that keep the seed's values
-    head: bool = False  # whether the head is the run's
-    backbone: str = ""  # the frozen backbone loaded with the run's arrays, or empty
+    share: float  # share of the encoder's numbers that were copied, 0 to 1
+    left: tuple[str, ...]  # names of the encoder's arrays that keep the seed's values, sorted
+    head: bool = False  # whether the run's head was copied too
+    backbone: str = ""  # the 'vit.backbone-weights' that was loaded beside the arrays, or empty
 
     def summary(self) -> str:
         """Return the report in one line."""
@@ -53,23 +53,36 @@ class TransferReport:
 def transfer(
     trunk: nn.Module, source: Source, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy the arrays of ``source`` that fit into ``trunk``, whose arrays have a run's names.
+    """Copy every array of ``source`` that fits into ``trunk``, in place, and report on it.
+
+    Args:
+        trunk: the network, or the part of it whose arrays have the names of a run's network.
+        source: the model or the weights to copy from.
+        settings: the settings of fine-tuning.
+        classes: the classes to learn; a run's head is copied only if the run had the same.
 
     Raises:
-        SettingError: no array fits, or the weights are for another architecture.
+        SettingError: no array of a run fits, the file or timm's name is unknown, or its weights are
+            for another architecture.
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
     before = {name: tensor.clone() for name, tensor in _encoder_arrays(trunk).items()}
     load_initial_weights(trunk, dataclasses.replace(settings, initial_weights=source.named))
-    # The loader does not say which arrays it set, so we compare
+    # The loader does not say which arrays it set, so arrays are compared before and after
     after = _encoder_arrays(trunk)
-    changed = [name for name in after if not torch.equal(after[name], before[name])]
+    changed = []
+    for name, array in after.items():
+        if not torch.equal(array, before[name]):
+            changed.append(name)
     return _report(after, changed)
 
 
 def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point arrays of ``trunk``, without those of its head."""
+    """Return the floating-point arrays of ``trunk`` by name, without those of its head.
+
+    They share memory with the network, so they change with it.
+    """
     arrays = {}
     for name, tensor in trunk.state_dict().items():
         if tensor.is_floating_point() and not name.startswith(_HEAD):
@@ -80,23 +93,36 @@ def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
 def _report(
     encoder: Mapping[str, Tensor], names: Sequence[str], head: bool = False, backbone: str = ""
 ) -> TransferReport:
-    """Build the report on an encoder of which the arrays ``names`` were set."""
-    numbers = sum(encoder[name].numel() for name in names)
-    share = numbers / sum(target.numel() for target in encoder.values())
-    left = []
-    for name in sorted(encoder.keys() - set(names)):
+    """Build the report on an encoder.
+
+    Args:
+        encoder: all arrays of the encoder by name.
+        names: the names of the arrays that were copied.
+        head: whether a run's head was copied.
+        backbone: the backbone that was loaded from its own weights, or empty.
+    """
+    copied, total, left = 0, 0, []
+    for name in sorted(encoder):
+        size = encoder[name].numel()
+        total += size
+        if name in names:
+            copied += size
         # A backbone that was loaded from its own file is not left to the seed
-        if not backbone or not name.startswith(_BACKBONE):
+        elif not backbone or not name.startswith(_BACKBONE):
             left.append(name)
-    return TransferReport(len(names), len(encoder), share, tuple(left), head, backbone)
+    return TransferReport(len(names), len(encoder), copied / total, tuple(left), head, backbone)
 
 
 def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy the arrays of a run's model that fit into ``trunk``.
+    """Copy the arrays of a run's model that fit into ``trunk``, and report on them.
 
-    The head is copied only as a whole, and only if the run had the same ``classes``.
+    The head is copied only as a whole, and only if the run had the same ``classes``. If the run
+    trained only prompts, the pretrained backbone that they belong to is loaded first.
+
+    Raises:
+        SettingError: no array of the encoder fits.
     """
     if not run_model.has_backbone and hasattr(trunk, "vit"):
         # Loading checks that the weights have not seen images of these silos. So the data settings
@@ -109,7 +135,7 @@ def _transfer_run(
     encoder = _encoder_arrays(trunk)
     fitting = {}
     for name, target in encoder.items():
-        array = _fitting(name, run_model.arrays, target, trunk)
+        array = _fit_array(name, run_model.arrays, target, trunk)
         if array is not None:
             fitting[name] = array
     if not fitting:
@@ -121,7 +147,7 @@ def _transfer_run(
     state = trunk.state_dict()
     head: dict[str, Tensor] = {}
     if classes == run_model.classes:
-        head = _head(state, run_model)
+        head = _fitting_head(state, run_model)
     with torch.no_grad():
         for name, array in {**fitting, **head}.items():
             state[name].copy_(array)
@@ -132,12 +158,19 @@ def _transfer_run(
     return _report(encoder, list(fitting), bool(head), backbone)
 
 
-def _fitting(
+def _fit_array(
     name: str, arrays: Mapping[str, Tensor], target: Tensor, trunk: nn.Module
 ) -> Tensor | None:
-    """Return a run's array in the shape of ``target``, or None if it does not fit.
+    """Return a run's array in the shape of ``target``, or None if it cannot have that shape.
 
-    A ViT's position embeddings are resampled to the size of the images.
+    Only a ViT's position embeddings are reshaped: they are resampled to the grid of patches in
+    ``trunk``, because the images may have another size.
+
+    Args:
+        name: the name of the array.
+        arrays: the run's arrays by name.
+        target: the array of ``trunk`` with this name.
+        trunk: the network that receives the array.
     """
     array = arrays.get(name)
     if array is None or array.shape == target.shape:
@@ -153,8 +186,11 @@ def _fitting(
     return None
 
 
-def _head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
-    """Return the arrays of a run's head if all of them fit, otherwise none."""
+def _fitting_head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
+    """Return the arrays of a run's head by name; empty unless all of them fit.
+
+    ``state`` has the arrays of the network that receives them.
+    """
     head: dict[str, Tensor] = {}
     for name, target in state.items():
         if not name.startswith(_HEAD):
@@ -168,9 +204,9 @@ def _head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]
 
 @dataclass(frozen=True)
 class DistilReport:
-    """The report on a network that learned a ViT's tokens by distillation."""
+    """A report on a network that learned a ViT's tokens by distillation."""
 
-    losses: tuple[float, ...]  # each epoch's share of the tokens' variance left unexplained
+    losses: tuple[float, ...]  # per epoch, the share of the tokens' variance left unexplained
 
     def summary(self) -> str:
         """Return the report in one line."""
@@ -188,19 +224,28 @@ def distil(
     compute: Compute,
     epochs: int,
 ) -> DistilReport:
-    """Teach the encoder of ``network``, in place, the tokens of a run's ViT; labels are ignored.
+    """Train the encoder of ``network``, in place, to predict the tokens of a run's ViT.
 
-    The FedEFM paper initialises UNet and SwinUnet from its foundation ViT and does not say how.
-    Here the encoder's last map, through one linear layer that is dropped afterwards, learns to
-    predict the ViT's token of each patch (Romero et al. 2015, FitNets, equation 3), each token
-    normalised over its channels (Wei et al. 2022, feature distillation).
+    The FedEFM paper initialises UNet and SwinUnet from its foundation ViT but does not say how.
+    Here one linear layer maps the encoder's last map to the ViT's token of each patch (Romero et
+    al. 2015, FitNets, equation 3). Tokens are normalised over their channels (Wei et al. 2022,
+    feature distillation). The linear layer is dropped afterwards, and labels are ignored.
+
+    Args:
+        network: the student, on the compute device.
+        source: the run whose ViT is the teacher.
+        images: the training images; their labels are not used.
+        settings: the settings of the training.
+        compute: the device and the precision.
+        epochs: the number of epochs, at least 1.
 
     Raises:
-        SettingError: the ViT does not take images of this size.
+        SettingError: no array of the run's ViT fits a ViT for images of this size.
     """
     shape = tuple(images.inputs.shape[1:])
-    teacher = compute.place(vit_of(source, settings, shape)).eval()
-    # Two images are enough to learn the number of channels
+    teacher = compute.place(build_run_vit(source, settings, shape)).eval()
+    # The number of channels of the student's last map (2, channels, rows, columns) is not among its
+    # settings, so a small batch is mapped to find it
     with torch.no_grad():
         channels = network.coarsest(compute.bring(images.inputs[:2]).float()).shape[1]
     with seed_generators(settings.seed, "distil"):
@@ -211,7 +256,7 @@ def distil(
             tokens = teacher.encode_with_map(inputs)[1]
         return token_loss(project(network.coarsest(inputs)), tokens)
 
-    # The linear layer is trained with the encoder, and is then dropped
+    # One module, so that one optimiser trains the encoder together with the linear layer
     both = nn.ModuleList([network, project])
     losses = cosine_epochs(
         both, objective, images, settings, compute, epochs=epochs, purpose="distil"
@@ -220,17 +265,32 @@ def distil(
 
 
 def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean squared distance of maps (batch, c, ., .) from tokens (batch, r, k, c).
+    """Return the mean squared error of predicted tokens, a scalar.
 
-    Tokens are normalised over their channels, so that maps of zeros have a loss of 1.
+    True tokens are first normalised over their channels to mean 0 and variance 1, so that
+    predicting zeros has a loss of 1.
+
+    Args:
+        maps: the predictions (batch, c, h, w), which are resized to the grid of patches.
+        tokens: the ViT's tokens (batch, rows, columns, c).
     """
-    wanted = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])
-    given = resize_maps(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
-    return nn.functional.mse_loss(given, wanted)
+    targets = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])
+    predictions = resize_maps(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
+    return nn.functional.mse_loss(predictions, targets)
 
 
-def vit_of(source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]) -> PromptedViT:
-    """Build a run's ViT, frozen, for images of ``input_shape``; SettingError if it does not fit."""
+def build_run_vit(
+    source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]
+) -> PromptedViT:
+    """Build the ViT of a run with the run's weights, all frozen, on the CPU.
+
+    ``settings`` are those of fine-tuning, of which the network's settings are replaced by the
+    run's. Arrays that do not fit images of ``input_shape`` (channels, height, width) keep random
+    values; position embeddings are resampled.
+
+    Raises:
+        SettingError: no array of the encoder fits.
+    """
     own: dict[str, Any] = {}
     for field, key in keys_of(CommonSettings).items():
         if key in NETWORK_KEYS:

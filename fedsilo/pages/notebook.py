@@ -1,4 +1,4 @@
-"""HTML for notebooks: the lines that the command line prints of a result, as small tables."""
+"""Converts the lines that a command prints for a result to HTML for notebooks."""
 
 from collections.abc import Iterable
 from html import escape
@@ -7,7 +7,7 @@ from rich.table import Table
 
 from fedsilo.core.one_line import terminal_text
 
-_MOST = 60  # rows of a table; a notebook keeps every output in its file
+_MOST = 60  # largest number of rows, because a notebook stores every output in its file
 
 
 def html_of_lines(lines: Iterable[Table | str]) -> str:

@@ -1,4 +1,4 @@
-"""The pictures of a report: small enough for a phone, in colours that differ in grey, too."""
+"""Draws the pictures of pages: narrow enough for a phone, in colours that differ in grey, too."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from fedsilo.models.measures.outcome_counts import Bin
 
-_WIDTH = 4.4  # inches, of 72 points: somewhat less than a phone, so that letters can be read
+_WIDTH = 4.4  # inches: somewhat narrower than a phone's screen, so that letters can be read
 _LEGEND_COLUMNS = 2
-_NAME = 24  # characters of a label: longer ones leave the panel no room
+_NAME = 24  # largest number of characters of a label; a longer one leaves the panel no room
 
 
 def curves(

@@ -100,10 +100,11 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
 def _draw_violins(
     axes: Axes, positions: Sequence[int], weights: Sequence[Mapping[str, float]]
 ) -> None:
+    """Draw a violin and a box at each position from the quantiles of the weights."""
     boxes, violins = [], []
     for weight in weights:
         boxes.append({box: weight[quantile] for box, quantile in _QUANTILES.items()})
-        violins.append(violin(weight))
+        violins.append(violin_statistics(weight))
     parts: dict[str, Any] = axes.violin(violins, positions, widths=0.85, showextrema=False)
     for body in parts["bodies"]:
         body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
@@ -111,7 +112,7 @@ def _draw_violins(
     axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)
 
 
-def violin(weight: Mapping[str, float]) -> dict[str, Any]:
+def violin_statistics(weight: Mapping[str, float]) -> dict[str, Any]:
     """Convert five quantiles to the statistics that matplotlib's ``Axes.violin`` takes.
 
     The width between two quantiles is the share of patients there divided by the quantiles'
@@ -132,6 +133,7 @@ def violin(weight: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) -> Figure:
+    """Draw a heat map of the mean routing weights, with a row per site and a column per expert."""
     figure = new_figure(2.6 + 0.8 * len(experts), 1.8 + 0.6 * len(sites))
     axes = figure.subplots()
     annotated_heat_map(axes, weights, sites, experts, "mean weight of a test sample", top=1.0)
@@ -141,6 +143,7 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 
 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
+    """Draw two heat maps of the distances between prototypes: of features, and of embeddings."""
     size = len(experts)
     figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
     titles = {"input": "between standardised features", "embedded": "between router embeddings"}
@@ -184,6 +187,7 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
     lines: dict[str, dict[int, float]] = {}  # site -> epoch from 1 -> percent
     for epoch in sorted(document["epochs"], key=int):
         for site, share in document["epochs"][epoch].items():
+            # A site without a share keeps its place in the legend, with gaps in its line
             line = lines.setdefault(site, {})
             if share is not None:
                 line[int(epoch) + 1] = 100 * share
@@ -210,7 +214,7 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
         File name -> figure.
     """
     sites, names = document["sites"], document["classes"]
-    first_columns, width = _blocks(sites)
+    first_columns, width = _lay_out_blocks(sites)
     figure = new_figure(1.4 + 0.9 * width, 1.2 + 0.95 * len(sites))
     panels = figure.subplots(len(sites), width, squeeze=False)
     for axes in panels.flatten():
@@ -235,7 +239,7 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
     return {"buffer.png": figure}
 
 
-def _blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
+def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
     """Lay out the columns of the classes' maps, with classes in numeric order.
 
     Args:

@@ -117,6 +117,7 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
     for place, (count, right, weighted) in total.items():
         if not count:
             continue
+        # Bins divide 0..1 equally; a bar stands in the middle of its bin and leaves a small gap
         axes.bar(
             int(place) / len(total) + 0.5 / len(total),
             right / count,

@@ -51,6 +51,7 @@ def draw_lines(
     many = len(lines) > MANY
     if many:
         _draw_spread(axes, lines)
+        # A site may be missing in the last round: then its own last round counts
         last = {name: line[max(line)] for name, line in lines.items()}
         lines = {name: lines[name] for name in worst(last, high_is_worse=high_is_worse)}
         styles = line_styles(list(lines))
@@ -226,6 +227,7 @@ def _draw_lines(
     if len(panels) > _ONE_ROW:
         columns = 3
     figure, grid = panel_grid(len(panels), columns, (4.2, 3.2), (1.2, 0.4))
+    # One style for each name, so that a site has the same colour in all panels
     names: set[str] = set()
     for lines in panels.values():
         names |= lines.keys()
@@ -260,6 +262,11 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 
 def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
+    """Draw one JSON file of a run, and return the paths of its pictures.
+
+    Raises:
+        RunDirectoryError: the file has an unknown structure.
+    """
     try:
         pictures = _DRAWN_BY[name](directory.read_json(name))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

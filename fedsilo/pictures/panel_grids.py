@@ -47,6 +47,7 @@ def panel_grid(
     columns = min(columns, count)
     rows = -(-count // columns)  # ceiling division
     figure = new_figure(margin[0] + panel[0] * columns, margin[1] + panel[1] * rows)
+    # squeeze=False returns (rows, columns) for a single panel too
     panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
     for axes in panels[count:]:
         axes.set_axis_off()

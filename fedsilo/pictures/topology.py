@@ -48,7 +48,7 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
     Returns:
         File name -> figure.
     """
-    panels = _panels(document)
+    panels = _group_edges(document)
     columns = min(4, len(panels))
     size, margin, heading = (2.8, 2.4), (2.0, 1.0), "teacher from"
     if len(panels) == 1:
@@ -69,7 +69,7 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
     return {"closeness.png": figure}
 
 
-def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
+def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
     """Group the edges into panels: title -> label of a line -> round -> weight.
 
     Up to 10 edges are in one panel without a title, labelled 'i<-j'.
@@ -86,6 +86,7 @@ def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
+    """Draw one line per label over rounds into a panel; ``lines`` has round (text) -> value."""
     for label, series in lines.items():
         value_of = {int(round_): value for round_, value in series.items()}
         rounds = sorted(value_of)
@@ -101,8 +102,8 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
 
     Unless all weights are equal, they decide the lines' width, and are written on up to 16 lines.
     """
-    points = _places(document)
-    lines = _lines(document["edges"])
+    points = _place_silos(document)
+    lines = _merge_edges(document["edges"])
     weights = [line["weight"] for line in lines]
     # Weights are computed, so equal ones may differ by rounding
     alike = max(weights) - min(weights) < 1e-9
@@ -121,7 +122,7 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.set_axis_off()
 
 
-def _places(document: Mapping[str, Any]) -> dict[str, Point]:
+def _place_silos(document: Mapping[str, Any]) -> dict[str, Point]:
     """Compute each silo's position: on the unit circle, clockwise from the top.
 
     A ring's silos are in the order of its edges. A star's hub, the silo with the most outgoing
@@ -141,18 +142,20 @@ def _places(document: Mapping[str, Any]) -> dict[str, Point]:
         sites.remove(hub)
         places[hub] = (0.0, 0.0)
     for place, site in enumerate(sites):
+        # From the top on, clockwise
         angle = math.pi / 2 - 2 * math.pi * place / len(sites)
         places[site] = (math.cos(angle), math.sin(angle))
     return places
 
 
-def _lines(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _merge_edges(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Merge each edge with its reverse into one undirected line, if their weights are equal.
 
     Returns:
         A dictionary per line: 'from', 'to', 'weight', and 'directed', which is false for merged
         edges.
     """
+    # Directed edge -> weight; of a pair with equal weights only the alphabetically first is drawn
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
     lines = []
     for (start, end), weight in weights.items():
@@ -204,7 +207,7 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
             _STRETCH * x,
             height,
             site,
-            ha=_side(x),
+            ha=_align_name(x),
             va="center",
             fontsize="small",
             zorder=3,
@@ -212,7 +215,7 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
         )
 
 
-def _side(x: float) -> str:
+def _align_name(x: float) -> str:
     """Return matplotlib's alignment for a name at ``x``, so that it is outside the circle."""
     if abs(x) < 0.2:
         return "center"

@@ -1,4 +1,4 @@
-"""A report for the clinic: who took part, what is found and what is missed, how sure it is."""
+"""The report for the clinic: the sites, the model's errors by class, and its certainty."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _DRAWN_CLASSES = 6
 
 @dataclass(frozen=True)
 class Examination:
-    """A section on a question about a run that needs the sites' data.
+    """A section of the clinic report that needs the sites' data, such as accuracy by group.
 
-    An example is the accuracy by group of patients. Without an answer there are only sentences.
+    If it cannot be computed, it has only sentences that say why.
     """
 
     title: str
@@ -124,7 +124,7 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build a table per site with a row per class, and a picture per class.
 
-    Without a site that reports counts of right or false predictions by class, both are left out.
+    If no site reports counts of right or false predictions by class, there are none.
     """
     tables = []
     is_reported = False
@@ -196,8 +196,8 @@ def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     """Build the tables and diagrams of accuracy by confidence, uncertainty and vacuity.
 
-    Bins of all sites are added, and merged until each has as many samples as the floor. Vacuity is
-    drawn only if the network is evidential. Without confidence there is no diagram.
+    Bins are summed over all sites, and merged until each has at least as many samples as the floor.
+    Vacuity is drawn only if the network is evidential. Without confidence there is no diagram.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()

@@ -1,4 +1,4 @@
-"""A report for a data protection officer: what left each hospital, how much, and what bounds it."""
+"""The report for a data protection officer: the data that left each hospital, and their bounds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,10 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 
 
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
-    """Build the result and the main limit for a data protection officer, a sentence each."""
+    """Build ``result`` and ``limit`` of ``head.html`` for a data protection officer.
+
+    Each is a sentence about messages, bytes and epsilon, not about accuracy.
+    """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
     total = 0
@@ -95,9 +98,10 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Format a number of bytes of a site with hidden counts as "up to" the ``most`` of any site.
+    """Format an upper bound on the bytes of a site with hidden counts: "up to" and ``most``.
 
-    With a single site that would be its own number, so the text is "not shown".
+    ``most`` is the largest number of any site, as text. A single site's bound would be its own
+    number, so that is "not shown".
     """
     if len(run.silos) > 1:
         return f"up to {most}"
@@ -207,7 +211,7 @@ def _arrays(run: Shown) -> list[list[str]] | None:
         values[kind] += int(np.size(array))
     rows = []
     for kind in sorted(counts):
-        size = bytes_text(4 * values[kind])  # float32
+        size = bytes_text(4 * values[kind])  # a float32 value has 4 bytes
         rows.append([kind, str(counts[kind]), f"{values[kind]:,}", size])
     return rows
 

@@ -1,4 +1,4 @@
-"""Describes the data flows of a run in short sentences by level of trust, and in a picture."""
+"""Describes the data flows of each level of trust in short sentences, and in a picture."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.pages.page import Picture, environment
 from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
 
-_WORDS = 25  # most words in a sentence
-_START = 30  # characters by which a sentence is known, also one of an earlier version
-_OUTSIDE = r"(?![^(]*\))"  # brackets
+_WORDS = 25  # largest number of words in a sentence
+_START = 30  # first characters that identify a sentence, even if an earlier version wrote it
+_OUTSIDE = r"(?![^(]*\))"  # a position that is not within brackets
 _STOPS = re.compile(rf"; {_OUTSIDE}|(?<=[a-z)])\. ")
 _BREAKS = re.compile(rf"(?<=[;:,.]) (?=\S){_OUTSIDE}")
 

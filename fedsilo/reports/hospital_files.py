@@ -1,4 +1,4 @@
-"""Files that a hospital puts next to a run for its own report: the audit log and the site file."""
+"""Reads the files that a hospital adds to its own report: the audit log and the site file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ def read_audit_log(path: Path) -> AuditLog:
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
-            torn += 1  # a line that is cut short, or lists within lists without end
+            torn += 1  # a line that is cut short, or nested too deeply
             continue
         if not _is_log_line(line):
             raise DataError(

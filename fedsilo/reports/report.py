@@ -18,7 +18,7 @@ _TITLES = {
     "dpo": "What left the hospitals, for data protection",
 }
 READERS = tuple(_TITLES)
-_NAMED = 4  # runs that the subtitle names
+_NAMED = 4  # largest number of runs that the subtitle names
 
 Examine = Callable[[Shown], Sequence[Examination]]
 

@@ -1,4 +1,4 @@
-"""A report for research: what was run, how it went, what differs by more than seeds, the cost."""
+"""The report for research: settings, curves, final metrics, comparisons, and costs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -29,7 +29,7 @@ from fedsilo.reports.run_facts import experiments_of, head_of, taking_part, valu
 from fedsilo.runs.finished_run import Shown
 from fedsilo.server_app.records.progress import bytes_text
 
-_NAMED = 6  # lines whose last value the description of a picture has; the table has all
+_NAMED = 6  # lines whose last value is in a picture's description; the table has all
 
 Line = dict[int, float]  # round -> value
 
@@ -89,7 +89,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
 
 
 def _went_wrong(runs: Runs) -> dict[str, Any]:
-    """List the runs with failed sites, an early stop, or operations that are not deterministic."""
+    """List the runs with failed sites, an early stop, or operations that may not repeat exactly."""
     failed, early, unrepeatable = [], [], []
     for run in runs:
         if run.summary["failures"]:
@@ -267,7 +267,8 @@ def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[st
 def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
     """Yield a table of the headline metrics in the last round for each experiment that has any.
 
-    It has a row per site or group; with several seeds, cells are mean ± standard deviation.
+    Its rows are sites or groups of sites. With several seeds, cells are mean ± standard deviation;
+    a note names the sites that a mean leaves out.
     """
     for experiment, summaries in experiments.items():
         data = next(iter(summaries.values()))["dataset"]

@@ -1,4 +1,4 @@
-"""The comparison in a report for research: means over seeds, paired differences, tests, cost."""
+"""The comparison in the research report: means over seeds, paired differences, tests, cost."""
 
 import itertools
 import math
@@ -19,8 +19,8 @@ from fedsilo.pages.page_pictures import estimates, scatter
 from fedsilo.reports.run_facts import experiments_of, facts
 from fedsilo.runs.finished_run import Shown, same_split
 
-_PAIRS = 15  # most pairs of experiments whose differences are drawn
-_CHANCE = 0.05  # smallest p of a difference that may be chance
+_PAIRS = 15  # largest number of pairs of experiments whose differences are drawn
+_CHANCE = 0.05  # a difference with a p value from here on may be chance
 _UNBOUNDED = ("loss", "entropy", "perplexity")  # all other metrics are at most 1
 
 # The template variables of a page with one experiment
@@ -220,7 +220,10 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 
 
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
-    """Build the variables of ``head.html`` that differ between a comparison and a single run."""
+    """Build the facts, the result and the limit of several runs for ``head.html``.
+
+    They replace those of a single run. Facts that differ between the runs are left out.
+    """
     methods: dict[str, None] = {}
     for run in runs:
         methods[f"{run.summary['title']} ({run.summary['method']})"] = None
@@ -273,7 +276,7 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
-    """Return a line for each experiment with another budget than the first: all differences."""
+    """Return a line for each experiment whose budget differs from the first: all differences."""
     budgets = {}
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())

@@ -19,7 +19,15 @@ def final_table(
     withheld: Sequence[str],
     floor: int,
 ) -> str:
-    """Build the HTML of a run's final metrics, with a sentence about metrics that are hidden."""
+    """Build the HTML of a run's final metrics, as notebooks show it.
+
+    Args:
+        path: the run directory, which is printed below the table.
+        summary: the shown content of summary.json.
+        silos: the shown content of silos.json.
+        withheld: the sites with hidden metrics, which a sentence explains.
+        floor: the number of patients below which metrics are hidden.
+    """
     name = summary["dataset"]
     metrics: Sequence[str] = _METRICS
     if name in DATA_SETS:

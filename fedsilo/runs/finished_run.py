@@ -51,7 +51,7 @@ _SEED = re.compile(r"-(seed|split)\d+$")  # the end that `fedsilo compare` gives
 
 @dataclass(frozen=True)
 class FinishedRun(RunFiles):
-    """A run that has ended: its files, what of them may be shown, and its model.
+    """A run that has ended: its files, its results that may be shown, and its model.
 
     Attributes:
         path: the run directory.
@@ -66,16 +66,17 @@ class FinishedRun(RunFiles):
     whole: FinishedRun | None = None
 
     def __post_init__(self) -> None:
-        """Refuse links out of the directory, before any file is read."""
+        """Refuse symbolic links out of the directory before any file is read, and set the names."""
         refuse_links(self.path)
         if not self.name:
+            # A frozen dataclass refuses assignments; this is its only way to fill its own fields
             folder = self.path.resolve().name
             object.__setattr__(self, "name", folder)
             object.__setattr__(self, "experiment", _SEED.sub("", folder))
 
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
-        """Open the finished run in a folder.
+        """Open the finished run in the folder ``path``.
 
         Raises:
             RunDirectoryError: the folder does not exist or is a file, its run has not ended, or
@@ -95,26 +96,30 @@ class FinishedRun(RunFiles):
         return run
 
     def chosen_sites(self, wanted: Sequence[str] = ()) -> list[str]:
-        """Return the names of the run's sites in its order: all of them, or those in ``wanted``.
+        """Return the names of the ``wanted`` sites in the run's order; by default of all its sites.
 
         Raises:
             SettingError: a wanted site is not in the run.
         """
-        return chosen_of(list(self.silos), wanted, str(self.path))
+        return select_sites(list(self.silos), wanted, str(self.path))
 
     def class_names(self, site: str = "") -> list[str]:
-        """Return the names of a site's classes; ``class 0``, ``class 1``, ... if they have none.
+        """Return the names of the classes at a site; ``class 0``, ``class 1``, ... without names.
 
-        Without ``site``, it is the run's first site.
+        By default it is the run's first site.
         """
         facts = self.silos[site or next(iter(self.silos))]
         if facts["classes"]:
             return list(facts["classes"])
+        # Any split will do, because each has one count per class
         counts: Sequence[Any] = next(iter(facts["label_counts"].values()), [])
         return [f"class {label}" for label in range(len(counts))]
 
     def noun(self, number: int) -> str:
-        """Return the word for ``number`` samples: a row of a table is a patient."""
+        """Return the word for ``number`` samples: patients for a table, otherwise images.
+
+        For 1 the word is in the singular.
+        """
         word = "image"
         if data_set(str(self.summary["dataset"])).is_table:
             word = "patient"
@@ -139,7 +144,7 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites with a test metric that is not shown because of the floor."""
+        """The sites with a test metric or count that is not shown because of the floor."""
         withheld = []
         for site in self.silos:
             # None means that the whole split is too small, so it counts as hidden too
@@ -162,7 +167,7 @@ class FinishedRun(RunFiles):
     def shown(self, name: str = "", experiment: str = "") -> Shown:
         """Return a view of the run without the metrics and counts that no page may show.
 
-        The rules are in ``shown.py``. ``name`` and ``experiment`` replace the run's own.
+        The rules are in ``shown.py``. ``name`` and ``experiment`` replace the run's own names.
         """
         view = FinishedRun(self.path, name or self.name, experiment or self.experiment, whole=self)
         # Filling the caches of the view's properties keeps it from reading the whole files again
@@ -177,7 +182,7 @@ class FinishedRun(RunFiles):
         return Shown(view)
 
     def local_settings(self, data_dir: Path | None = None) -> RunSettings:
-        """Return the settings by which data and networks are opened on this machine.
+        """Return the run's settings with the folders of this machine, to open data and networks.
 
         ``data_dir`` replaces the run's data folder.
 
@@ -204,7 +209,7 @@ class FinishedRun(RunFiles):
     ) -> Lab:
         """Open a site as its method's ``Lab``, in the state after the last round.
 
-        For the arguments see ``trained_site.open_site``.
+        The arguments are those of ``trained_site.open_site``.
 
         Raises:
             FedsiloError: no part of the model is on this machine, or the split has changed.
@@ -227,14 +232,18 @@ class FinishedRun(RunFiles):
         state_dir: AnyPath | None = None,
         best: bool = False,
     ) -> TrainedModel:
-        """Return the final model, opened with the data of a site.
+        """Open the final model with the data of a site.
 
-        Its ``network`` is an ``nn.Module`` in eval mode; it takes ``inputs(split)``, which are
-        decoded and standardised samples. Its ``module()`` maps samples as they are read to class
-        probabilities.
+        The result's ``network`` is an ``nn.Module`` in eval mode; it takes ``inputs(split)``, which
+        are decoded and standardised samples. Its ``module()`` maps samples as they are read to
+        class probabilities.
 
-        Without ``site``, the first site whose data are on this machine is used, if all sites share
-        one model. ``best`` selects the model of the best round ('server.early-stopping-metric').
+        Args:
+            site: the site's name. None for the first site whose data are on this machine, if all
+                sites share one model.
+            data_dir: the folder of the data files; None for the run's own.
+            state_dir: the folder of the site's private state; None for that in the run directory.
+            best: whether to open the model of the best round ('server.early-stopping-metric').
 
         Raises:
             FedsiloError: the run has no such site; its model or data are not on this machine or
@@ -255,6 +264,8 @@ class FinishedRun(RunFiles):
                 f"--state-dir {path_of(state_dir)} is one site's state: name the site by --site"
             )
         model = None
+        # Without a model file each site has its own model, so no site need be opened to know
+        # it
         if best or (self.path / MODEL).is_file():
             model = open_at_first_site(self.silos, open_at)
         if model is None or model.own:
@@ -279,7 +290,9 @@ class FinishedRun(RunFiles):
         data_dir: AnyPath | None = None,
         best: bool = False,
     ) -> pd.DataFrame:
-        """Predict a split of a site, as ``fedsilo.predict`` does.
+        """Predict the samples of a site's split: a data frame with one row per sample.
+
+        It is that of ``fedsilo.predict``, with the same arguments.
 
         Raises:
             FedsiloError: as ``model``, or the split is unknown or empty, or differs from the run's.
@@ -292,18 +305,27 @@ class FinishedRun(RunFiles):
 
 
 # A run that went through ``FinishedRun.shown``. Functions that write a page ask for this type, so
-# that mypy refuses a run with hidden metrics.
+# mypy refuses a run with hidden metrics.
 Shown = NewType("Shown", FinishedRun)
 
 
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
-    """Open a finished run; ``plugin`` names the reader's own copies of the run's plugins."""
+    """Open a finished run, given as its directory.
+
+    ``plugin`` names the reader's own copies of the run's plugins.
+
+    Raises:
+        RunDirectoryError: see ``FinishedRun.open``.
+    """
     name_plugins(plugin_texts(plugin))
     return FinishedRun.open(folder_of(path))
 
 
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:
-    """Tell whether all runs (one or more) used the same split; None if a site sent no digests."""
+    """Tell whether all runs (at least one) have the same sites with the same samples per split.
+
+    It is None if a site did not send the digests of its splits.
+    """
     splits = []
     for run in runs:
         digests = {site: facts["fingerprints"] for site, facts in run.silos.items()}
@@ -313,10 +335,10 @@ def same_split(runs: Iterable[FinishedRun]) -> bool | None:
     return all(split == splits[0] for split in splits)
 
 
-def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
-    """Return all sites, or only those in ``wanted``, in the order of ``sites``.
+def select_sites(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
+    """Return the ``wanted`` names among ``sites``, in the order of ``sites``.
 
-    ``where`` names the run or data set in the message.
+    If none is wanted, all are returned. ``where`` names the run or data set in the error.
 
     Raises:
         SettingError: a wanted site is unknown.

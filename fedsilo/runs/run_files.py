@@ -52,16 +52,16 @@ class RunFiles:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The content of ``config.toml``: settings by key, engine, versions of the software."""
+        """The content of ``config.toml``: settings by key, engine, software versions."""
         config = read_run_config(self.path / CONFIG)
         # Decoded data are written to the cache, so a foreign run directory must not choose it
         return dataclasses.replace(config, settings=config.settings | {"data.cache-dir": ""})
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings of the run, also by key: ``settings["rounds"]``.
+        """The settings of the run, which also can be read by key: ``settings["rounds"]``.
 
-        They have this user's cache directory, and are not checked against each other.
+        The cache folder is this user's. Contradictions between settings are not checked.
         """
         try:
             return read_recorded(self.config.settings)
@@ -112,7 +112,8 @@ class RunFiles:
         return sites_frame(self.silos)
 
     def last_metrics(self, split: str) -> dict[str, dict[str, float]]:
-        """Return the metrics of the last round: site -> metric -> value."""
+        """Return the metrics of a split in the last round: site -> metric -> value."""
+        # The cells are text, so the round is compared as text too
         last = str(self.summary["rounds"])
         values: dict[str, dict[str, float]] = {}
         for row in self.metric_rows:
@@ -132,7 +133,10 @@ def traffic_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 def sites_frame(silos: Document) -> pd.DataFrame:
-    """Build a table with a row per site from the content of ``silos.json``."""
+    """Build a table with a row per site from silos.json.
+
+    The columns are the site, its distribution, its samples per split, and dropped samples.
+    """
     import pandas as pd
 
     rows = []
@@ -143,6 +147,7 @@ def sites_frame(silos: Document) -> pd.DataFrame:
 
 
 def _typed_frame(rows: Sequence[Row], types: dict[str, Any]) -> pd.DataFrame:
+    """Build a table from rows of text: ``types`` gives its columns and their types."""
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=list(types))

@@ -1,4 +1,4 @@
-"""Rules that decide which of a run's results may be shown, so that none reveals a few patients.
+"""Rules that decide which of a run's results may be shown so that none reveals a few patients.
 
 With the floor f, the run's 'privacy.sums-min-count':
 
@@ -38,19 +38,23 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
 def rests_on_classes(metric: str) -> bool:
-    """Tell whether a metric, or a family of metrics, is computed from each class separately."""
+    """Tell whether a metric, or a family of metrics, is computed from each class separately.
+
+    Balanced accuracy, AUC and average precision are, also of another site's model, and so is the
+    family ``class``.
+    """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
 
 @dataclass(frozen=True)
 class Floors:
-    """The rules for one run: which of its counts and metrics may be shown.
+    """Decides for one run which of its counts and metrics may be shown.
 
     Attributes:
         common: the run's settings, with the floor and the level of trust.
-        silos: site -> its facts in silos.json, whole.
+        silos: site -> its facts in silos.json, nothing hidden.
         rounds: how many rounds the run had.
-        last: split -> the metrics of the last round, whole.
+        last: split -> the metrics of the last round, nothing hidden.
     """
 
     common: CommonSettings
@@ -60,7 +64,10 @@ class Floors:
 
     @cached_property
     def counts(self) -> dict[tuple[str, str], Counts | None]:
-        """Site and split -> samples by class; None if the split has too few samples."""
+        """(site, split) -> the number of samples of each class, with None for a hidden count.
+
+        The whole entry is None if the split has fewer samples than the floor.
+        """
         # The package of the ClientApp brings Flower, which commands that only list do not need
         from fedsilo.client_app.summary.suppression import secret_of, suppress
 
@@ -77,7 +84,11 @@ class Floors:
         return found
 
     def hidden_classes(self, site: str, split: str) -> frozenset[int] | None:
-        """Return the classes whose count is hidden; None if no metric of the split is shown."""
+        """Return the classes of a split whose count is hidden.
+
+        The set is empty if nothing is hidden, or if the site sent no counts. None means that no
+        metric of the split may be shown.
+        """
         if (site, split) not in self.counts:
             return frozenset()  # the site sent no counts, so its metrics are sums over sites
         counts = self.counts[site, split]
@@ -87,11 +98,12 @@ class Floors:
 
     @cached_property
     def sites_with_hidden_counts(self) -> set[str]:
-        """Sites with a hidden count.
+        """The sites with a hidden count in any split that the run used.
 
         A class without samples in a split has no AUC there. So the number of metrics by class that
         such a site sent would reveal that the hidden count is 0.
         """
+        # Only splits with samples at some site have metrics that could reveal a count
         used = set()
         for facts in self.silos.values():
             for split, number in facts["sizes"].items():
@@ -106,7 +118,7 @@ class Floors:
         return hiding
 
     def shown_silos(self) -> Document:
-        """Return silos.json with None in place of each hidden count."""
+        """Return the content of silos.json with None in place of each hidden count."""
         from fedsilo.client_app.summary.suppression import at_least
 
         floor = self.common.sums_min_count
@@ -121,7 +133,7 @@ class Floors:
         return shown
 
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows of metrics.csv that may be shown."""
+        """Select the rows of metrics.csv that may be shown."""
         shown = []
         for row in rows:
             where = int(row["round"]), row["site"], row["split"]
@@ -130,7 +142,11 @@ class Floors:
         return shown
 
     def shown_summary(self, summary: Document) -> Document:
-        """Return summary.json without hidden metrics; means are over the metrics that are shown."""
+        """Return the content of summary.json without hidden metrics.
+
+        If a metric of a split is hidden, the split's means are computed again over the shown
+        metrics.
+        """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         whole = {"test": summary["sites"], "val": self.last["val"]}
         recorded = {"test": summary, "val": summary["validation"]}
@@ -155,9 +171,10 @@ class Floors:
         return {**summary, "sites": shown["test"], **test, "validation": validation}
 
     def sent_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows of metrics.csv that the sites sent, including those that are not shown.
+        """Select the rows of metrics.csv that the sites sent, whether they may be shown or not.
 
-        Norm and direction of an update are left out, because the server computes them.
+        Norm and direction of an update are left out, because the server computes them. At 'trust:
+        nobody' only accuracy, loss and entropy remain.
         """
         private = self.common.trust == NOBODY
         sent = []
@@ -172,6 +189,14 @@ class Floors:
 
         The checks go from the split to the single metric, and each return is final. So a metric of
         a small split, or with an unknown name, never reaches the rules about values.
+
+        Args:
+            at: the round. In the last one metrics by class are shown too, so the rule for
+                accuracy is stricter.
+            site: the site's name.
+            split: the split, or ``UPDATE`` for the norm and direction of an update.
+            metric: the metric's name in metrics.csv.
+            value: the metric's value, which decides for an accuracy.
         """
         if split == UPDATE:
             return True  # norm and direction of a change of weights
@@ -200,12 +225,14 @@ class Floors:
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Tell whether an accuracy reveals that at most one hidden sample is right, or wrong.
+        """Tell whether an accuracy reveals a result of one or no sample.
 
-        In the last round the metrics by class are shown too. With them, the accuracy tells how many
-        samples of the hidden classes are right, so this number is checked as well.
+        It does if at most one sample in all is right, or wrong. In the last round the metrics by
+        class are shown too. With them, the accuracy tells how many samples of the ``hidden``
+        classes are right, so the rule holds for those samples as well.
         """
         counts = self.silos[site]["label_counts"][split]
+        # An accuracy times the samples is a whole number, apart from the rounding in the file
         right = round(value * sum(counts))
         left = [(right, sum(counts))]
         if metric == "accuracy" and at == self.rounds:

@@ -62,16 +62,20 @@ class TrainedModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, or their numbers if they have none."""
+        """The names of the classes, or their numbers as text if they have none."""
         return self.silo.class_names()
 
     def inputs(self, split: str = "test") -> Tensor:
-        """Return a split's samples as the network takes them: (n, *input_shape) float32."""
+        """Return a split's samples as the network takes them, (n, *input_shape) float32."""
         inputs: Tensor = float_inputs(self.samples(split).inputs)
         return inputs
 
     def samples(self, split: str) -> Split:
-        """Return the samples of a split, or raise a SettingError if there is no such split."""
+        """Return the samples of a split.
+
+        Raises:
+            SettingError: the site has no such split.
+        """
         splits = self.silo.splits()
         if split not in splits:
             raise SettingError(f"there is no split '{split}': it is one of {', '.join(splits)}")
@@ -80,18 +84,24 @@ class TrainedModel:
     def probabilities(
         self, batches: Iterable[Tensor], split: str, probe: Probe | None = None
     ) -> Tensor:
-        """Return class probabilities (n, classes) as the run's final evaluation of a split does."""
+        """Predict class probabilities (n, classes) as the run's final evaluation of a split did.
+
+        Args:
+            batches: inputs (batch, *input_shape), n samples in all.
+            split: the split, which decides the dropout masks.
+            probe: collects further values from the tokens; None for none.
+        """
         lab = self.lab
         # The key decides the dropout samples, so it must be that of the final evaluation
         key = (lab.instruction.round, self.site, INCOMING, split)
         return predict_batches(self.network, batches, lab.sampling, lab.compute, key, probe)
 
     def pixel_standardisation(self) -> PixelStatistics | None:
-        """Return the mean and scale that standardise pixels; None if pixels stay as they are."""
+        """Return the mean and deviation that standardise pixels; None if pixels are unchanged."""
         return data_set(self.common.dataset).pixel_standardisation(self.common)
 
     def module(self) -> ProbabilityModel:
-        """Return a module that maps samples as they are read to class probabilities.
+        """Return a module that maps raw samples, as they are read, to class probabilities.
 
         It has no dropout, and shares the network's weights and device.
         """
@@ -100,7 +110,10 @@ class TrainedModel:
         return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
-        """Return the SHA-256 of all that decides the answers: weights, priors, standardisation."""
+        """Return a SHA-256 over all numbers that decide a prediction.
+
+        They are weights, evidential priors and the standardisation of a table.
+        """
         arrays = {}
         for name, array in self.network.state_dict().items():
             arrays[name] = array.cpu().numpy()
@@ -116,9 +129,14 @@ class TrainedModel:
 def open_model(
     lab: Lab, run_dir: Path, title: str, sites: Silos, best: bool = False
 ) -> TrainedModel:
-    """Open the network of a site's lab in eval mode; ``FinishedRun.model`` calls it.
+    """Open the network of a site in eval mode; ``FinishedRun.model`` calls it.
 
-    For the other arguments see ``TrainedModel``; ``best`` selects the model of the best round.
+    Args:
+        lab: the site, opened after the last round.
+        run_dir: the run directory.
+        title: the title of the run's method.
+        sites: site -> its facts in silos.json.
+        best: whether ``lab`` has the model of the best round.
 
     Raises:
         FedsiloError: the network's arrays, or the site's own part of them, cannot be read.
@@ -145,11 +163,9 @@ def open_model(
 def open_at_first_site(
     sites: Iterable[str], open_at: Callable[[str], TrainedModel]
 ) -> TrainedModel:
-    """Open the model at the first site whose data are on this machine.
+    """Open the model at the first of ``sites`` (at least one) whose data are on this machine.
 
-    Args:
-        sites: the sites of the run, of which there is one or more.
-        open_at: opens the model with the data of a site.
+    ``open_at`` opens the model with the data of a site, or raises a DataError.
 
     Raises:
         DataError: no site's data are here; it is the first site's error.
@@ -164,9 +180,10 @@ def open_at_first_site(
 
 
 def refuse_other_rows(model: TrainedModel, split: str) -> None:
-    """Check that a split still has the samples of the run.
+    """Check that a split has the same samples as in the run.
 
     Raises:
+        SettingError: the site has no such split.
         DataError: a sample was changed, added or left out since the run.
     """
     model.samples(split)
@@ -174,7 +191,11 @@ def refuse_other_rows(model: TrainedModel, split: str) -> None:
 
 
 def refuse_table_or_images(model: TrainedModel, table: bool) -> None:
-    """Raise a DataError for a table if the model's data are images, and the reverse."""
+    """Check that new data are of the model's kind, a table or images.
+
+    Raises:
+        DataError: ``table`` is true but the model's data are images, or the reverse.
+    """
     if bool(model.silo.features) == table:
         return
     fits = "is a table: give rows by --table"

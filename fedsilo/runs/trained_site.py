@@ -60,12 +60,12 @@ def open_site(
         rounds: how many rounds the run had.
         site: the site's name.
         state_dir: the folder of the site's private state; None for that in the run directory.
-        best: whether to use the model of the best round, if the run kept it.
-        split: the split whose samples will be shown, which must be unchanged since the run. Empty
-            if no samples will be shown.
+        best: whether to open the model of the best round, if the run stored it.
+        split: a split that must be unchanged since the run, because its samples will be shown;
+            empty for none.
 
     Raises:
-        FedsiloError: no part of the run's model is on this machine, or the split has changed.
+        FedsiloError: no part of the run's model is on this machine, or the data have changed.
     """
     common = settings.common
     if common.network == "vit" and site in silos:
@@ -74,6 +74,7 @@ def open_site(
         )
     silo = load_silo(site, common)
     known = silos.get(site, {})
+    # A run whose silos.json has no schema passes
     if silo.schema != known.get("schema", silo.schema):
         raise DataError(
             f"the data of site {site} have another schema (columns, classes, size) than in the run "
@@ -81,12 +82,13 @@ def open_site(
         )
     if split:
         check_same_samples(run_dir, known, silo, split)
+    # A method without a shared model leaves no model file: then the site's own state is its model
     folder = state_dir or run_dir / "sites" / site
     path = run_dir / MODEL
     if best:
         path = run_dir / BEST
     if path.is_file():
-        content, instruction = _last_message(path, settings, silos, silo)
+        content, instruction = _rebuild_last_message(path, settings, silos, silo)
     else:
         content, instruction = _message_without_model(path, common, folder, rounds, silo, best)
     session = finished_session(common, settings.own, silo)
@@ -96,9 +98,16 @@ def open_site(
 def refuse_other_backbone(
     run_dir: Path, common: CommonSettings, digests: Collection[str], fix: str
 ) -> None:
-    """Raise a SettingError if the digest of the local backbone weights is not in ``digests``.
+    """Check that the local backbone weights are those of a run.
 
-    ``fix`` is the advice at the end of the message.
+    Args:
+        run_dir: the run directory, for the error.
+        common: the settings that name the weights.
+        digests: the digests that are allowed.
+        fix: the advice at the end of the error.
+
+    Raises:
+        SettingError: the weights have another digest.
     """
     if backbone_digest(common) not in digests:
         raise SettingError(
@@ -108,10 +117,10 @@ def refuse_other_backbone(
 
 
 def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, split: str) -> None:
-    """Check that a split has the same samples, in the same order, as in the run.
+    """Check that a split has the same samples in the same order as in the run.
 
-    A site that did not send fingerprints cannot be checked, so it passes. ``known`` is the site's
-    entry in silos.json.
+    ``known`` is the site's entry in silos.json. A site that sent no fingerprints cannot be checked,
+    so it passes.
 
     Raises:
         DataError: a sample was changed, moved, added or left out since the run.
@@ -127,7 +136,15 @@ def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, spli
 def _message_without_model(
     path: Path, common: CommonSettings, folder: Path, rounds: int, silo: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
-    """Build the message of a round after the last, for a site that holds all of its model itself.
+    """Build an evaluation message without weights, for a site whose whole model is its own state.
+
+    Args:
+        path: the model file that the run directory does not have.
+        common: the run's settings.
+        folder: the folder of the site's private state.
+        rounds: how many rounds the run had; the message is for the next one.
+        silo: the site's data.
+        best: whether the model of the best round is wanted, which no such run has.
 
     Raises:
         SettingError: the model of the best round is wanted, or the site's state is not here.
@@ -145,31 +162,37 @@ def _message_without_model(
     content = RecordDict({CONFIG: ConfigRecord({})})
     if silo.features and common.standardise == "pooled":
         pooled = RunDirectory(path.parent).read_json(STANDARDISATION)
-        content[STANDARDISED] = to_record(_arrays(pooled, path.parent / STANDARDISATION))
+        content[STANDARDISED] = to_record(
+            _read_standardisation(pooled, path.parent / STANDARDISATION)
+        )
     # A run may have been stopped before the round that its settings name as the last
     return content, Instruction(round=rounds + 1, phase=EVALUATE)
 
 
-def _last_message(
+def _rebuild_last_message(
     path: Path, settings: RunSettings, silos: Silos, silo: Silo
 ) -> tuple[RecordDict, Instruction]:
-    """Rebuild the last message to a site from the model file of the run.
+    """Rebuild the last evaluation message to a site from the run's model file.
 
-    The server's side of the method makes the message, as at the end of the run. So whatever it adds
-    to the weights, such as mixing weights or notes, is there again.
+    The server's side of the method makes the message as at the end of the run. So everything that
+    it adds to the weights, such as mixing weights or notes, is there again.
+
+    Returns:
+        The content of the message, and its instruction.
     """
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     arrays, facts = load_state(path)
     forms.check(forms.StateFacts, facts, f"the metadata of {path}")
     cls = strategy_class(common.method)
     last = cls.state_class.restored(arrays, facts)
-    method = cls(common, settings.own, _participants(silos, silo))
+    method = cls(common, settings.own, _rebuild_participants(silos, silo))
+    # The evaluation is run only up to its first request, which is the message that is wanted
     query = first_question(lambda ask: method.evaluate(last, ask), [silo.name], last.stateful_sites)
     sent = query.send[silo.name]
     if sent:
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
-        content[STANDARDISED] = to_record(_arrays(facts["figures"], path))
+        content[STANDARDISED] = to_record(_read_standardisation(facts["figures"], path))
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
@@ -179,13 +202,19 @@ def _last_message(
     return content, instruction
 
 
-def _arrays(standardisation: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDArray]:
+def _read_standardisation(
+    standardisation: Mapping[str, Sequence[float]], path: Path
+) -> dict[str, NDArray]:
+    """Convert a table's standardisation from JSON to arrays: mean and std, (features,) each."""
     forms.check(forms.Standardisation, standardisation, f"'figures' of {path}")
     return {part: np.array(values) for part, values in standardisation.items()}
 
 
-def _participants(silos: Silos, silo: Silo) -> Participants:
-    """Rebuild the participants of the run from silos.json; the task is that of ``silo``."""
+def _rebuild_participants(silos: Silos, silo: Silo) -> Participants:
+    """Rebuild the run's participants from silos.json.
+
+    Input shape, classes and features are taken from ``silo``, the site that is opened.
+    """
     facts = {}
     for site, known in silos.items():
         facts[site] = SiteFacts(

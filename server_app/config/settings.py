@@ -141,7 +141,8 @@ class RunConfig:
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     """Describe the settings that differ between two runs, in one line; empty if none differs.
 
-    Such as "seed is 1 there and 2 here": ``before`` is "there" and ``now`` is "here".
+    The line reads like "seed is 1 there and 2 here", where ``before`` is "there" and ``now``
+    "here".
     """
     differing = []
     for key in sorted(before.keys() | now.keys()):

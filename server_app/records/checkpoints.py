@@ -63,7 +63,7 @@ class CheckpointHook(Hook):
         A damaged file is skipped with a warning.
 
         Returns:
-        The state of the checkpoint, or None if the folder has no checkpoint.
+            The state of the checkpoint, or None if the folder has no checkpoint.
 
         Raises:
             CheckpointError: the checkpoint belongs to other settings or another version, or no

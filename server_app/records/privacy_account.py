@@ -96,7 +96,10 @@ class PrivacyHook(Hook):
         return self.spent_by.get(site, 0.0)
 
     def guarantee(self, participants: Participants) -> dict[str, Any]:
-        """Build the guarantee in privacy.json: the mechanism, each site's epsilon, the largest."""
+        """Build the guarantee in privacy.json: the mechanism, and the epsilon of each site.
+
+        The entry "epsilon" is the largest of them, or 0 if no site has spent any.
+        """
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}
         bound = _OF

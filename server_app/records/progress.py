@@ -152,7 +152,8 @@ def _form_fault(error: ValidationError) -> str:
 def mark_interrupted(folder: Path) -> None:
     """Change the state in the progress files from "running" to "interrupted".
 
-    For a run whose own process was killed before it could do so. Other states stay.
+    The caller knows that the run's own process was killed before it could do so. Any other state
+    stays.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":

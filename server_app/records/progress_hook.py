@@ -132,7 +132,7 @@ class ProgressHook(Hook):
 
     @_harmless
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Print the title, the sites and the number of rounds; also the round of a checkpoint."""
+        """Print the title, the sites, the number of rounds and that of finished rounds, if any."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"

@@ -102,7 +102,12 @@ class GrowingCsv:
             yield from reader
 
     def restore(self, final: dict[str, int]) -> None:
-        """Continue after the ``final`` bytes of a checkpoint.
+        """Continue after the bytes that a checkpoint declares as final.
+
+        Columns follow the file's own header, because an earlier version may have written fewer.
+
+        Args:
+            final: the number of ``bytes``, and their ``crc32``.
 
         Raises:
             CheckpointError: the file does not begin with those bytes.
@@ -221,7 +226,7 @@ class Recorder(Hook):
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Record the norm of each site's update, and its cosine to the model's change."""
+        """Record the norm of each site's update and, if defined, its cosine to the model's step."""
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
             if part.cosine is not None:

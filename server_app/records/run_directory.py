@@ -280,8 +280,8 @@ def this_environment() -> dict[str, Any]:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Build silos.json: site -> distribution, sizes, label counts, fingerprints and more.
 
-    More are: left-out samples, schema, class names, backbone, the software of hospitals, and with
-    'run.site-weights' the agreed number of training samples.
+    It also has the number of left-out samples, schema, class names, backbone, the software of
+    hospitals and, with 'run.site-weights', the agreed number of training samples.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}

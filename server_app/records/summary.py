@@ -166,9 +166,10 @@ def result_table(
 def summary_lines(
     summary: Mapping[str, Any], silos: Mapping[str, Any], shown: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield the table of results of a finished run, or its title and a line of means.
+    """Yield the table of results of a finished run.
 
-    The means come if the run knows no values of single sites.
+    For a run that knows no values of single sites, its title and a line of means are yielded
+    instead.
 
     Args:
         summary: the content of summary.json, possibly without values that must stay hidden.

@@ -28,6 +28,7 @@ from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.site_comparison import unlike_columns_document
 from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -68,16 +69,19 @@ def write_end(
     # A model's file has the statistics itself; without one, the sites' own models need them
     if not has_model and pooled:
         directory.write_json(run_directory.STANDARDISATION, statistics_as_lists(pooled))
-    privacy = _privacy(method, hooks)
+    privacy = _build_privacy(method, hooks)
     directory.write_json("privacy.json", privacy)
-    summary = _results(loop, recorder)
+    summary = _build_results(loop, recorder)
     if hooks.best:
         summary["best"] = hooks.best.best
-    summary["seconds"] = _seconds(seconds, recorder)
+    summary["seconds"] = _build_seconds(seconds, recorder)
     summary["peak-memory-bytes"] = recorder.peak_memory
     summary["unrepeatable-operations"] = sorted(recorder.unrepeatable)
     summary["bytes"] = recorder.totals()
     summary["privacy"] = privacy
+    unlike = unlike_columns_document(method.participants, method.common)
+    if unlike:
+        summary["unlike-columns"] = unlike
     ending = directory.path / run_directory.ENDING
     ending.touch()  # a run that is killed from here on writes its documents once it is resumed
     directory.write_json(run_directory.SUMMARY, summary)
@@ -86,7 +90,7 @@ def write_end(
     return summary
 
 
-def _seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
+def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
     """Build 'seconds' of summary.json: the duration of each part, and each site's working time."""
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
@@ -129,7 +133,7 @@ def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
         say(f"cannot write {what} ({reason_of(error)}); the run is complete without it")
 
 
-def _privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
+def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     """Build privacy.json: the data that left the sites, the bytes, and any guarantee."""
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -144,7 +148,7 @@ def _privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     )
 
 
-def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
+def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     """Build the part of summary.json about the results.
 
     It has test and validation metrics, the reason for an early stop, the method's events, failures

@@ -18,7 +18,7 @@ from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.survey import Count, Survey
-from fedsilo.datasets.registry import silo_count
+from fedsilo.datasets.registry import data_set, silo_count
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory, open_run_directory, with_run_name
@@ -58,12 +58,17 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
         sites[site] = {}
         for key, part in answer.to_config().items():
             sites[site][key] = json.loads(part)
+    # Words come from the schema on this machine, because hospitals do not send them
+    columns = {}
+    for name, words in data_set(common.dataset).column_words(common).items():
+        columns[name] = {"title": words.title, "levels": dict(words.levels)}
     return {
         "version": 1,
         "run": common.run_name,
         "dataset": common.dataset,
         "asked": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "sites": sites,
+        "columns": columns,
         "distances": {split: distances(answers, split) for split in SPLITS},
         "refused": list(surveyed.refused),
     }
@@ -140,8 +145,8 @@ def distance(
             counts_of_other.append(b)
     # A cell that only one site shows cannot be compared, so it joins the rest at both
     merged = len(counts_of_one) < len(one)
-    first = _shares(counts_of_one, totals[0], merged)
-    second = _shares(counts_of_other, totals[1], merged)
+    first = _cell_shares(counts_of_one, totals[0], merged)
+    second = _cell_shares(counts_of_other, totals[1], merged)
     if first is None or second is None or len(first) < 2:
         return None
     apart = float(jensenshannon(first, second, base=2))
@@ -150,13 +155,13 @@ def distance(
     return round(apart, 4)
 
 
-def _shares(
+def _cell_shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
     """Return the cells' shares of the total, (cells,), or (cells + 1,) if cells were merged.
 
-    The merged cell comes last and holds the rest of the total. None if the total is 0, or unknown
-    or too small where it is needed.
+    The merged cell comes last and holds the rest of the total. None if the total is 0, or if cells
+    were merged and ``total`` is unknown or below the sum of the counts.
     """
     cells, every = list(counts), sum(counts)
     # Merging cells can only bring two distributions nearer, never further apart

@@ -40,7 +40,8 @@ class Replies(dict[str, Reply]):
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites, in the order of this object.
 
-        A site without a reply is skipped. The secret sums and means stay those over all sites.
+        A site without a reply is skipped. Securely summed arrays and metrics stay those of all
+        sites.
         """
         wanted = set(sites)
         chosen = Replies()

@@ -37,14 +37,14 @@ class Capabilities:
             SettingError: for the first such setting; says what to set instead.
         """
         refusals = (
-            *self._of_rounds(common),
-            *self._of_messages(common),
-            *self._of_data(common, is_table),
+            *self._round_faults(common),
+            *self._message_faults(common),
+            *self._data_faults(common, is_table),
         )
         if refusals:
             raise SettingError(refusals[0])
 
-    def _of_rounds(self, common: CommonSettings) -> Iterator[str]:
+    def _round_faults(self, common: CommonSettings) -> Iterator[str]:
         """Yield an error text for each unsupported setting on rounds, sites or aggregation."""
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:
@@ -66,7 +66,7 @@ class Capabilities:
                 f"of {', '.join(self.aggregations)}"
             )
 
-    def _of_messages(self, common: CommonSettings) -> Iterator[str]:
+    def _message_faults(self, common: CommonSettings) -> Iterator[str]:
         """Yield an error text if updates are compressed but the method averages none."""
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
@@ -75,7 +75,7 @@ class Capabilities:
                 "'server.wire-precision' and 'server.wire-down' at 'fp32'"
             )
 
-    def _of_data(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
+    def _data_faults(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
         """Yield an error text for each unsupported network, data set or loss."""
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:

@@ -217,7 +217,7 @@ class Method(ABC):
             equal: give each site the same weight.
 
         Returns:
-        The combined arrays by name, float32. Without replies, ``before``.
+            The combined arrays by name, float32. Without replies, ``before``.
 
         Raises:
             SiteError: too few sites replied for 'server.aggregation'.

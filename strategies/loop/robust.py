@@ -29,7 +29,7 @@ FAULTY = 1  # f, the number of sites that may be faulty
 
 
 def fewest_sites(common: CommonSettings) -> int:
-    """Return how many sites 'server.aggregation' needs to withstand ``FAULTY`` faulty ones."""
+    """Return the fewest sites with which 'server.aggregation' withstands ``FAULTY`` faulty ones."""
     return {"trimmed": 2 * FAULTY + 1, "multikrum": 2 * FAULTY + 3}.get(common.aggregation, 1)
 
 
@@ -56,7 +56,7 @@ def robust_mean(
         equal: give each site the same weight in 'norm-clip'; the other aggregations always do.
 
     Returns:
-    The combined arrays by name, float32.
+        The combined arrays by name, float32.
 
     Raises:
         SiteError: too few sites replied for the aggregation.

@@ -120,8 +120,8 @@ class SecureAsk(Ask):
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
         """Apply 'run.min-sites' to the number of sites in the sum that could train or measure.
 
-        A site that could not adds 0 to the sum and hides which one it is, so only their number is
-        known.
+        A site that could not do so has added 0 to the sum without saying so, and therefore only the
+        number of such sites is known.
 
         Raises:
             TooFewSitesError: fewer than 'run.min-sites' sites could answer.

@@ -95,12 +95,15 @@ class SecureSum:
         # B, by which all sites scale their parts; all must say the same number
         self.samples = SAMPLES
         self.failed = 0  # the number of sites in the sum that could not answer; nobody knows which
-        self._said: list[str] = []
+        self._site_splits: list[str] = []
         self._checks: dict[str, bytes] = {}
         self._sums: dict[str, Words] = {}
 
     def masked_specs(self) -> dict[str, ArraySpec]:
-        """Return the specs of a masked reply: the same shapes in uint32, and the masked counts."""
+        """Return the specs of a masked reply: the arrays' shapes, but in uint32.
+
+        The masked counts come along and, if metrics are summed, the metrics and their samples.
+        """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
         if self.metrics:
@@ -124,7 +127,7 @@ class SecureSum:
                 "seal-keys": list(seal_keys),
                 "publics": list(publics),
                 "signatures": list(signatures),
-                "splits": self._said,
+                "splits": self._site_splits,
                 "threshold": self.threshold,
             }
         elif phase in (TRAIN, EVALUATE):
@@ -172,8 +175,8 @@ class SecureSum:
             record = reply.secure
             self.keys[site] = bytes(record["mask-key"]), bytes(record["seal-key"])
             self.signers[site] = bytes(record["public"]), bytes(record["signature"])
-            self._said.append(str(record["splits"]))
-        self.splits = common_splits(self._said)
+            self._site_splits.append(str(record["splits"]))
+        self.splits = common_splits(self._site_splits)
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
@@ -246,7 +249,7 @@ class SecureSum:
             before: the arrays by name from which the sites started.
 
         Returns:
-        The arrays by name, float32, and the metrics by name; both are weighted by samples.
+            The arrays by name, float32, and the metrics by name; both are weighted by samples.
 
         Raises:
             SettingError: the quantisation is too coarse for these samples.
@@ -254,13 +257,13 @@ class SecureSum:
                 sum is impossible.
         """
         self._refuse_few(replies, "helped to take the masks off")
-        sums = mask_arrays(self._sums, *self._masks_left(replies))
+        sums = mask_arrays(self._sums, *self._remaining_mask_keys(replies))
         samples, self.failed = map(int, sums.pop(COUNTS))
         none = np.zeros(0, np.uint32)
-        portions, behind = sums.pop(METRICS, none), sums.pop(MEASURED, none)
+        metric_sums, metric_samples = sums.pop(METRICS, none), sums.pop(MEASURED, none)
         sites = len(self.replies)
         way = quantisation(self.common, len(self.keys), self.samples)
-        self._refuse_counts(samples, behind)
+        self._refuse_counts(samples, metric_samples)
         reason = why_too_coarse(self.numbers, way, sites, samples)
         if reason:
             raise SettingError(reason)
@@ -274,27 +277,31 @@ class SecureSum:
             if name.endswith(_VARIANCE):
                 array = np.maximum(array, 0.0)  # rounding may move a variance of 0 just below 0
             mean[name] = np.asarray(array, np.float32)
-        return mean, self._metric_means(replace(way, limit=1.0).total(portions, sites), behind)
+        return mean, self._metric_means(
+            replace(way, limit=1.0).total(metric_sums, sites), metric_samples
+        )
 
-    def _metric_means(self, portions: NDArray, behind: Words) -> dict[str, float]:
-        """Return the mean of each metric over the samples behind it, rounded to 6 digits.
+    def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
+        """Return the mean of each metric over its samples, rounded to 6 digits.
 
         A metric without a finite value at any site is left out.
 
         Args:
-            portions: for each metric, the unmasked sum of the sites' scaled values.
-            behind: for each metric, the number of samples behind the sum.
+            metric_sums: for each metric, the unmasked sum of the sites' scaled values.
+            metric_samples: for each metric, the number of samples in the sum.
         """
         means = {}
-        for name, portion, samples in zip(self.metrics, portions, behind, strict=True):
+        for name, metric_sum, samples in zip(
+            self.metrics, metric_sums, metric_samples, strict=True
+        ):
             if not samples:
                 continue
             low, high = bounds(name, self.classes) or (0.0, 0.0)
             # Quantisation makes digits beyond the sixth meaningless
-            means[name] = round(low + (high - low) * float(portion) * self.samples / samples, 6)
+            means[name] = round(low + (high - low) * float(metric_sum) * self.samples / samples, 6)
         return means
 
-    def _masks_left(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
+    def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
         """Return the mask keys whose masks must be added to the sum, and those to subtract.
 
         Each site that answered left its own mask in the sum. A site that gave shares but no weights
@@ -307,9 +314,9 @@ class SecureSum:
         for giver, reply in replies.items():
             record = reply.secure
             shares[giver] = dict(zip(record["of"], record["shares"], strict=True))
-        minus = [self._secret(site, shares) for site in self.replies]
+        minus = [self._reconstruct_secret(site, shares) for site in self.replies]
         for gone in sorted(self.sealed.keys() - self.replies.keys()):
-            private = self._secret(gone, shares)
+            private = self._reconstruct_secret(gone, shares)
             for site in self.replies:
                 key = mask_key(private, self.keys[site][0], self.bound)
                 # In a pair the site with the first name adds the mask and the other one subtracts
@@ -320,7 +327,7 @@ class SecureSum:
                     plus.append(key)
         return plus, minus
 
-    def _secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
+    def _reconstruct_secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
         The secret is the site's own mask seed if it sent weights, else its private mask key. One
@@ -340,7 +347,7 @@ class SecureSum:
                 continue
             with suppress(SiteError):
                 secret = join_shares(some[: self.threshold])
-                if self._fits(site, secret):
+                if self._matches_commitment(site, secret):
                     return secret
         raise SiteError(
             f"round {self.round}: the masks of site {site} cannot be taken off: of "
@@ -350,18 +357,18 @@ class SecureSum:
             "begins the round again"
         )
 
-    def _fits(self, site: str, secret: bytes) -> bool:
+    def _matches_commitment(self, site: str, secret: bytes) -> bool:
         """Tell whether ``secret`` matches the commitment or public key that ``site`` sent."""
         if site in self.replies:
             return len(secret) == KEY and mask_check(secret) == self._checks[site]
         return public_half(secret) == self.keys[site][0]
 
-    def _refuse_counts(self, samples: int, behind: Words) -> None:
+    def _refuse_counts(self, samples: int, metric_samples: Words) -> None:
         """Check that the unmasked counts of samples and failures are possible for honest sites.
 
         Args:
             samples: the training samples of all sites together.
-            behind: for each metric, the samples of all sites together.
+            metric_samples: for each metric, the samples of all sites together.
 
         Raises:
             SiteError: no site could answer, or a count is 0 or above what the sites may have.
@@ -375,7 +382,7 @@ class SecureSum:
             )
         if self.failed > sites:
             raise self._spoilt(f"counts {self.failed} sites that could not answer")
-        for count in (samples, *behind.tolist()):
+        for count in (samples, *metric_samples.tolist()):
             if count > sites * self.samples:
                 raise self._spoilt(f"counts {count} samples")
         if samples == 0:

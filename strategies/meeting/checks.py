@@ -45,7 +45,7 @@ _FEW = 3  # between two sites nobody can tell which one is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Check that a hello's texts are printable and at most 200 characters long.
+    """Return a fault if a text is not printable or has more than 200 characters; else None.
 
     'software' may have at most 10 entries.
     """
@@ -66,7 +66,7 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Check that the distribution and the class names can be shown in tables and plots.
+    """Return a fault if the distribution or a class name breaks tables or plots; else None.
 
     "all" is refused as a distribution, because tables use it for the mean over sites. Dollar signs
     and backslashes are refused, because plots would read them as formulas.
@@ -81,7 +81,7 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Check that each fingerprint belongs to a split and is a SHA-256 in hexadecimal digits."""
+    """Return a fault if a fingerprint is no hexadecimal SHA-256 of a split; else None."""
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
@@ -90,7 +90,11 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Check that an input is an image of possible size, or a row with one value per feature."""
+    """Return a fault if an input is neither a possible image nor a fitting row; else None.
+
+    A shape has one or three dimensions. If there are features, a row has one value for each of
+    them.
+    """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
     are_lengths = all(0 < length <= _LENGTH for length in shape[:3])
@@ -102,7 +106,7 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Check that there are 2 to 10,000 classes, and that either all of them have names or none."""
+    """Return a fault if there are not 2 to 10,000 classes, or only some have names; else None."""
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
@@ -111,9 +115,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Check that a hello's counts are possible: label counts, left-out samples and the floor.
+    """Return a fault if a count is impossible: of labels, left-out samples, or the floor.
 
-    A site at trust 'sums' reports no label counts, so missing ones are no fault here.
+    None if all are possible. A site at trust 'sums' reports no label counts, which is no fault
+    here.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
@@ -128,10 +133,10 @@ def check_counts(facts: SiteFacts) -> str | None:
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Check that a table's sums of values and squares are possible for its training rows.
+    """Return a fault if a table's sums cannot come from its training rows; else None.
 
-    Counts are whole and at most the number of rows, sums are at most 1e18, and the sums of squares
-    satisfy the Cauchy-Schwarz inequality up to rounding. A hello without sums has no fault.
+    Counts must be whole and at most the number of rows, sums at most 1e18, and the sums of squares
+    must satisfy the Cauchy-Schwarz inequality up to rounding. A hello without sums has no fault.
     """
     sums = facts.sums
     if sums is None:
@@ -264,24 +269,25 @@ def task_of(facts: SiteFacts) -> Task:
     return Task(facts.input_shape, facts.classes)
 
 
-def find_difference(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
+def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
     """Describe the first difference between two sites in the values that all sites must share.
 
-    Compared are the task, the features, the schema and the backbone. None if all are equal.
+    The task, the features, the schema and the backbone are compared, in this order. None if all are
+    equal.
 
     Args:
         site: the name of the first site.
         facts: the hello of the first site.
         other: the name of the second site.
-        others: the hello of the second site.
+        other_facts: the hello of the second site.
     """
-    if task_of(facts) != task_of(others):
+    if task_of(facts) != task_of(other_facts):
         return (
-            f"site {site} holds {task_of(facts)}, site {other} {task_of(others)}: all sites of a "
-            "run need the same input shape and classes"
+            f"site {site} holds {task_of(facts)}, site {other} {task_of(other_facts)}: all sites "
+            "of a run need the same input shape and classes"
         )
-    if facts.features != others.features:
-        odd = sorted(set(facts.features) ^ set(others.features))
+    if facts.features != other_facts.features:
+        odd = sorted(set(facts.features) ^ set(other_facts.features))
         how = "the same in another order"
         if odd:
             how = one_line(odd, 120)
@@ -289,13 +295,13 @@ def find_difference(site: str, facts: SiteFacts, other: str, others: SiteFacts) 
             f"the features of sites {site} and {other} differ ({how}): give all sites the same "
             "schema"
         )
-    if facts.schema != others.schema:
+    if facts.schema != other_facts.schema:
         return (
             f"the schemas of sites {site} and {other} differ (levels, classes and their order, "
             "marks of missing values, policy or declared metrics): give all sites the same schema"
         )
-    if facts.backbone != others.backbone:
-        both = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
+    if facts.backbone != other_facts.backbone:
+        both = f"{one_line(facts.backbone, 70)}; {one_line(other_facts.backbone, 70)}"
         return (
             f"the backbones of sites {site} and {other} differ ({both}): give all sites the same "
             "'vit.backbone-weights'"
@@ -377,10 +383,10 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     for site in sorted(facts):
         sums = facts[site].sums
         if sums is not None:
-            scales[site] = _scales(sums)
+            scales[site] = _feature_scales(sums)
     if len(scales) < _FEW:
         return {}
-    typical = np.apply_along_axis(_typical, 0, np.stack(list(scales.values())))
+    typical = np.apply_along_axis(_typical_scale, 0, np.stack(list(scales.values())))
     refused: Refused = {}
     for site, row in scales.items():
         far = np.flatnonzero(row > FAR * typical)
@@ -393,7 +399,7 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     return refused
 
 
-def _scales(sums: Sums) -> Vector:
+def _feature_scales(sums: Sums) -> Vector:
     """Return each feature's scale at one site, (features,): max(abs(mean), standard deviation).
 
     NaN for a feature without values.
@@ -406,15 +412,17 @@ def _scales(sums: Sums) -> Vector:
     return scales
 
 
-def _typical(scales: Vector) -> float:
+def _typical_scale(scales: Vector) -> float:
     """Return the median scale of one feature over sites, or infinity if no site can be called odd.
+
+    If the median is 0, as for a rare flag, it is taken over the sites with a scale above 0.
 
     Args:
         scales: the feature's scale at each site, (sites,); NaN if a site has no values.
 
     Returns:
-        If the median is 0, as for a rare flag, the median over the sites with a scale above 0.
-        Infinity if fewer than three sites have values, or fewer than two a scale above 0.
+        The median; infinity if fewer than three sites have values, or if the median is 0 and fewer
+        than two sites have a scale above 0.
     """
     known = scales[~np.isnan(scales)]
     if len(known) < _FEW:

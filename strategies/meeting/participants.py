@@ -70,7 +70,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Describe the feature sums that sites sent in their hellos; empty if there are none."""
+        """Describe the feature sums in the sites' hellos by one sentence; empty without sums."""
         if self.standardisation() is None:
             return []
         return [
@@ -304,7 +304,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
             nodes=dict(sorted({**participants.nodes, facts.site: node}.items())),
             traffic={**participants.traffic, facts.site: hello.traffic},
         )
-        reason = _why_not(facts, participants, joined)
+        reason = _latecomer_fault(facts, participants, joined)
         if reason:
             refused.append(f"{facts.site}: {reason}")
         else:
@@ -312,7 +312,9 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     return replace(participants, refused=(*participants.refused, *refused), asked=asked), refused
 
 
-def _why_not(facts: SiteFacts, participants: Participants, joined: Participants) -> str | None:
+def _latecomer_fault(
+    facts: SiteFacts, participants: Participants, joined: Participants
+) -> str | None:
     """Explain why a latecomer cannot take part, or return None.
 
     A known site must come back with the same data. Any site must share the task with the first site

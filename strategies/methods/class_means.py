@@ -2,7 +2,7 @@
 
 FedProto sends mean embeddings (prototypes), and FedDistill mean logits; no weights leave a site.
 All arrays are float32. A site sends the mean of a class if it has enough training samples of it
-(``ClassMeans.held``), and the server expects exactly these means.
+(``ClassMeans.sent_classes``), and the server expects exactly these means.
 """
 
 from abc import abstractmethod
@@ -33,7 +33,7 @@ class ClassMeans(Local):
     def size(self) -> int:
         """The number of values in a mean."""
 
-    def held(self, site: str) -> dict[int, int]:
+    def sent_classes(self, site: str) -> dict[int, int]:
         """Return the classes whose means ``site`` sends, with their numbers of training samples.
 
         A class needs at least 'class-min-count' samples, and at least the site's own floor.
@@ -42,7 +42,10 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Warn if 'class-min-count' has no effect, because every site's own floor is higher."""
+        """Return a warning if 'class-min-count' has no effect; else an empty list.
+
+        It has none if every site's own floor is higher.
+        """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
         if least >= floor:
@@ -56,11 +59,11 @@ class ClassMeans(Local):
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the means that ``site`` sends."""
-        return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.held(site)}
+        return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """Describe the means that leave; if no site has a large enough class, say so."""
-        if any(map(self.held, self.participants.sites())):
+        """List the data that leave a site: class means, or none if every class is too small."""
+        if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.enough()}"
         return Disclosures(f"each round: no class mean, since {reason}")
@@ -72,8 +75,8 @@ class ClassMeans(Local):
     def enough(self) -> str:
         """Return the condition under which a site sends a class mean, as the end of a sentence.
 
-        Such as "the site has at least 10 training samples of (site b 20)": the lowest number over
-        all sites, and in brackets each site that needs more.
+        An example is "the site has at least 10 training samples of (site b 20)". It has the lowest
+        number over all sites, and in brackets each site that needs more.
         """
         sites = self.participants.sites()
         lowest = min(map(self._floor, sites))
@@ -93,7 +96,7 @@ class ClassMeans(Local):
         """
         means = []
         for site in self.participants.sites():
-            for label, count in self.held(site).items():
+            for label, count in self.sent_classes(site).items():
                 means.append((count, site, label))
         count, site, label = min(means)
         if count == 1:
@@ -108,9 +111,9 @@ class FedProto(ClassMeans):
     """Stores the global prototypes (Tan et al. 2022).
 
     ``train`` sends ``prototype/<class>`` (d,) for every class with a global prototype; none in
-    round 1. The reply holds ``prototype/<class>`` (d,) for each class of ``held``. ``evaluate``
-    sends prototypes only if they classify (``inference``). A site that sends none receives none. d
-    is the tokens times the channels of the network.
+    round 1. The reply holds ``prototype/<class>`` (d,) for each class in ``sent_classes``.
+    ``evaluate`` sends prototypes only if they classify (``inference``). A site that sends none
+    receives none. d is the tokens times the channels of the network.
 
     A global prototype is the mean of the prototypes received in the last round, weighted by the
     sites' counts of the class (eq. 6). Its further division by the number of sites is left out,
@@ -121,7 +124,7 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Describe the prototypes and the smallest number of samples behind one.
+        """Return sentences on the prototypes, with the fewest samples behind one of them.
 
         For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
         """
@@ -175,7 +178,7 @@ class FedProto(ClassMeans):
 
     def _prototypes_for(self, site: str, state: State) -> Arrays:
         """Return the global prototypes; empty for a site that cannot send any itself."""
-        if not self.held(site):
+        if not self.sent_classes(site):
             return {}
         return state.arrays
 
@@ -186,7 +189,7 @@ class FedProto(ClassMeans):
         samples for the site, the count is multiplied by agreed / reported samples, so that a site
         cannot raise its weight.
         """
-        count, agreed = self.held(site).get(label, 0), self.participants.agreed_samples()
+        count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
             return count
         return count * agreed[site] / self.participants.facts[site].sizes()["train"]
@@ -202,7 +205,7 @@ class FedDistill(ClassMeans):
 
     This is Seo et al. 2022, after Jeong et al. 2018. ``train`` sends ``logits/<class>`` (classes,),
     the unweighted mean over all other sites that send the class; none in round 1. The reply holds
-    ``logits/<class>`` (classes,) for each class of ``held``. ``evaluate`` sends nothing.
+    ``logits/<class>`` (classes,) for each class in ``sent_classes``. ``evaluate`` sends nothing.
 
     The state holds each site's logits as ``logits/<site>/<class>`` until the site sends newer ones,
     so a site that misses a round still counts for the others.
@@ -212,7 +215,7 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Describe the mean logits, the fewest samples behind one, and their recipients."""
+        """Return a sentence on the mean logits, the fewest samples of one, and the recipients."""
         recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
             f"each round: for each class that {self.enough()}, the mean "
@@ -231,7 +234,7 @@ class FedDistill(ClassMeans):
         replies = ask(TRAIN, send, expect=expect)
         arrays = dict(state.arrays)
         for site, reply in replies.items():
-            for label in self.held(site):
+            for label in self.sent_classes(site):
                 arrays[f"{LOGITS}{site}/{label}"] = reply.arrays[f"{LOGITS}{label}"]
         return replace(state, arrays=arrays)
 
@@ -242,7 +245,7 @@ class FedDistill(ClassMeans):
         """
         mean_logits = {}
         # Own logits are left out, because a site would only be pulled towards its own answers
-        for label in self.held(site):
+        for label in self.sent_classes(site):
             logits = []
             for other in self.participants.sites():
                 name = f"{LOGITS}{other}/{label}"

@@ -51,7 +51,7 @@ class DisTrans(FedAvg):
     )
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights and, unless it stays at the site, the offset."""
+        """List the data that leave a site: the weights and, unless it stays there, the offset."""
         network = super().disclosures()
         if self.settings.offset_aggregation == "none":
             return network
@@ -114,7 +114,7 @@ class DisTrans(FedAvg):
         for site, reply in sorted(replies.items()):
             offset = torch.from_numpy(reply.arrays[OFFSET].astype(np.float64))
             wanted = from_pixels(offset, self.common)
-            embedding.fit(self._shares(site), wanted, EMBEDDING_LEARNING_RATE)
+            embedding.fit(self._class_shares(site), wanted, EMBEDDING_LEARNING_RATE)
         return embedding
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
@@ -122,11 +122,11 @@ class DisTrans(FedAvg):
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
             for site in self.participants.sites():
-                offset = to_pixels(embedding(self._shares(site)), self.common)
+                offset = to_pixels(embedding(self._class_shares(site)), self.common)
                 tensors[f"{OFFSETS}{site}"] = offset
         return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
-    def _shares(self, site: str) -> Tensor:
+    def _class_shares(self, site: str) -> Tensor:
         """Return the share of each class in a site's training samples, (classes,), float64."""
         counts = torch.tensor(self.participants.facts[site].label_counts["train"])
         return counts.double() / counts.sum()

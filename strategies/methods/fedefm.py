@@ -80,14 +80,14 @@ class FedEFM(Decentralised):
             visitors[site] = self._visitors(site, state)
         expected = dict.fromkeys(ask.sites, self.model(state))
         if not state.round:
-            return self._after(state, ask(TRAIN, send, expect=expected))
+            return self._next_state(state, ask(TRAIN, send, expect=expected))
         visited = ask(OVERSEAS, {host: models for host, models in visitors.items() if models})
         self._time_visits(visited)
         # Each owner gets its own model back from every neighbour that has trained it
         for host, reply in visited.items():
             for owner, expert in by_site(arrays_below(VISITOR, reply.arrays)).items():
                 send[owner] |= with_prefix(f"{EXPERT}{host}/", expert)
-        return self._after(state, ask(DISTIL, send, expect=expected))
+        return self._next_state(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
         """Return Theta as ``model/<array>`` if ``site`` needs it in this round; else empty.
@@ -111,7 +111,7 @@ class FedEFM(Decentralised):
                 models |= with_prefix(f"{VISITOR}{owner}/", silo_model(owner, state))
         return models
 
-    def _after(self, state: FedEFMState, replies: Replies) -> FedEFMState:
+    def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness."""
         edges = {}
         for owner, reply in replies.items():
@@ -162,7 +162,10 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """Describe the silo's own model, the visiting models and their closeness."""
+        """List the data that leave a silo: its model, its visitors' models and their closeness.
+
+        If 'fedefm.visit' is "average", only its own model leaves.
+        """
         own = super().disclosures()
         if self.settings.visit == "average":
             return own

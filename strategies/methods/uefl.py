@@ -94,7 +94,7 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Warn about sites with many clusters too small to be sent; empty without such sites."""
+        """Return warnings about sites with many clusters too small to be sent; else empty."""
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
             features[site] = facts.sizes()["train"] * self._features
@@ -103,20 +103,20 @@ class UEFL(Method):
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average the network and the books; at the end of an iteration extend the books.
 
-        There all sites measure their uncertainty. Uncertain sites get a new book. With
-        'uefl.refresh' the certain sites' features re-initialise the first book, unless the run ends
-        now.
+        An iteration ends with a check, in which all sites measure their uncertainty. Uncertain
+        sites then get a new book. With 'uefl.refresh' the certain sites' features re-initialise the
+        first book, unless the run ends here.
         """
         if not state.round and self.settings.first_book == "kmeans":
-            found = self._found(state, ask, ask.sites)
+            found = self._request_codewords(state, ask, ask.sites)
             state = replace(self._refresh(state, found), refreshed=())
-        send = self._books(state, ask.sites)
+        send = self._models_for(state, ask.sites)
         trained = ask(TRAIN, send, expect=send, reference=send)  # eq. 2 and 4 to 7 run at the sites
         state = replace(state, arrays=self._average_books(state, trained), uncertain=())  # eq. 3
         own = self.settings
         if not own.ends_iteration(state.iteration, state.round + 1, self.common.rounds):
             return state
-        books = self._books(state, ask.sites)
+        books = self._models_for(state, ask.sites)
         entropies = ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])  # eq. 8
         state = self._judge(state, entropies)  # eq. 9
         asked = state.uncertain
@@ -124,10 +124,10 @@ class UEFL(Method):
         is_over = own.stop_when_certain and state.certain
         if own.refresh == "kmeans" and not is_over:
             asked = ask.sites  # certain sites re-initialise the first book
-        found = self._found(state, ask, asked)
+        found = self._request_codewords(state, ask, asked)
         return self._refresh(self._extend(state, found), found)
 
-    def _found(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
+    def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
         """Ask ``sites`` for centroids of their features, and return the replies with new codewords.
 
         Sites run K-means (section 3.2). A site that found no codeword is left out.
@@ -139,7 +139,7 @@ class UEFL(Method):
             notes[site] = CentroidNotes(refreshes=site not in state.uncertain)
         clustered = ask(
             CENTROIDS,
-            self._books(state, sites),
+            self._models_for(state, sites),
             expect=expect,
             notes=notes,
             metrics=[NEW_CODEWORDS],
@@ -158,7 +158,7 @@ class UEFL(Method):
                 arrays[name] = array
         return arrays
 
-    def _books(self, state: UEFLState, sites: Sequence[str]) -> dict[str, Arrays]:
+    def _models_for(self, state: UEFLState, sites: Sequence[str]) -> dict[str, Arrays]:
         return {site: self.model_for(site, state) for site in sites}
 
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
@@ -202,7 +202,7 @@ class UEFL(Method):
         state = replace(state, extended={**state.extended, str(state.round + 1): sites})
         if not sites:
             return state
-        arrays = {**state.arrays, **self._book(book, state, found.of(sites))}
+        arrays = {**state.arrays, **self._build_book(book, state, found.of(sites))}
         access = {**state.access, str(book): sites}
         return replace(state, arrays=arrays, access=access)
 
@@ -211,10 +211,10 @@ class UEFL(Method):
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
             return state
-        arrays = {**state.arrays, **self._book(0, state, found.of(certain))}
+        arrays = {**state.arrays, **self._build_book(0, state, found.of(certain))}
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
-    def _book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
+    def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
         """Return the named array of a new book: the centroids merged by weighted K-means.
 
         If no centroids were sent, because new books are Gaussian, the codewords are drawn from the
@@ -262,5 +262,5 @@ class UEFL(Method):
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights, codebooks and centroids."""
+        """List the data that leave a site: weights, codebooks and centroids."""
         return Disclosures(*self.settings.list_disclosures())

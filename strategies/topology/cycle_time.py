@@ -104,6 +104,7 @@ def cycle_time(
         for share, active in topology.matcha.cases():
             expected += share * seconds.round(topology.matcha.matrix(active) > 0)
         return expected
+    # ``weight=None`` counts every arc as 1, so that an arc of weight 0 is kept
     arcs = nx.to_numpy_array(topology.graph, nodelist=topology.sites, weight=None) > 0
     if topology.kind == "star" and visits is None:
         return seconds.star(arcs)
@@ -126,28 +127,28 @@ class _Seconds:
     def round(self, arcs: Arcs) -> float:
         """Return the seconds of a synchronous round, which ends with its slowest arc.
 
-        With visits: the slowest journey out, training at the host and back, plus the slowest
-        computing.
+        With visits these are the seconds of the slowest visit, which is the way out, training at
+        the host and the way back, plus the slowest computing.
         """
         if self.visits is None:
             return self.mixing(arcs)
         # The arc host -> owner is the way back, so a host has as many visitors as arcs leave it
         out, back = self.transfer(arcs.T).T, self.transfer(arcs)
-        hosted = self.visits * _others(arcs).sum(axis=1)
-        away = np.where(_others(arcs), out + hosted[:, None] + back, 0.0)
+        hosted = self.visits * _without_self_arcs(arcs).sum(axis=1)
+        away = np.where(_without_self_arcs(arcs), out + hosted[:, None] + back, 0.0)
         return float(away.max() + self.compute.max())
 
     def mixing(self, arcs: Arcs) -> float:
         """Return the seconds until every site has computed and then sent over its arcs."""
         delays = self.compute[:, None] + self.transfer(arcs)
-        return float(np.where(_others(arcs), delays, self.compute[:, None]).max())
+        return float(np.where(_without_self_arcs(arcs), delays, self.compute[:, None]).max())
 
     def star(self, arcs: Arcs) -> float:
         """Return the seconds to compute, send all models to the hub, and send the mean back.
 
         The hub is the site that the most arcs enter.
         """
-        arcs = _others(arcs)
+        arcs = _without_self_arcs(arcs)
         # In a star every arc leads to or from the hub, so most arcs enter there
         hub = int(arcs.sum(axis=0).argmax())
         uplinks = np.zeros_like(arcs)
@@ -156,7 +157,7 @@ class _Seconds:
 
     def transfer(self, arcs: Arcs) -> Matrix:
         """Return each arc's seconds, (from, to): latency + bits / speed; 0 without an arc."""
-        arcs, line = _others(arcs), self.links.access_gbps
+        arcs, line = _without_self_arcs(arcs), self.links.access_gbps
         # All transfers of a site at one time share its own line
         sending = np.maximum(1, arcs.sum(axis=1))[:, None]
         receiving = np.maximum(1, arcs.sum(axis=0))[None, :]
@@ -164,7 +165,7 @@ class _Seconds:
         return np.where(arcs, self.links.latency + self.bits / (gbps * 1e9), 0.0)
 
 
-def _others(arcs: Arcs) -> Arcs:
+def _without_self_arcs(arcs: Arcs) -> Arcs:
     """Return the arcs that lead to another site."""
     return arcs & ~np.eye(len(arcs), dtype=bool)
 

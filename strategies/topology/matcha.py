@@ -124,16 +124,16 @@ def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
 
 
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
-    """Split ``graph`` into matchings, sorted edges (a, b) with a < b, by two heuristics.
+    """Split ``graph`` into matchings by two heuristics, and return the result with fewer matchings.
 
-    The result with fewer matchings is returned. Nodes must be numbers, because sets of texts have a
-    different order in each process.
+    A matching is a sorted tuple of edges (a, b) with a < b. Nodes must be numbers, because sets of
+    texts have a different order in each process.
     """
-    matchings = min([_by_colour(graph), _by_matching(graph)], key=len)
+    matchings = min([_split_by_colour(graph), _split_by_matching(graph)], key=len)
     return tuple(tuple(sorted(edges)) for edges in matchings)
 
 
-def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
+def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
     """Split the edges into matchings by a greedy edge colouring.
 
     Edges of one colour share no site, so they form a matching.
@@ -145,7 +145,7 @@ def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
     return [edges for _, edges in sorted(matchings.items())]
 
 
-def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
+def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
     """Split the edges into matchings by removing maximum-weight matchings until no edge is left.
 
     The weights make each matching cover as many sites of the largest degree d as possible, because
@@ -180,7 +180,7 @@ def activation_probabilities(
     import cvxpy  # imported here, because it takes 1.2 s and other topologies do not need it
 
     basis = _disagreement(size)
-    parts = [_within(basis, part) for part in laplacians(size, matchings)]
+    parts = [_express_in(basis, part) for part in laplacians(size, matchings)]
     shares = cvxpy.Variable(len(matchings))  # p / budget, so that no variable is tiny
     connectivity = cvxpy.Variable()
     limits = [
@@ -234,7 +234,7 @@ def step_size(
     alpha, beta, gain = cvxpy.Variable(), cvxpy.Variable(), cvxpy.Variable()
     mean, square = _moments(size, matchings, probabilities)
     basis, scale = _disagreement(size), float(np.trace(mean)) / size
-    mean, square = _within(basis, mean / scale), _within(basis, square / scale)
+    mean, square = _express_in(basis, mean / scale), _express_in(basis, square / scale)
     limits = [
         cvxpy.square(alpha) <= beta,
         2 * alpha * mean - beta * square - gain * np.eye(size - 1) >> 0,
@@ -266,7 +266,7 @@ def _disagreement(size: int) -> Matrix:
     return np.linalg.qr(np.ones((size, 1)), mode="complete").Q[:, 1:]
 
 
-def _within(basis: Matrix, values: Matrix) -> Matrix:
+def _express_in(basis: Matrix, values: Matrix) -> Matrix:
     """Express a symmetric matrix in ``basis``; rounding removes entries of about 1e-17."""
     return np.round(basis.T @ values @ basis, 12)
 

@@ -229,9 +229,9 @@ def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
 
 
 def open_bundle(name: str, array: Array, most: int | None = None) -> dict[str, NDArray]:
-    """Return the arrays of a bundle, sorted by name.
+    """Return the arrays of a bundle by name, sorted.
 
-    Sizes are checked before the bytes are parsed, because they are untrusted.
+    The stated sizes are checked before the bytes are parsed, because the parser trusts them.
 
     Args:
         name: the name of the record, for errors.

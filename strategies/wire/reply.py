@@ -84,7 +84,7 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """
     refuse_many_records(content.array_records)
     record = content.array_records.get(ARRAYS, ArrayRecord())
-    metrics, arrays = _metrics(content), _arrays(record, expected)
+    metrics, arrays = _metrics(content), _unpack_arrays(record, expected)
     size = record_bytes(content)
     if list(record) == [BUNDLE]:
         # Counted as if the arrays were not bundled, so that a deployment and a simulation report
@@ -124,7 +124,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
     return metrics
 
 
-def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
+def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Unpack the arrays of a reply, after checking that their names are the expected ones.
 
     Raises:
@@ -140,10 +140,10 @@ def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
             f"arrays do not match: missing {one_line(missing, 120)}, "
             f"surplus {one_line(surplus, 120)}"
         )
-    return {name: _array(name, spec, arrays[name]) for name, spec in expected.items()}
+    return {name: _unpack_array(name, spec, arrays[name]) for name, spec in expected.items()}
 
 
-def _array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
+def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
     """Check an array against its spec, and unpack it if it is serialised.
 
     Serialised bytes are unpacked only if their header fits the spec.
@@ -210,7 +210,7 @@ class Spill:
         """Store the arrays of one reply, in memory if there is room, else in the file.
 
         Returns:
-        The same ``arrays``, or a mapping that reads them from the file, one at each access.
+            The same ``arrays``, or a mapping that reads them from the file, one at each access.
 
         Raises:
             RunDirectoryError: the disk has no room.
@@ -244,28 +244,28 @@ class SpilledArrays(Mapping[str, NDArray]):
     def __init__(self, file: IO[bytes], arrays: Mapping[str, NDArray]) -> None:
         self._file = file
         self._start = file.seek(0, os.SEEK_END)
-        self._places = _places(tuple((n, a.dtype, a.shape) for n, a in arrays.items()))
+        self._array_places = _array_places(tuple((n, a.dtype, a.shape) for n, a in arrays.items()))
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).data)
         file.flush()
 
     def __getitem__(self, name: str) -> NDArray:
         """Read an array."""
-        place, size, dtype, shape = self._places[name]
+        place, size, dtype, shape = self._array_places[name]
         self._file.seek(self._start + place)
         return np.frombuffer(self._file.read(size), dtype).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names."""
-        return iter(self._places)
+        return iter(self._array_places)
 
     def __len__(self) -> int:
         """Return the number of arrays."""
-        return len(self._places)
+        return len(self._array_places)
 
 
 @functools.lru_cache(maxsize=8)  # the replies of a thousand sites share one table
-def _places(
+def _array_places(
     arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
 ) -> Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
     """Return the place of each array in a file: name -> (offset in bytes, bytes, type, shape)."""

@@ -570,7 +570,7 @@ def test_only_classes_of_enough_samples_are_asked_for_and_a_hospital_may_want_mo
     proto.settings = FedProtoSettings(class_min_count=least)
     proto.participants = floored(proto.participants, **floors)
     for site, labels in classes.items():
-        assert list(proto.held(site)) == labels
+        assert list(proto.sent_classes(site)) == labels
         assert set(arrays_expected(proto, START)[site]) == {f"prototype/{n}" for n in labels}
 
 

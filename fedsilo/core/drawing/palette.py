@@ -1,7 +1,7 @@
 """The palette of all pictures: colours that colour-blind people can tell apart, also in grey.
 
 Names have the colours of Okabe and Ito (2008, "Color universal design"), as given by Wong, Nature
-Methods 8:441 (2011). Lines also differ by marker and dash, so that a picture can be printed.
+Methods 8:441 (2011). Lines also differ by marker and dash, so a picture can be printed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ WRONG = VERMILLION  # a wrong answer; words beside it say so as well
 AMOUNTS, SIGNED = "Blues", "PuOr"
 SALIENCY = "plasma"  # over an image
 
-# The end of viridis is hardly visible on white, so that it is cut off
+# The end of viridis is hardly visible on white, so it is cut off
 _RAMP, _LIGHTEST = "viridis", 0.95
 _MARKERS = "os^vDP*X"
 _DASHES = ("-", "--", ":", "-.")
@@ -44,13 +44,16 @@ class LineStyle:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Assign a colour, ``#rrggbb``, to each name; up to eleven colours are easy to tell apart."""
+    """Assign a colour, ``#rrggbb``, to each name.
+
+    Up to eleven names get colours that are easy to tell apart; more get ``shades``.
+    """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
 
 
 def shades(names: Sequence[str]) -> dict[str, str]:
-    """Assign colours, ``#rrggbb``, that run from dark to light in the order of the names."""
+    """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -59,7 +62,7 @@ def shades(names: Sequence[str]) -> dict[str, str]:
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """Assign a style to each name; up to 56 names have different styles."""
+    """Assign a colour, marker and dash to each name; the first 56 styles all differ."""
     return {
         name: LineStyle(
             CATEGORIES[place % len(CATEGORIES)],

@@ -20,7 +20,7 @@ _LUMA = (0.299, 0.587, 0.114)  # weights for red, green and blue (ITU-R BT.601)
 
 
 def literal(text: str) -> str:
-    """Escape a text so that matplotlib does not read it as a formula."""
+    """Escape a text so that matplotlib does not read it as a formula; a backslash becomes '/'."""
     return text.replace("\\", "/").replace("$", r"\$")
 
 
@@ -34,9 +34,10 @@ def without_frame(axes: Axes) -> None:
 def line_legend(
     figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
 ) -> None:
-    """Add one legend of lines (name -> style) for all panels; without lines there is none.
+    """Add one legend to a figure that explains the lines of all its panels.
 
-    The legend is right of the panels, or, if ``columns`` is not 0, below them in that many columns.
+    ``styles`` is name -> style; if it is empty, no legend is added. The legend is to the right of
+    the panels, or, if ``columns`` is above 0, below them in that many columns.
     """
     from matplotlib.lines import Line2D
 
@@ -67,11 +68,16 @@ def annotated_heat_map(
     top: float | None = None,
     signed: bool = False,
 ) -> None:
-    """Draw a table (rows, columns) as a heat map with two decimals in each cell.
+    """Draw a table of numbers as a heat map with two decimals in each cell.
 
-    A value of None is drawn as "-". The darkest colour stands for ``top``, or for the largest value
-    if ``top`` is None. ``signed`` colours run from ``-top`` to ``top`` with white at 0; others run
-    from 0 to ``top``.
+    Args:
+        axes: the panel.
+        values: a list of numbers for each row; None is drawn as "-".
+        rows: labels of the rows.
+        columns: labels of the columns.
+        title: the panel's title.
+        top: the value of the darkest colour; None for the largest absolute value.
+        signed: whether colours run from -top to top, with white at 0; otherwise from 0 to top.
     """
     table = np.array(values, dtype=float)  # None becomes NaN
     # A table of zeros or empty cells has no scale. Any number but 0 will do, because the ends of

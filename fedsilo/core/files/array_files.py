@@ -32,7 +32,10 @@ _PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Read arrays from an npz file, each of at most ``most`` bytes.
+    """Read the arrays ``names`` from an npz file, each of at most ``most`` bytes.
+
+    Returns:
+        Name -> array.
 
     Raises:
         DataError: the file is missing or damaged, or an array is missing or too large.
@@ -44,7 +47,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
                 if entry.file_size > most:
                     raise DataError(f"{path}: {entry.filename} is larger than {most} bytes")
             check_members(path, entries.values())
-            return {name: _array(path, archive, entry) for name, entry in entries.items()}
+            return {name: _read_array(path, archive, entry) for name, entry in entries.items()}
     except OSError as error:
         fault = f"cannot be read: {error.strerror or error}"
     except DAMAGES as error:
@@ -57,7 +60,11 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
 def _entries(
     path: Path, archive: zipfile.ZipFile, names: Sequence[str]
 ) -> dict[str, zipfile.ZipInfo]:
-    """Find the archive's member of each array; numpy calls it ``<name>.npy``."""
+    """Find the archive's member for each array; numpy calls it ``<name>.npy``.
+
+    Raises:
+        DataError: an array is missing.
+    """
     entries: dict[str, zipfile.ZipInfo] = {}
     for name in names:
         try:
@@ -67,26 +74,33 @@ def _entries(
     return entries
 
 
-def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """Read an array; its header must fit the size of its member."""
-    # Memory is reserved only after this check, so that a false header cannot exhaust it
+def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """Read one array, after checking that its header fits the size of its member.
+
+    Raises:
+        DataError: the member is not an array.
+        ValueError: the header does not fit, or the array holds Python objects.
+    """
+    # Memory is reserved only after this check, so a false header cannot exhaust it
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)
         if start[: npy.MAGIC_LEN - 2] != npy.MAGIC_PREFIX:
             raise DataError(f"{path}: {entry.filename.removesuffix('.npy')} is not an array")
-        shape, fortran, dtype = _header(member, start)
+        shape, fortran, dtype = _read_header(member, start)
         count = math.prod(shape)
         if dtype.hasobject or member.tell() + count * dtype.itemsize != entry.file_size:
             raise ValueError(f"the header of {entry.filename} does not fit its size")
         flat = np.empty(count, dtype)
-        _fill(flat, member)
+        _read_into(flat, member)
     if fortran:
         return flat.reshape(shape, order="F")
     return flat.reshape(shape)
 
 
-def _header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read shape, Fortran order and type of an array from its header, which begins with ``start``.
+def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read an array's shape, order and type from its header.
+
+    ``start`` has the header's first bytes, which are read already. The order is True for Fortran's.
 
     Raises:
         ValueError: numpy does not write such a header.
@@ -100,8 +114,14 @@ def _header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.
     return shape, fortran, dtype
 
 
-def _fill(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
-    """Read an array's numbers into place, in parts, so that they are not in memory twice."""
+def _read_into(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
+    """Read a member's remaining bytes into the array ``flat``, a MiB at a time.
+
+    In one piece they would be in memory twice.
+
+    Raises:
+        EOFError, ValueError: the member has fewer bytes than the array, or more.
+    """
     if not flat.nbytes:
         return
     into = flat.view(np.uint8).data
@@ -117,5 +137,5 @@ def _fill(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
 
 
 def kind_of(array: npt.NDArray[Any]) -> str:
-    """Describe type and shape of an array, for errors."""
+    """Describe an array's type and shape, for errors."""
     return one_line(f"{array.dtype} {array.shape}", 100)

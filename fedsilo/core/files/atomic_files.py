@@ -23,12 +23,12 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network 
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Open a regular file without ever waiting for it, and return its descriptor.
+    """Open a regular file and return its descriptor, without ever waiting for a pipe.
 
     Args:
         path: the file. Its last part must not be a symbolic link; earlier parts may be.
         flags: as ``os.open`` takes them.
-        mode: permissions of a file that is made.
+        mode: permissions of a file that is created.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file.
@@ -52,14 +52,14 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file; errors as ``open_regular``."""
+    """Return the content of a regular file; raises as ``open_regular``."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Put ``name`` into an error of the block that says only that a disk does not take more.
+    """Add the file's name to errors about a full or failing disk that a block raises.
 
     The system names no file if a write fails, unlike if a file cannot be opened. Other errors stay
     as they are: those of a download, for example, have nothing to do with the file.
@@ -72,6 +72,7 @@ def naming(name: Path | str) -> Iterator[None]:
 
 
 def _put_name(error: OSError, name: Path | str) -> None:
+    """Add a file's name to an error that has none, if the error is about the disk."""
     # NumPy raises an OSError without a number if only a part of an array was written
     is_of_disk = error.errno in _DISK or "requested and" in str(error)
     if error.filename is None and is_of_disk:
@@ -81,16 +82,17 @@ def _put_name(error: OSError, name: Path | str) -> None:
 def write_atomically(
     path: Path, content: bytes | str, mode: int = 0o644, *, lasting: bool = True
 ) -> None:
-    """Write ``content`` to ``path`` so that no reader ever sees a part of it.
+    """Write ``content`` to ``path`` so that a reader sees the old content or all of the new one.
 
-    Two processes that write the same path do so one after the other. If ``lasting``, the file is on
-    the disk when this returns and survives a power cut.
+    The parent folder is made if it is missing. Two processes that write the same path do so one
+    after the other. If ``lasting``, the file is on the disk when this returns and survives a power
+    cut.
 
     Raises:
         OSError: the file cannot be written; the error names it, and an earlier file stays whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, handle = _part_of(path)
+    temporary, handle = _open_part(path)
     try:
         with os.fdopen(handle, "wb") as file:
             try:
@@ -104,17 +106,19 @@ def write_atomically(
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-    # Closing the file writes again what did not fit, so that its error comes last
+    # Closing the file writes again what did not fit, so its error comes last
     except OSError as error:
         _put_name(error, path)
         raise
 
 
-def _part_of(path: Path) -> tuple[Path, int]:
-    """Open the temporary file of ``path`` for this process alone.
+def _open_part(path: Path) -> tuple[Path, int]:
+    """Open a temporary file next to ``path`` that no other process writes to.
+
+    It is ``.<name>.part``, locked; or, if the file system has no locks, a new file of another name.
 
     Returns:
-        Its path and its open, locked descriptor.
+        The temporary file's path and its open descriptor.
     """
     temporary = path.with_name(f".{path.name}.part")
     while True:
@@ -137,7 +141,10 @@ def _part_of(path: Path) -> tuple[Path, int]:
 
 
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file or folder; tell whether that was possible."""
+    """Lock an open file or folder, by default waiting for others; return whether it succeeded.
+
+    False means that the file system has no locks or, without waiting, that another process has it.
+    """
     try:
         fcntl.flock(handle, operation)
     except OSError as error:
@@ -149,9 +156,9 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
-    """Yield a new folder ``.<name>.part-...`` in ``folder``, removed at the end of the block.
+    """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
 
-    Folders of the same name that killed processes left behind are removed first.
+    Scratch folders of the same name that killed processes left behind are removed first.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
@@ -174,7 +181,7 @@ def _remove_left(scratch: Path) -> None:
 
 @contextmanager
 def _open_folder(folder: Path) -> Iterator[int]:
-    """Open a folder for locking; yield its descriptor."""
+    """Open a folder inside a block, and yield its descriptor, which can be locked."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield handle
@@ -183,12 +190,14 @@ def _open_folder(folder: Path) -> Iterator[int]:
 
 
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
-    """Let ``fill`` write a new folder, then move it to ``target``.
+    """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    A folder that already exists is replaced if ``replace``, else kept: another process made it.
+    If ``target`` exists already, it is replaced with ``replace``; otherwise it stays, because
+    another process made it, and the new folder is dropped.
 
     Raises:
-        OSError: the folder cannot be written, or ``fill`` raises; a full disk names the folder.
+        OSError: the folder cannot be written, or ``fill`` raises; for a full disk the error names
+            the folder.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with naming(target), scratch_folder(target.parent, target.name) as scratch:

@@ -1,7 +1,7 @@
 """Check declaration files by pydantic models; an error is one line that names the place.
 
 The line names the place by its keys and never quotes a value, which may be that of a patient.
-pydantic takes 75 ms to import, so that modules with models are imported only to read a file.
+pydantic takes 75 ms to import, so modules with models are imported only to read a file.
 """
 
 import difflib
@@ -46,7 +46,11 @@ class FileModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_keys(cls, content: Any) -> Any:
-        """Refuse content that is not a mapping, then unknown keys, then missing keys."""
+        """Check the content's keys before its values, and return the content unchanged.
+
+        Raises:
+            PydanticCustomError: the content is not a mapping, or a key is unknown or missing.
+        """
         predicate = cls._fault_of_keys(content)
         if not predicate:
             return content
@@ -57,7 +61,7 @@ class FileModel(BaseModel):
 
     @classmethod
     def _fault_of_keys(cls, content: Any) -> str | None:
-        """Describe the first fault of the content's keys; None if they are right."""
+        """Return the first fault of the content's keys, as a predicate; None if they are right."""
         is_required = {}
         for field in cls.model_fields.values():
             is_required[str(field.alias)] = field.is_required()
@@ -76,38 +80,38 @@ class FileModel(BaseModel):
         return None
 
     def stated_fields(self) -> dict[str, Any]:
-        """Return the fields that the file sets, by their Python names."""
+        """Return the fields that the file sets itself: Python name -> value."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
 def fault(sentence: str) -> PydanticCustomError:
-    """Build a validator's error from a complete sentence that names the place itself."""
+    """Build a validator's error from a complete sentence, which is shown as it is."""
     return PydanticCustomError("fault", "{sentence}", {"sentence": sentence})
 
 
 def misfit(predicate: str) -> PydanticCustomError:
-    """Build a validator's error from a predicate; its place is put before it."""
+    """Build a validator's error from a predicate; the place becomes its subject."""
     return PydanticCustomError("misfit", "{sentence}", {"sentence": predicate})
 
 
 def within(sentence: str) -> PydanticCustomError:
-    """Build a validator's error from a sentence; its place and a colon are put before it."""
+    """Build a validator's error from a sentence, which is shown after the place and a colon."""
     return PydanticCustomError("within", "{sentence}", {"sentence": sentence})
 
 
 def check_content(
     kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
 ) -> Any:
-    """Check a file's content against ``kind``, a model or another type that pydantic knows.
+    """Check the content of a declaration file, and convert it to ``kind``.
 
     Args:
-        kind: the type.
-        content: the content, as YAML gives it.
+        kind: a ``FileModel`` or another type that pydantic can check.
+        content: the content, as parsed from YAML.
         refuse: builds the error from a sentence about the first fault.
-        quoted: whether the sentence may quote the value.
+        quoted: whether the sentence may quote the wrong value.
 
     Returns:
-        The content as ``kind``.
+        The content as an instance of ``kind``.
 
     Raises:
         FedsiloError: the error that ``refuse`` builds.
@@ -131,6 +135,7 @@ _WORDS = {
 
 
 def _sentence(error: ErrorDetails, quoted: bool) -> str:
+    """Build the sentence about one of pydantic's errors: place, then fault."""
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
         return said
@@ -145,7 +150,7 @@ def _sentence(error: ErrorDetails, quoted: bool) -> str:
 
 
 def place_of(path: tuple[int | str, ...]) -> str:
-    """Describe a place in words: "'columns', item 2, 'mean'"."""
+    """Describe a path of keys and list positions in words: "'columns', item 2, 'mean'"."""
     steps = list(path)
     if path[-1:] == ("[key]",):
         # pydantic's sign for a wrong key, which is the step before, and may be a number
@@ -160,7 +165,12 @@ def place_of(path: tuple[int | str, ...]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Convert a scalar to text, or raise a ``misfit`` if YAML read it as another type."""
+    """Convert a text, number or date to text, in the Unicode form NFC.
+
+    Raises:
+        PydanticCustomError: YAML read the value as another type, such as 'yes' as a bool, or it is
+            not one printable line.
+    """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
             "must be a text or a number; of words such as yes, no and null YAML makes something "
@@ -189,6 +199,11 @@ def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
 
 
 def _within(least: float, most: float, wanted: str, types: tuple[type, ...]) -> BeforeValidator:
+    """Build a validator for a value of one of ``types`` within bounds.
+
+    ``wanted`` describes the allowed values in its error.
+    """
+
     def check(value: Any) -> Any:
         # isinstance would accept True as the number 1
         if type(value) in types and least <= value <= most:

@@ -10,10 +10,10 @@ BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writ
 
 
 def installed_folder() -> Path:
-    """Find the folder of the Flower app: it holds pyproject.toml, the five folders and the package.
+    """Return the folder of the Flower app.
 
-    In a checkout it is the repository. In an installed fedsilo it is the package itself, because
-    the five folders lie in it.
+    In a checkout it is the repository, which holds pyproject.toml, the five rooms and the package.
+    In an installed fedsilo it is the package itself, because the five rooms lie in it.
     """
     package = Path(__file__).resolve().parents[2]
     if (package / "server_app").is_dir():
@@ -23,14 +23,23 @@ def installed_folder() -> Path:
 
 @dataclass(frozen=True)
 class Places:
-    """The folder of data files, None if no folder is named, and the folder of derived files."""
+    """The two folders that files are read from and written to.
+
+    Attributes:
+        data: the folder of data files; None if none is named.
+        cache: the folder of files that are derived from them.
+    """
 
     data: Path | None
     cache: Path
 
 
 def find_places(data_dir: str, cache_dir: str) -> Places:
-    """Resolve the two folders from settings, else from FEDSILO_DATA and FEDSILO_CACHE."""
+    """Find the data folder and the cache folder: from settings, otherwise from the environment.
+
+    The variables are FEDSILO_DATA and FEDSILO_CACHE. Without a name there is no data folder, and
+    the cache is ~/.cache/fedsilo.
+    """
     cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
     data = data_dir or os.environ.get("FEDSILO_DATA", "")
     if not data:
@@ -39,9 +48,12 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 
 
 def data_folder(places: Places, name: str, needs: str) -> Path:
-    """Return the data directory, or raise a ``DataError`` if none is named.
+    """Return the data folder.
 
-    The error says that the data set ``name`` ``needs`` such a folder.
+    ``needs`` says what data set ``name`` looks for in it, for the error.
+
+    Raises:
+        DataError: no data folder is named.
     """
     if places.data is None:
         raise DataError(
@@ -51,9 +63,9 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """Return the possible paths of a weights file: in the cache, then in the data directory.
+    """List the paths where a weights file may be, in the order in which they are tried.
 
-    If ``named`` is an absolute path, it is the only one.
+    They are the cache's folder of backbones and the data folder; an absolute path is the only one.
     """
     given = Path(named).expanduser()
     if given.is_absolute():

@@ -1,6 +1,6 @@
 """Folders of derived files under a seal: altered ones are made again and never used.
 
-The seal holds a SHA-256 of each file, and the folder's name, so that another folder's files are not
+The seal holds a SHA-256 of each file, and the folder's name, so another folder's files are not
 taken for its own. It is written when the folder is made and compared at each opening. Files are
 hashed again only if one changed since the last comparison, by size, times and inode; a disk that
 loses bits by itself changes none of those.
@@ -31,15 +31,15 @@ Stamps = dict[str, list[int]]
 
 
 def json_digest(facts: Any) -> str:
-    """Return a SHA-256 of JSON-serialisable ``facts``, in hexadecimal digits."""
+    """Return the SHA-256 of JSON-serialisable ``facts``, as hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Open a sealed folder by ``read``; if there is no folder, ``fill`` writes its files first.
+    """Read a sealed folder by ``read``; first make it by ``fill`` if it is missing or was altered.
 
-    Opening sets the folder's time, by which the cache removes the longest unused folders. ``read``
-    need not check the content, because the seal has a digest of each file.
+    ``read`` need not check the content, because the seal has a digest of each file. The folder's
+    time is set to now, by which the cache removes the longest unused folders.
 
     Raises:
         DataError: the folder was altered and cannot be made again, or ``read`` or ``fill`` fails.
@@ -63,14 +63,18 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 
 
 def _inode(folder: Path) -> int | None:
-    """Return the folder's inode, by which a later folder of that name differs; None without one."""
+    """Return a folder's inode, which tells it from a later folder of its name; None without one."""
     with suppress(OSError):
         return folder.stat().st_ino
     return None
 
 
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder if it is missing, was altered or has no seal."""
+    """Make the folder by ``fill``, and seal it, if it is missing, was altered or has no seal.
+
+    Raises:
+        DataError: it cannot be written.
+    """
 
     def make(work: Path) -> None:
         fill(work)
@@ -98,13 +102,16 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def seal(folder: Path, name: str) -> None:
-    """Write the seal of a folder's files; the folder is about to be called ``name``."""
+    """Write a seal over all files in ``folder``, which will be renamed to ``name``."""
     files = {file: file_sha256(folder / file) for file in sorted(_files(folder))}
     write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
 
 
 def fault(folder: Path) -> str | None:
-    """Say what is wrong with a sealed folder, such as 'have no seal'; None if it is unaltered."""
+    """Return the fault of a sealed folder, such as 'have no seal'; None if it is unaltered.
+
+    The files are hashed only if one has another size, time or inode than at the last check.
+    """
     try:
         sealed = _sealed_files(folder)
         if sealed.keys() != _files(folder):
@@ -117,7 +124,7 @@ def fault(folder: Path) -> str | None:
             if file_sha256(folder / name) != digest:
                 return "were altered"
         # A file that changed within a tick of the clock could change again without a new time, so
-        # that such a comparison is not remembered
+        # such a comparison is not remembered
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
             with suppress(OSError):  # a cache that is mounted read-only
                 write_atomically(folder / STAMP, json.dumps(stamps), 0o600)
@@ -129,7 +136,11 @@ def fault(folder: Path) -> str | None:
 
 
 def _sealed_files(folder: Path) -> dict[str, str]:
-    """Return the digests of a folder's files; a ``ValueError`` if the seal is damaged."""
+    """Read a folder's seal: file name -> SHA-256.
+
+    Raises:
+        ValueError: the seal is damaged or another folder's.
+    """
     content = json.loads((folder / SEAL).read_text())
     files = None
     if isinstance(content, dict) and content.get("folder") == folder.name:
@@ -140,13 +151,13 @@ def _sealed_files(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path) -> set[str]:
-    """Return the names of a folder's own files; hidden ones are unfinished."""
+    """Return the names of the files that a seal covers: all but hidden ones and the seal's own."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     return names - {SEAL, STAMP}
 
 
 def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
-    """Return name -> size, time of change, time of the inode's change (ns) and inode of a file."""
+    """Return name -> size, both times of change (ns) and inode of each file."""
     stamps = {}
     for name in names:
         facts = (folder / name).stat()

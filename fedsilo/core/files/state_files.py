@@ -1,6 +1,6 @@
 """States (the server's checkpoints, a site's private state): arrays and facts in one file.
 
-They are safetensors files whose metadata carry JSON and a digest over everything, so that a file
+They are safetensors files whose metadata carry JSON and a digest over everything, so a file
 cut short or altered is refused.
 """
 
@@ -26,7 +26,7 @@ _ENTRY = "fedsilo"
 
 
 def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
-    """Return a SHA-256 over names, types, shapes and bytes of ``arrays`` and over ``facts``."""
+    """Return a SHA-256 over ``arrays`` (names, types, shapes, bytes) and ``facts``."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
@@ -36,7 +36,7 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 
 
 def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Store ``arrays`` and the JSON-serialisable ``facts`` in one file."""
+    """Store arrays and JSON-serialisable facts in one file, atomically, with their digest."""
     content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     # One entry only: safetensors writes several in random order, and equal states are equal bytes.
@@ -44,10 +44,10 @@ def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int =
 
 
 def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays and facts that ``save_state`` stored.
+    """Read the arrays and the facts that ``save_state`` stored, and check their digest.
 
     Raises:
-        CheckpointError: the file is cut short, altered, too large, or no state file.
+        CheckpointError: the file is cut short, altered, too large, or not a state file.
     """
     try:
         os.close(open_regular(path, os.O_RDONLY))  # safetensors would wait for a pipe

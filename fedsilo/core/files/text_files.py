@@ -25,10 +25,10 @@ is_plain_number = _DECIMAL.fullmatch
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file in UTF-8, or in UTF-16 with a byte-order mark.
+    """Read a text file in UTF-8, or in UTF-16 with a byte-order mark.
 
     Raises:
-        DataError: the file is missing, or holds no such text; the error says what it holds.
+        DataError: the file is missing or is not text; the error says what it is instead.
     """
     fault = file_fault(path)
     if fault is None:
@@ -42,10 +42,10 @@ def read_text(path: Path) -> str:
 
 
 def decode_text(content: bytes) -> str:
-    """Decode UTF-8, or UTF-16 with a byte-order mark; each end of a line becomes a line feed.
+    """Decode UTF-8, or UTF-16 with a byte-order mark; every line end becomes a line feed.
 
     Raises:
-        ValueError: the bytes are no such text. It says what they look like, and what to do.
+        ValueError: the bytes are not text; the error says what they look like and what to do.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -64,9 +64,9 @@ def decode_text(content: bytes) -> str:
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
-    """Say why a path must not be read as a whole, such as a pipe or a gigabyte; None if it may.
+    """Return the reason not to read a path as a whole, such as a pipe or a gigabyte; else None.
 
-    It is None for a missing or forbidden file too, because reading reports that.
+    It is None also for a missing or forbidden file, because reading it raises a better error.
     """
     try:
         found = path.stat()
@@ -80,7 +80,7 @@ def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
 
 
 def normalise_name(name: str) -> str:
-    """Remove outer blanks of a name, and compose its Unicode (NFC).
+    """Remove a name's outer blanks, and compose its Unicode (NFC).
 
     A Mac writes an umlaut as a letter and a separate accent (NFD), which looks the same.
     """
@@ -88,10 +88,11 @@ def normalise_name(name: str) -> str:
 
 
 def same_text(token: str) -> str:
-    """Return the text of a value in one form, so that equal values are equal texts.
+    """Normalise the text of a value so that equal values become equal texts.
 
-    Outer blanks go, Unicode is composed (NFC), and a plain decimal number loses its zeros: '4.0'
-    and '4' are the same level. Exponents are no plain decimals: ward '1E1' is not ward '10'.
+    Outer blanks go, Unicode is composed (NFC), and a plain decimal number loses superfluous zeros:
+    '4.0' and '4' are the same level. Numbers with an exponent stay as they are, because ward '1E1'
+    is not ward '10'.
     """
     text = normalise_name(token)
     if text.lower() == "nan":
@@ -109,10 +110,11 @@ def same_text(token: str) -> str:
 
 
 class Marks:
-    """Texts that mean something else than a value, such as '?' or '-9' for a missing one.
+    """A set of texts that stand for something else than a value, such as '?' for a missing one.
 
-    A table has many cells and few marks, so that the answers for odd texts are remembered and
-    plain numbers are looked up only if one of the marks is a number.
+    ``in`` compares texts in the form of ``same_text``. A table has many cells and few marks, so
+    answers for odd texts are remembered and plain numbers are looked up only if a mark is a
+    number.
     """
 
     _REMEMBERED = 10_000  # texts; a column of free text must not fill the memory
@@ -134,10 +136,10 @@ class Marks:
 
 
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
-    """Split a CSV text into its non-empty lines, each with its number in the file.
+    """Split a CSV text into its non-empty lines: (line number in the file, cells).
 
     Raises:
-        DataError: the text is no CSV; the error names the file, ``where``, and the line.
+        DataError: the text is not CSV; the error names the file, ``where``, and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -149,7 +151,7 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
 def read_rows(
     path: Path, needed: Sequence[str], optional: Sequence[str] | None = None, delimiter: str = ","
 ) -> list[tuple[int, dict[str, str]]]:
-    """Read a CSV file with a header: the number of each line, and its values by column.
+    """Read a CSV file with a header: (line number in the file, column -> value) for each row.
 
     Args:
         path: the file.
@@ -158,7 +160,8 @@ def read_rows(
         delimiter: the character between two values.
 
     Raises:
-        DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
+        DataError: the file is missing or not CSV, a row has too few or too many values, or a column
+            is missing, unknown or named twice.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)
     header: list[str] = []
@@ -180,7 +183,7 @@ def read_rows(
 def _header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
-    """Say what is wrong with the names in line 1 of a CSV file; None if nothing is."""
+    """Return the fault of a CSV file's column names, as a sentence; None if they are right."""
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values
     surplus = 0

@@ -27,10 +27,11 @@ PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def most_unpacked(path: Path) -> int:
-    """Return the largest size in bytes to which a file may unpack.
+    """Return the largest size in bytes to which a packed file may unpack.
 
     Raises:
-        SettingError: the environment variable is no whole number of bytes.
+        SettingError: the environment variable FEDSILO_MOST_UNPACKED is not a whole number
+            above 0.
     """
     given = os.environ.get(VARIABLE, "")
     if given and not (given.isdecimal() and int(given)):
@@ -44,7 +45,7 @@ def most_unpacked(path: Path) -> int:
 
 
 def unpacked_fault(path: Path, size: int) -> str | None:
-    """Say why a file must not be unpacked to ``size`` bytes, if it must not; without its name."""
+    """Return the reason not to unpack a file to ``size`` bytes, as a predicate, or None."""
     most = most_unpacked(path)
     if size <= most:
         return None
@@ -55,14 +56,14 @@ def unpacked_fault(path: Path, size: int) -> str | None:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """Refuse to unpack a file to more bytes than ``most_unpacked``.
+    """Check that a packed file unpacks to at most ``most_unpacked`` bytes.
 
     Args:
         path: the packed file.
-        size: bytes that it would take, of memory or of disk; as its header says, or as counted.
+        size: the bytes that it takes in memory or on disk, as its header says or as counted.
 
     Raises:
-        DataError: it names the file, the size and the limit, and how to raise it.
+        DataError: it takes more; the error says how to raise the limit.
     """
     fault = unpacked_fault(path, size)
     if fault:
@@ -70,7 +71,7 @@ def check_unpacked(path: Path, size: int) -> None:
 
 
 def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
-    """Refuse a zip whose members together unpack to too much, or in an unusual way.
+    """Check that a zip's members are packed as usual and together unpack to at most the limit.
 
     zipfile never inflates more of a member than its entry says; only with 'deflate' does it also
     inflate no more at once than it is asked for.
@@ -90,14 +91,14 @@ def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
 
 
 def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """Return the content of a zip's member; its bytes are counted while they are inflated.
+    """Return the unpacked content of a zip's member, counting its bytes meanwhile.
 
     Raises:
         DataError: there are more than ``most_unpacked``.
     """
     content = bytearray()
     with archive.open(entry) as member:
-        # The size in the entry may be false, so that the bytes are counted part by part
+        # The size in the entry may be false, so the bytes are counted part by part
         for part in iter(lambda: member.read(_PART), b""):
             content += part
             check_unpacked(path, len(content))
@@ -105,14 +106,14 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
 
 def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path) -> int:
-    """Write a zip's member to a file and return its bytes, counted while they are inflated.
+    """Unpack a zip's member to the file ``to``, counting its bytes; return their number.
 
     Raises:
-        DataError: there are more than ``most_unpacked``.
+        DataError: there are more than ``most_unpacked``; the file ``to`` is then incomplete.
     """
     size = 0
     with archive.open(entry) as member, to.open("wb") as file:
-        # The size in the entry may be false, so that the bytes are counted part by part
+        # The size in the entry may be false, so the bytes are counted part by part
         for part in iter(lambda: member.read(_PART), b""):
             size += len(part)
             check_unpacked(path, size)

@@ -35,7 +35,7 @@ _YAML_FAULTS = (
 
 
 class YamlError(ValueError):
-    """A text is no YAML, or ambiguous; ``detail`` holds PyYAML's words, which may quote it."""
+    """A text is not YAML, or is ambiguous; ``detail`` has PyYAML's words, which may quote it."""
 
     def __init__(self, sentence: str, detail: str = "") -> None:
         super().__init__(sentence)
@@ -45,15 +45,15 @@ class YamlError(ValueError):
 def read_yaml(
     path: Path, error: type[FedsiloError], parse: Callable[[str, str], Any] | None = None
 ) -> Any:
-    """Return the content of a YAML file.
+    """Read a YAML file and return its content.
 
     Args:
         path: the file.
         error: the class of the error about a file that cannot be used.
-        parse: parses the text of the file with this path; None for ``parse_yaml``.
+        parse: parses a text, given the file's path for errors; None for ``parse_yaml``.
 
     Raises:
-        FedsiloError: an ``error``, if the file cannot be read or ``parse_yaml`` refuses its text.
+        FedsiloError: an ``error``, if the file cannot be read or ``parse`` refuses its text.
     """
     fault = file_fault(path)
     if fault is None:
@@ -69,19 +69,19 @@ def read_yaml(
 
 
 def read_own_yaml(path: Path) -> Any:
-    """Return the content of a YAML file that belongs to fedsilo.
+    """Read a YAML file that is part of fedsilo, without checks.
 
-    Nobody else writes it, so it is not checked here: a test reads all of them by ``read_yaml``.
+    A test reads all of these files by ``read_yaml``.
     """
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
 
 
 def parse_yaml(text: str, file: str = "it") -> Any:
-    """Return the content of a YAML text, or None if it is empty.
+    """Parse a YAML text; an empty text gives None. ``file`` names its origin in errors.
 
     Raises:
-        YamlError: ``file`` is no YAML, has a key twice in a mapping, refers to itself, or is deeper
-            or larger than any declaration.
+        YamlError: the text is not YAML, has a key twice in a mapping, refers to itself, or is
+            deeper or larger than any declaration.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -91,7 +91,7 @@ def parse_yaml(text: str, file: str = "it") -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        _check(root, loader, {})
+        _check_node(root, loader, {})
         return loader.construct_document(root)
     except YamlError as error:
         raise YamlError(f"{file} {error}") from None
@@ -105,7 +105,10 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
 
 def _refuse_deep(text: str) -> None:
-    """Refuse deep nesting before nodes are made: libyaml would overflow the stack."""
+    """Raise a ``YamlError`` for a text that is nested deeper than 32 levels.
+
+    This comes before nodes are made, because libyaml would overflow the stack.
+    """
     depth, line = 0, 0
     try:
         for event in yaml.parse(text, Loader=_Loader):
@@ -125,15 +128,17 @@ def _refuse_deep(text: str) -> None:
         raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {line})")
 
 
-def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Check a node and all nodes below it; return the number of values, counting aliases again.
+def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
+    """Check a node with all nodes below it, and return the number of its values.
+
+    A value counts as often as aliases repeat it.
 
     Args:
         node: the node.
         loader: constructs keys, to compare them.
         sizes: id of a node -> its number of values, filled by this function. Aliases make a node
             occur many times, but each is checked once. A node that is being checked has 0, which
-            tells a node within itself.
+            reveals a node inside itself.
 
     Raises:
         YamlError: the content cannot be used.
@@ -157,7 +162,7 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
         raise YamlError(fault)
     size = 1
     for child in below:
-        size += _check(child, loader, sizes)
+        size += _check_node(child, loader, sizes)
     if size > _LARGEST:
         raise YamlError(f"has more than {_LARGEST} values")
     sizes[id(node)] = size
@@ -165,7 +170,10 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
 
 
 def _scalar_fault(node: yaml.ScalarNode) -> str | None:
-    """Say why no name, path or line can hold a text; None if one can."""
+    """Return the fault of a scalar's text, as a predicate; None if it has none.
+
+    A text has a fault if it is too long for a name or a path, or has control characters.
+    """
     if _UNWRITABLE.search(node.value):
         return f"contains a character that is not text (line {_line(node)})"
     if len(node.value) > _LONGEST:
@@ -176,7 +184,7 @@ def _scalar_fault(node: yaml.ScalarNode) -> str | None:
 
 
 def _key_fault(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
-    """Name a key that a mapping has twice; None if there is none."""
+    """Return a predicate that names a key that occurs twice in a mapping; None without one."""
     keys = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
@@ -198,13 +206,13 @@ def _line(node: yaml.Node | yaml.NodeEvent) -> int:
 
 
 def parse_structure(key: str, text: str, example: str) -> Any:
-    """Parse a setting's text into a mapping or a list: into what the text ``example`` is.
+    """Parse the text of the setting ``key`` as YAML into a mapping or a list.
 
-    An empty text is an empty mapping or list. YAML 1.1 reads 1e-3, which has no point, as a text;
-    here it is a number.
+    ``example`` is a valid text; the result must have its type, and an empty text gives an empty
+    one. YAML 1.1 reads 1e-3, which has no point, as a text; here it is a number.
 
     Raises:
-        SettingError: the text is no YAML, or something else; it names ``key``.
+        SettingError: the text is not YAML, or of another type.
     """
     kind: type = type(parse_yaml(example))
     try:
@@ -226,7 +234,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
 
 
 def with_numbers(content: Any) -> Any:
-    """Replace each text such as '1e-3' in parsed YAML by the number that it writes."""
+    """Replace texts such as '1e-3' in parsed YAML, at any depth, by the numbers that they write."""
     if isinstance(content, dict):
         return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):

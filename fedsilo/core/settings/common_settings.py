@@ -249,7 +249,7 @@ class CommonSettings(
         return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
-        """Tell whether ``round_``, from 1, measures the model that the round begins with."""
+        """Tell whether ``round_``, from 1, measures the model with which the round begins."""
         # Rounds count from 1, and the first one is always measured: hence the - 1
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
 

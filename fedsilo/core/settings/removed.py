@@ -29,7 +29,7 @@ class Removed:
         default: the value that it had unless a run changed it.
         instead: what to do without the setting, as an imperative.
         decides_state: whether the setting decided how a site's private state is read. Its default
-            still counts in the digest of ``private_state``, so that earlier states open.
+            still counts in the digest of ``private_state``, so earlier states open.
     """
 
     default: Value
@@ -123,7 +123,9 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the former defaults of removed settings that decide how private state is read.
+    """Return key -> former default for removed settings that decide how private state is read.
+
+    The digest of a site's private state still contains them, so earlier states open.
 
     Args:
         settings: today's settings by key. A removed setting with a group counts only if this group
@@ -139,19 +141,19 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 class _Notes:
-    """The former names that this process has read, so that one note can name them all."""
+    """The former names that this process has read, so one note can name them all."""
 
     def __init__(self) -> None:
         self._unsaid: dict[str, str] = {}
         self._said: set[str] = set()
 
     def add(self, former: str, key: str) -> None:
-        """Remember a former name that was read, unless a note has already named it."""
+        """Record that a former name was read, unless a note has already named it."""
         if former not in self._said:
             self._unsaid[former] = key
 
     def tell(self) -> None:
-        """Log one note with all names since the last note; nothing if there are none."""
+        """Log one note with the names that were read since the last note, if there are any."""
         if not self._unsaid:
             return
         pairs = ", ".join(f"'{former}' is now '{key}'" for former, key in self._unsaid.items())
@@ -174,12 +176,13 @@ def tell_renamed() -> None:
 def with_current_keys(
     values: Mapping[str, V], where: str = "", *, quietly: bool = False
 ) -> dict[str, V]:
-    """Replace former names of settings by today's keys.
+    """Replace the settings' names of earlier versions by today's keys.
 
     Args:
         values: anything by key, such as settings or a grid of them.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: add nothing to the note, because no user can change the names: a run's record.
+        quietly: whether to leave former names out of the note to the user, who cannot change a
+            run's record.
 
     Raises:
         SettingError: a setting is given under both names.
@@ -199,19 +202,19 @@ def with_current_keys(
 
 
 def with_former_keys(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Replace today's keys by those of 0.1, for digests that must stay what they were."""
+    """Replace today's keys by those of version 0.1, for digests that must not change."""
     return {_FORMER.get(key, key): value for key, value in values.items()}
 
 
 def current_settings(
     values: Mapping[str, Value], where: str = "", *, quietly: bool = False
 ) -> dict[str, Value]:
-    """Read settings of this version or an earlier one: rename former keys, drop removed settings.
+    """Convert settings of an earlier version to today's: rename keys, drop removed settings.
 
     Args:
         values: settings by key.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: no note about former names, see ``with_current_keys``.
+        quietly: whether to leave former names out of the note, see ``with_current_keys``.
 
     Raises:
         SettingError: a removed setting has another value than its former default, a setting has a

@@ -20,7 +20,7 @@ _STRUCTURED = (
 def flat_values(
     content: Mapping[str, Any], where: str = "", *, quietly: bool = False
 ) -> dict[str, Value]:
-    """Flatten settings: each key of a group, a mapping, gets the group's name and a dot before it.
+    """Convert grouped settings from a file to flat ones, with keys ``group.key``.
 
     A setting that holds YAML text may be given as the mapping or list itself; it becomes JSON.
     Names of earlier versions are replaced by today's.
@@ -28,11 +28,11 @@ def flat_values(
     Args:
         content: the content of a file, or a part of it.
         where: the source, with which errors begin; empty for none.
-        quietly: no note about former names, see ``with_current_keys``.
+        quietly: whether to leave former names out of the note, see ``with_current_keys``.
 
     Raises:
         SettingError: a value is a list, or a mapping within a group, or a setting is given twice:
-            also within its group, or also under a former name.
+            flat and in its group, or under today's and a former name.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
@@ -52,7 +52,13 @@ def flat_values(
 
 
 def _single_value(key: str, value: Any, where: str) -> Value:
-    """Return a value of a file as Flower's run config can have it; SettingError if it cannot."""
+    """Convert a setting's value from a file to one that Flower's run config can hold.
+
+    A mapping or list becomes JSON, if the setting holds YAML text.
+
+    Raises:
+        SettingError: any other value is neither a bool, a number nor a text.
+    """
     if key in _STRUCTURED and isinstance(value, dict | list):
         return json.dumps(value)
     if not isinstance(value, bool | int | float | str):
@@ -64,7 +70,10 @@ def _single_value(key: str, value: Any, where: str) -> Value:
 
 
 def group_settings(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Group flat settings: the keys ``group.key`` become a mapping per group, as TOML's tables."""
+    """Convert flat settings to groups: ``group.key`` becomes ``key`` in a mapping ``group``.
+
+    This is the form of TOML's tables. Settings without a group stay at the top.
+    """
     tables: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     for key, value in values.items():
         group, dot, rest = key.partition(".")

@@ -20,6 +20,7 @@ from fedsilo.core.errors import unknown_key
 from fedsilo.core.messages import ARRAYS, CONFIG, KEPT_STATE, METRICS, NUM_EXAMPLES, SECONDS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, build
+from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.deployment.doctor import credentials, machine
@@ -260,6 +261,7 @@ def _data(setup: SiteSetup) -> Passed:
         for name, count in zip(silo.class_names(), label_counts, strict=True):
             counts.append(f"{count} of {name}")
         lines.append(f"{split}: {', '.join(counts)}")
+    lines += _unlike_columns(setup)
     sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
     left_out = ""
     if silo.dropped:
@@ -267,6 +269,23 @@ def _data(setup: SiteSetup) -> Passed:
     dataset = setup.required_settings().common.dataset
     cache = own_cache(setup.context) or "the usual cache"
     return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(lines))
+
+
+def _unlike_columns(setup: SiteSetup) -> list[str]:
+    """Describe the columns that are unlike the means that the schema declares."""
+    silo = setup.site.silo
+    if silo.declared is None:
+        return []
+    from fedsilo.models.maths.standardisation import sums_of  # PyTorch
+    from fedsilo.models.maths.unlike_columns import compare_with
+
+    common = setup.site.settings
+    words = data_set(common.dataset).column_words(common)
+    lines = []
+    own = sums_of(silo.train.inputs)
+    for unlike in compare_with(silo.features, own, silo.declared, common.sums_min_count):
+        lines.append(unlike.sentence("in the schema", words[unlike.column].title))
+    return lines
 
 
 def _requests(setup: SiteSetup) -> Verdict:

@@ -30,8 +30,9 @@ from fedsilo.reports.run_facts import limit, result
 from fedsilo.runs.finished_run import FinishedRun, Shown
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
 
-_USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # instructions for each export format
-_FEW = 100  # test samples; with fewer, the card warns that intervals are wide
+# Usage instructions for each export format
+_USAGE = Path(__file__).parent / "templates" / "usage.yaml"
+_FEW = 100  # with fewer test samples, the card warns that intervals are wide
 _SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
 
@@ -245,8 +246,8 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
     """Return (key, value) of each setting that differs from its default, sorted by key.
 
-    Method, data set and seed have places of their own in the card; circumstances such as folders do
-    not decide the result.
+    Method, data set and seed are left out, because the card shows them elsewhere. So are folders
+    and other circumstances, because they do not decide the result.
     """
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())

@@ -43,7 +43,7 @@ _CPU = Compute(torch.device("cpu"), bf16=False)
 
 @dataclass(frozen=True)
 class Program:
-    """A model ready to be exported, on the CPU."""
+    """A model on the CPU, ready to be exported, with test vectors and fedsilo's answers."""
 
     model: TrainedModel
     module: ProbabilityModel  # maps inputs to class probabilities
@@ -133,7 +133,7 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs as a silo does: standardise a table's rows, or scale pixels.
 
-    Other inputs are returned unchanged, because their network prepares them itself.
+    Images of a run that does not scale pixels are returned unchanged.
     """
     if model.silo.standardisation:
         return standardise(vectors, model.silo.standardisation)
@@ -243,7 +243,7 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide warnings and log messages of the exporters, because they address their authors."""
+    """Hide the exporters' warnings and log messages, because users cannot act on them."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -264,7 +264,7 @@ FORMATS = tuple(_WRITERS)
 
 @dataclass(frozen=True)
 class Export:
-    """The result of an export."""
+    """The result of an export: the folder, the largest difference, and the program's interface."""
 
     folder: Path
     difference: float  # largest difference of a probability from fedsilo's, on the test vectors

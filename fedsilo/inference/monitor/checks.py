@@ -1,4 +1,4 @@
-"""The checks of new cases: each has a value, and a limit beyond which it is an alarm."""
+"""The checks of new cases; a check whose value is beyond its limit is an alarm."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedsilo.models.measures.drift import LARGE, population_stability_index, psi
 from fedsilo.models.measures.intervals import Estimate, wilson
 from fedsilo.pages.page import with_interval
 
-_CELLS = 10  # most cells of a numeric feature, with equally many training samples each
+_CELLS = 10  # largest number of cells of a numeric feature, with equally many training samples each
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class CaseCheck:
-    """One check of new cases."""
+    """The result of one check of new cases."""
 
     name: str  # name of the check
     value: str  # the measured value as text
@@ -101,7 +101,8 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
         floor: the smallest number of training samples in a cell.
 
     Returns:
-        The training and the new counts by cell, missing values last; None without two such cells.
+        The training and the new counts by cell, missing values last. None if there are no two cells
+        with ``floor`` training samples each.
     """
     old_missing = np.isnan(old[:, 0])
     now_missing = np.isnan(now[:, 0])
@@ -143,7 +144,7 @@ def _count_between(edges: Array, values: Array) -> list[int]:
 
 
 def _levels(rows: Array) -> Array:
-    """Return the level's number of each row (n,), from a column of 0 and 1 per level but the first.
+    """Convert columns of 0 and 1, one per level except the first, to level numbers (n,).
 
     A row of zeros has the first level, number 0.
     """

@@ -1,4 +1,4 @@
-"""``fedsilo monitor``: check new cases against a finished run, where the site's data are."""
+"""``fedsilo monitor``: check new cases against a finished run, where the site's data are stored."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
 from fedsilo.server_app.records.summary import join_names
 
-ALARM = 3  # exit status
-_IMAGE_FEATURES = ("brightness", "contrast")  # features, in place of a table's
+ALARM = 3  # exit status of the command if a check is an alarm
+_IMAGE_FEATURES = ("brightness", "contrast")  # the features that are checked for images
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tup
 
 @dataclass(frozen=True)
 class NewData:
-    """New cases, and the class of each that could be read, -1 where it is not known."""
+    """New cases, with the class of each readable case; -1 if it is unknown."""
 
     inputs: Inputs
     labels: Tensor  # (k,) int64, of the readable inputs
@@ -300,8 +300,8 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Map each text that a label may have to its class number.
 
-    The texts are the names of the classes and the ``classes``' declared values. If a value is also
-    the name of another class, it counts as a value.
+    ``classes`` maps a class's name to the labels that the data set declares for it. Names and
+    labels both count; a label that is also the name of another class counts as a label.
     """
     numbers = {}
     for number, name in enumerate(classes):
@@ -318,7 +318,8 @@ def _table_labels(
 ) -> Iterator[tuple[str, int]]:
     """Yield (line number as text, class number) for each row with a known label.
 
-    ``classes`` maps a label's text to its class number. A table without a label column has none.
+    ``classes`` maps a label's text to its class number. For a table without a label column, nothing
+    is yielded.
     """
     (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]

@@ -17,8 +17,8 @@ from fedsilo.inference.predict.inputs import Inputs
 from fedsilo.models.maths.mc_dropout import predictive_entropy
 from fedsilo.pages.notebook import html_of_lines
 
-_LISTED = 10  # faults on a terminal
-_SEPARATOR = "|"  # between the classes of a set
+_LISTED = 10  # largest number of faults that a terminal shows
+_SEPARATOR = "|"  # separates the classes of a prediction set
 COLUMNS = {
     "id": "the value of the column that --id names",
     "predicted": "the class with the largest probability",
@@ -38,7 +38,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of a model for inputs, in their order; k of them could be read."""
+    """The predictions of a model for n inputs, in order; k of them could be read."""
 
     inputs: Inputs
     classes: tuple[str, ...]
@@ -120,10 +120,10 @@ class Predictions:
         return columns
 
     def _marks(self) -> dict[str, list[Any]]:
-        """Return the columns about an input's quality: imputed, novelty, unusual and doubtful.
+        """Return the columns imputed, novelty, unusual and doubtful, one value per readable input.
 
-        ``imputed`` and ``doubtful`` are left out if all their cells are empty, those about novelty
-        if it is unknown.
+        All but ``imputed`` are left out if novelty is unknown. ``imputed`` and ``doubtful`` are
+        also left out if all their cells are empty.
         """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)

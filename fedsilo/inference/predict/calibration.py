@@ -30,7 +30,7 @@ from fedsilo.runs.trained_model import TrainedModel, refuse_other_rows
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 SPLIT = "val"
-_MINIMUM = 10  # rows that a temperature is fitted to
+_MINIMUM = 10  # fewest rows to fit a temperature to
 
 
 def check_coverage(coverage: float | None) -> None:

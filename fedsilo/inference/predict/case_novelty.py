@@ -1,10 +1,10 @@
 """Measures how far a case is from the training samples of its model that are on this machine.
 
-It is computed where predictions are made, and nothing of it leaves. A table's rows are compared as
-the network gets them, images by the network's penultimate features. A case is unusual if its score
-is beyond a limit, which held-out samples decide. With 45 of them or more, at most 5 % of such
-samples are unusual, nine times in ten. A code, such as a cholesterol of 0 where none was measured,
-does not make all values between it and the measured ones usual.
+Novelty is computed where predictions are made, and no part of it is sent. A table's rows are
+compared as the network gets them, images by the network's penultimate features. A case is unusual
+if its score is above a limit, which is set by held-out samples. With 45 of them or more, at most 5
+% of such samples are unusual, nine times in ten. A code, such as a cholesterol of 0 for "not
+measured", must not make the values between it and the measured ones usual.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _SURE = 45
 _FEW = 10  # a feature with at most this many different values is compared value by value
 _CODED = 10  # fewest training samples that share a code
 _APART = 0.5  # smallest distance between a code and all other values, in standard deviations
-_TIMES = 5  # and as a multiple of the usual distance between two neighbouring values
+_TIMES = 5  # the same as a multiple of the median distance between two neighbouring values
 
 
 @dataclass(frozen=True)
 class Code:
-    """A number that many training samples have, far from all others, such as a cholesterol of 0.
+    """A number that stands apart from all others and that many training samples share.
 
-    It may stand for "not measured". Both numbers are standardised.
+    An example is a cholesterol of 0, which may mean "not measured". Both numbers are standardised.
 
     Attributes:
         value: the number itself, the lowest or highest of its feature.
@@ -90,12 +90,12 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
 
 @dataclass(frozen=True)
 class Reference:
-    """The training data of a model, as far as this machine knows them."""
+    """The training samples of a model that are on this machine, with the limit and the codes."""
 
     sites: tuple[str, ...]  # sites whose samples are the reference
     known: Familiar
     limit: float | None  # the score beyond which a case is unusual; None: too few held-out samples
-    held: int  # held-out samples that decided the limit
+    held_out: int  # number of held-out samples that decided the limit
     split: str  # split of the held-out samples
     rows: Floats  # (n, f), a table's training rows as they were read, NaN where one is missing
     others: str  # a sentence on sites whose training data are unknown here, or empty
@@ -118,16 +118,16 @@ class Reference:
         if self.limit is None:
             return (
                 f"no case counts as unusual by its score, since a limit takes "
-                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held}"
+                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held_out}"
             )
-        if self.held < _SURE:
+        if self.held_out < _SURE:
             return (
-                f"its limit is the highest score of {self.held} {self.split} samples: on average "
-                f"{1 / (self.held + 1):.1%} of such samples are beyond it"
+                f"its limit is the highest score of {self.held_out} {self.split} samples: on "
+                f"average {1 / (self.held_out + 1):.1%} of such samples are beyond it"
             )
         return (
-            f"its limit on {self.held} {self.split} samples: nine times in ten at most {SHARE:.0%} "
-            "of such samples are beyond it"
+            f"its limit on {self.held_out} {self.split} samples: nine times in ten at most "
+            f"{SHARE:.0%} of such samples are beyond it"
         )
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
@@ -153,7 +153,7 @@ class Reference:
         return {
             "sites": list(self.sites),
             "training samples": self.known.rows,
-            "held-out samples": self.held,
+            "held-out samples": self.held_out,
             "held-out split": self.split,
             "limit": self.limit,
             "share beyond it": SHARE,
@@ -228,9 +228,9 @@ class CaseNovelty:
         return doubts
 
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
-        """Explain the scores of the cases that ``marked`` (k,) selects, by a text for each case.
+        """Explain the scores of the cases that ``marked`` (k,) selects, with a text per case.
 
-        The text of every other case is empty.
+        All other cases have an empty text.
         """
         limit = self.reference.limit or 1.0
         texts = []

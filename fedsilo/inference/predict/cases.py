@@ -27,7 +27,7 @@ from fedsilo.reports.clinic import TITLE, WARNING, final_metrics
 from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.trained_model import TrainedModel
 
-MOST = 200  # cases that a page shows
+MOST = 200  # largest number of cases on a page
 _UNSURE = 0.8  # a case whose answer has a lower probability needs a look
 _STATES = {
     "refused": "refused: no prediction",
@@ -280,7 +280,11 @@ def _values(context: _Context, index: int) -> list[Any]:
 
 
 def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
-    """Build the formatter of a table's values; None for images."""
+    """Build the object that formats a table's values; None for images.
+
+    Usual values come from training rows, which it has only if novelty is known and the trust level
+    is not ``nobody``.
+    """
     if not model.silo.features:
         return None
     assert model.silo.standardisation is not None

@@ -97,9 +97,10 @@ class Inputs(ABC):
     # Place among the inputs -> why it could not be read; complete once all were read
     faults: dict[int, str] = field(default_factory=dict)
     truth: Tensor | None = None  # (n,) the classes, if known
-    ids: Sequence[str] = ()  # (n,) what the user calls each, if a column of ids is named
-    notes: Sequence[str] = ()  # remarks for the user on the reading, a sentence each
-    read: Tensor | None = None  # (k, features) of a table before it is standardised, with NaN
+    ids: Sequence[str] = ()  # (n,) the patients' ids, if the user names their column
+    notes: Sequence[str] = ()  # remarks for the user on how the inputs were read, a sentence each
+    # (k, features) rows of a table before standardisation, NaN for a missing value
+    read: Tensor | None = None
 
     @abstractmethod
     def batches(self) -> Iterator[Tensor]:

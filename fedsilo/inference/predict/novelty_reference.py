@@ -20,12 +20,12 @@ from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.explanations.embeddings import penultimate, single_classifier
 from fedsilo.inference.predict.case_novelty import SHARE, Code, Reference, find_codes
 from fedsilo.models.measures.calibration import rows_needed
-from fedsilo.models.measures.novelty import FEWEST, Booleans, Floats, familiar, limit_of
+from fedsilo.models.measures.novelty import FEWEST, Booleans, Floats, estimate_region, limit_of
 from fedsilo.runs.trained_model import TrainedModel
 
 # The most images whose features are computed, for training and for held-out samples each
 _IMAGES = 300
-_SITES = 50  # most sites whose samples are read
+_SITES = 50  # largest number of sites whose samples are read
 
 
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
@@ -56,7 +56,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     training = _samples(model, silos, "train")
     held = _samples(model, silos, split)
     # Fitted on training samples only; the held-out ones below decide what counts as unusual
-    known = familiar(training.values, training.missing, training.groups)
+    known = estimate_region(training.values, training.missing, training.groups)
     scores = known.novelty(held.values, held.missing).score
     limit: float | None = limit_of(scores, SHARE)
     if limit == np.inf:  # too few held-out samples for any limit
@@ -69,7 +69,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
         sites=tuple(names),
         known=known,
         limit=limit,
-        held=len(scores),
+        held_out=len(scores),
         split=split,
         rows=training.read,
         others=_others(model, names),
@@ -79,7 +79,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of all sites here, in the form in which novelty compares them."""
+    """Samples of all sites on this machine, in the form in which novelty compares them."""
 
     values: Floats  # (n, f) standardised rows of a table, or features of images
     missing: Booleans  # (n, f) whether a value was missing
@@ -168,9 +168,9 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Describe the model's sites that are not among ``sites``, whose training data are unknown.
+    """Describe the model's sites that are not in ``sites``: their training data are unknown here.
 
-    The text is empty if there are none.
+    The text is empty if there are none, or if it is a site's own model.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

@@ -28,11 +28,11 @@ from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
 
-_FEATURES = "features"  # the name of the image features by which novelty compares
+_FEATURES = "features"  # the name of the image features that novelty compares
 
 
 class _Collected:
-    """A probe that collects the statistics of each sample, beside its probabilities."""
+    """A probe that collects the statistics of single samples while the model predicts them."""
 
     def __init__(self, of_samples: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self._of_samples = of_samples
@@ -187,7 +187,7 @@ def _calibrate(
 def _novelty(
     inputs: Inputs, reference: Reference | str, features: Tensor | None
 ) -> CaseNovelty | str:
-    """Score the novelty of inputs; a text as ``reference`` is returned as the reason for none.
+    """Score the novelty of inputs; if ``reference`` is a text, return it as the reason why not.
 
     ``features`` (k, f) are those of images; None for rows of a table.
     """
@@ -211,10 +211,10 @@ def _novelty_document(found: Predictions) -> dict[str, Any]:
 
 
 def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
-    """Return the document's entry "figures": metric -> value, named as in metrics.csv.
+    """Return ``{"figures": metrics}`` for the document, with names as in metrics.csv.
 
-    ``covered`` is the share of ``sets`` with the true class. Without known classes there is no
-    entry.
+    ``covered`` is the share of prediction sets with the true class. If the classes are unknown, the
+    dict is empty.
     """
     if inputs.truth is None:
         return {}

@@ -1,4 +1,4 @@
-"""Serve the page of a run on the loopback: no other machine sees it, and it loads nothing."""
+"""Serves the page of a run on this machine only; the page loads nothing else."""
 
 from __future__ import annotations
 
@@ -72,12 +72,14 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
 
 HOST = "127.0.0.1"
-_RELOAD = 2  # seconds
+_RELOAD = 2  # seconds after which the browser reloads the page
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class WatchServer(ThreadingHTTPServer):
-    """A server of the page, which calls ``look`` for each request; port 0 is any free one.
+    """An HTTP server of the page, which calls ``look`` for each request.
+
+    Port 0 stands for any free port.
 
     Raises:
         SettingError: the port is in use or not allowed.
@@ -147,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: a page that reloads every two seconds would fill the terminal."""
 
 
-_SLOWEST = 10  # sites that are drawn
+_SLOWEST = 10  # largest number of sites in the picture
 Lines = Mapping[str, Mapping[int, float]]
 
 
@@ -170,7 +172,7 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
 
     Args:
         folder: the run directory.
-        written: the times at which its files were last written, which are part of the cache's key.
+        written: the times at which metrics and traffic were last written; new times draw anew.
     """
     run = FinishedRun(folder)
     metrics = run.metric_rows

@@ -1,7 +1,7 @@
 """The state of a run as its directory shows it, or of a deployment and its newest run.
 
-``Watched`` is a run; ``View`` adds the processes of a deployment, and ``follow`` shows it in a
-terminal.
+``Watched`` is the state of a run, to which ``View`` adds the processes of a deployment. ``follow``
+shows it in a terminal.
 """
 
 import socket
@@ -31,12 +31,12 @@ from fedsilo.server_app.records.progress import (
 from fedsilo.server_app.records.run_directory import refuse_links
 from fedsilo.server_app.run.terminal import fit_table
 
-_SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
+_SILENT = 60.0  # seconds without a write after which a remote run is silent; it writes every 15
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A run directory and what it says of its run."""
+    """The state of a run, as its directory shows it at one moment."""
 
     folder: Path  # the run directory
     progress: Progress  # the content of ``progress.json``
@@ -201,7 +201,7 @@ def epsilon_text(progress: Progress) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """The state at one moment."""
+    """The state of a run or of a deployment at one moment."""
 
     title: str
     run: Watched | None  # None: a deployment has had no run yet
@@ -292,7 +292,7 @@ def _doing(site: str, run: Watched) -> str:
     return f"asked to {here.phase}"
 
 
-_EVERY = 1.0  # seconds between looks
+_EVERY = 1.0  # seconds between two states on the terminal
 
 
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:

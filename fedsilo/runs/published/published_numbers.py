@@ -46,9 +46,9 @@ class Conditions:
     sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
-        """Return a phrase for each difference of a run from the conditions; none if it meets them.
+        """Return a phrase for each difference between a run and the conditions; empty without any.
 
-        ``values`` are all settings of the run.
+        ``values`` are all settings of the run by key, ``sites`` its sites.
         """
         phrases = self._other_sites(set(sites))
         for key, allowed in self.settings.items():
@@ -64,7 +64,7 @@ class Conditions:
         return phrases
 
     def _other_sites(self, sites: set[str]) -> list[str]:
-        """Describe in one phrase how the sites differ from the paper's; empty if they do not."""
+        """Return one phrase about missing and additional sites; empty if they are the paper's."""
         if not self.sites:
             return []
         missing = sorted(set(self.sites) - sites)
@@ -96,8 +96,8 @@ class Row:
     means: Mapping[str, Sequence[str]]
     digits: int | None  # decimals of such a mean
 
-    def printed(self) -> Numbers:
-        """Return the numbers of this row: part -> metric -> number."""
+    def numbers_by_part(self) -> Numbers:
+        """Return the row's numbers: site, distribution or "all" -> metric -> number."""
         printed: Numbers = {}
         for part, line in zip(self.parts, self.lines, strict=True):
             cells = zip(self.metrics, line, strict=True)
@@ -105,20 +105,25 @@ class Row:
         return printed
 
     def with_means(self, printed: Numbers) -> Numbers:
-        """Add the means of ``means``: parts in alphabetical order, then the means, "all" last.
+        """Add to a row's numbers the means that the paper does not print.
 
-        A number that the paper prints itself replaces the mean that we compute.
+        The parts are in alphabetical order, then come the means, and "all" is last. A number that
+        the paper prints itself is preferred to the computed mean.
         """
         numbers = {part: printed[part] for part in sorted(printed) if part != "all"}
         for part, members in self.means.items():
             mean = self._mean([printed[member] for member in members])
             numbers[part] = mean | printed.get(part, {})
+        # Insertion order is the order of the table's rows, and the total is its last row
         if "all" in printed and "all" not in self.means:
             numbers["all"] = printed["all"]
         return numbers
 
     def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        """Average each metric that all members have; standard deviations are left out."""
+        """Average each metric that all ``members`` have, rounded to ``digits`` decimals.
+
+        Standard deviations are left out.
+        """
         means = {}
         for metric in members[0]:
             if metric.endswith("-sd"):
@@ -145,7 +150,11 @@ class Paper:
         return [row for row in self.rows if (row.name, row.dataset) == wanted]
 
     def _name_of(self, settings: Mapping[str, Value]) -> str:
-        """Return the first of ``names`` with settings that the run has; empty if none fits."""
+        """Return the paper's name for a run's method; empty if the paper has no such method.
+
+        A name has one or more groups of settings. The first name with a group whose settings are
+        all those of the run is returned.
+        """
         for name, runs in self.names.items():
             for run in runs:
                 if run.items() <= settings.items():
@@ -154,7 +163,17 @@ class Paper:
 
 
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
-    """Find the papers' numbers for a run with these settings, all given, at these sites."""
+    """Find the numbers that a paper has for a run.
+
+    Args:
+        settings: all settings of the run by key.
+        sites: the run's sites.
+
+    Returns:
+        The numbers of the rows whose conditions the run meets. Otherwise no numbers, and the
+        differences from the row with the fewest; they are empty if no paper has the run's method on
+        its data.
+    """
     sites = list(sites)
     met = []
     differing = []
@@ -172,7 +191,7 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
 
 
 def in_words(differing: Sequence[str]) -> str:
-    """Join the first four differences in one line, and count the rest."""
+    """Join the first four differences with semicolons, and count the rest."""
     phrases = [*differing[:_MOST_PHRASES]]
     more = len(differing) - _MOST_PHRASES
     if more > 0:
@@ -182,7 +201,7 @@ def in_words(differing: Sequence[str]) -> str:
 
 @cache
 def paper(name: str) -> Paper:
-    """Read the tables of ``name``.yaml."""
+    """Read a paper's tables from ``<name>.yaml``; the result is cached."""
     content: dict[str, Any] = read_own_yaml(_FOLDER / f"{name}.yaml")
     rows = []
     for table in content["tables"]:
@@ -192,7 +211,14 @@ def paper(name: str) -> Paper:
 
 
 def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
-    """Build a row of a table; keys of the table hold for all its rows, unless a row has its own."""
+    """Build a row of a table.
+
+    Args:
+        content: the content of the paper's file, with the conditions.
+        table: the keys of the table, which hold for each of its rows.
+        own: the keys of the row, which override the table's.
+    """
+    # The last mapping wins: a row's own keys, then those of its table
     row = {"means": {}, **table, **own}
     settings = table.get("settings", {}) | own.get("settings", {})
     scale = 1
@@ -213,7 +239,7 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
 
 
 def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
-    """Divide the numbers of a line by ``scale``; a number that is not printed stays None."""
+    """Divide the numbers of a line by ``scale``; None, for a number that is not printed, stays."""
     scaled: list[float | None] = []
     for number in line:
         if number is not None:
@@ -227,7 +253,7 @@ def _conditions(
 ) -> Conditions:
     """Merge the conditions of all blocks that apply to a row.
 
-    A later block replaces values of an earlier one, and the row's own settings replace both.
+    A later block overrides an earlier one, and ``settings``, the row's own, override all.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -237,6 +263,7 @@ def _conditions(
     for block in blocks:
         if not _applies(block, row):
             continue
+        # Defaults come first, so a block's own settings can override them
         named = block.get("defaults", [])
         for key, value in usual.items():
             if key in named:
@@ -260,20 +287,22 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
-    """Merge rows: the first row's numbers, plus metrics of later rows with the same accuracies.
+    """Merge the numbers of rows: the first row's, plus further metrics of the same runs.
 
-    A paper prints further metrics of a setting in another table. Equal accuracies show that both
-    tables are about the same runs.
+    A paper prints further metrics of a setting in another table. Rows with equal accuracies are
+    about the same runs; all others are ignored.
     """
-    first, *others = [row.printed() for row in rows]
+    first, *others = [row.numbers_by_part() for row in rows]
     joined = first
     for other in others:
         if _has_same_accuracies(first, other):
+            # The first row's number stays if both tables print one
             joined = {part: other.get(part, {}) | numbers for part, numbers in joined.items()}
     return joined
 
 
 def _has_same_accuracies(first: Numbers, other: Numbers) -> bool:
+    """Tell whether each part of ``other`` has the same accuracy as in ``first``."""
     for part, numbers in other.items():
         if numbers.get("accuracy") != first[part].get("accuracy"):
             return False

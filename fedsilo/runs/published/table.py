@@ -13,7 +13,9 @@ from fedsilo.server_app.run.terminal import print_table, printer
 def print_published(
     summary: Mapping[str, Any], published: Published, headline: Sequence[str], console: Console
 ) -> None:
-    """Print the table of a paper's numbers, or why the paper has none; nothing on other data.
+    """Print a table of a run's and a paper's numbers, or why the paper has none for the run.
+
+    Nothing is printed if no paper has the run's method on its data.
 
     Args:
         summary: the content of ``summary.json``.
@@ -30,10 +32,15 @@ def print_published(
 
 
 def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequence[str]) -> Table:
-    """Build a table with a row per site, distribution or "all" for which the paper has numbers.
+    """Build a table that compares a run's test metrics with a paper's numbers.
 
-    Each metric has two columns: the run's and the paper's. A paper may print fewer metrics than a
-    run has, and a run may lack a site; a column or row of one side only is left out.
+    It has a row for each site, distribution or "all" that both have, and two columns for each
+    metric in ``headline`` that the paper prints. A cell is empty where one side lacks the number.
+
+    Args:
+        summary: the content of ``summary.json``.
+        numbers: the paper's numbers: site, distribution or "all" -> metric -> number.
+        headline: metrics in the order of the columns.
     """
     measured = {**summary["distributions"], **summary["sites"], "all": summary["mean"]}
     printed: set[str] = set()
@@ -58,6 +65,7 @@ def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequ
 
 
 def _cell(row: Mapping[str, float], metric: str) -> str:
+    """Return a number with three decimals, or an empty text if ``row`` lacks the metric."""
     if metric not in row:
         return ""
     return f"{row[metric]:.3f}"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.core.errors import DataError, SettingError
-from fedsilo.datasets.partition.label_sets import TOLERANCE, LabelCut, label_sets, level
+from fedsilo.datasets.partition.label_sets import TOLERANCE, LabelCut, divide_evenly, label_sets
 from fedsilo.datasets.silo.silos import SPLITS
 from tests.support.errors import refuses
 
@@ -104,10 +104,10 @@ def test_one_silo_has_nobody_to_differ_from() -> None:
 
 
 def test_what_is_needed_is_levelled_up_to_the_limits() -> None:
-    assert level(9, [5, 5, 5]) == [3, 3, 3]
-    assert level(10, [5, 1, 9]) == [4, 1, 5]
-    assert level(3, [9, 9]) == [1, 2]
-    assert level(99, [2, 3]) == [2, 3]
+    assert divide_evenly(9, [5, 5, 5]) == [3, 3, 3]
+    assert divide_evenly(10, [5, 1, 9]) == [4, 1, 5]
+    assert divide_evenly(3, [9, 9]) == [1, 2]
+    assert divide_evenly(99, [2, 3]) == [2, 3]
 
 
 def test_silos_train_on_the_first_rows_of_their_labels_and_validate_on_the_last_of_all() -> None:

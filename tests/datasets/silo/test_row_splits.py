@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.datasets.silo.row_splits import Indices, RowSplit, shared_out, split_rows
+from fedsilo.datasets.silo.row_splits import Indices, RowSplit, draw_test_rows, split_rows
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.parsing import parse_table
 from fedsilo.datasets.tables.schema import TableSchema
@@ -227,7 +227,7 @@ def test_a_part_too_small_to_hold_each_class_is_refused_by_its_file(
     counts: tuple[int, ...], share: float
 ) -> None:
     with refuses(DataError, "a.csv"):
-        shared_out(labels_of(*counts), share, 43, "a.csv")
+        draw_test_rows(labels_of(*counts), share, 43, "a.csv")
 
 
 def grouped(

@@ -19,8 +19,8 @@ from fedsilo.explanations.embedding_pictures import (
     Selection,
     document,
     draw_panels,
-    on_plane,
-    separability,
+    measure_separability,
+    project_to_plane,
 )
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.runs.finished_run import FinishedRun
@@ -44,31 +44,31 @@ def test_what_tells_the_site_and_what_tells_the_class_by_hand() -> None:
     noise = np.random.default_rng(0).normal(size=(60, 2))
     site, label = [0] * 30 + [1] * 15 + [2] * 15, [0, 1] * 30
     apart = noise * 0.1 + np.array([[10.0 * s, 0.0] for s in site])
-    found = separability(cloud_of(apart, site, label), 0)
+    found = measure_separability(cloud_of(apart, site, label), 0)
     assert found["site accuracy"] == 1
     assert found["largest site"] == 0.5
     assert found["label AUC"] is not None
     assert 0.2 < found["label AUC"] < 0.8
     by_class = noise * 0.1 + np.array([[0.0, 10.0 * c] for c in label])
-    found = separability(cloud_of(by_class, site, label), 0)
+    found = measure_separability(cloud_of(by_class, site, label), 0)
     assert found["label AUC"] == 1
     assert found["site accuracy"] is not None
     assert found["site accuracy"] <= 0.6
-    assert found == separability(cloud_of(by_class, site, label), 0)
+    assert found == measure_separability(cloud_of(by_class, site, label), 0)
 
 
 def test_several_classes_are_told_by_the_mean_of_each_against_the_rest() -> None:
     label = [0, 1, 2] * 10
     values = np.eye(3)[label] + np.random.default_rng(0).normal(size=(30, 3)) * 0.01
-    assert separability(cloud_of(values, [0, 1] * 15, label), 0)["label AUC"] == 1
+    assert measure_separability(cloud_of(values, [0, 1] * 15, label), 0)["label AUC"] == 1
 
 
 def test_sites_and_classes_of_few_samples_are_left_out_and_one_alone_tells_nothing() -> None:
     values = np.random.default_rng(0).normal(size=(24, 2))
-    few = separability(cloud_of(values, [0] * 10 + [1] * 10 + [2] * 4, [0] * 24), 0)
+    few = measure_separability(cloud_of(values, [0] * 10 + [1] * 10 + [2] * 4, [0] * 24), 0)
     assert few["largest site"] == 0.5, "of the 20 samples that are left"
     assert few["label AUC"] is None
-    alone = separability(cloud_of(values, [0] * 20 + [1] * 4, [0, 1] * 12), 0)
+    alone = measure_separability(cloud_of(values, [0] * 20 + [1] * 4, [0, 1] * 12), 0)
     assert (alone["site accuracy"], alone["largest site"]) == (None, None)
     assert alone["label AUC"] is not None
 
@@ -76,9 +76,9 @@ def test_sites_and_classes_of_few_samples_are_left_out_and_one_alone_tells_nothi
 def test_the_plane_is_the_same_for_the_same_seed_and_keeps_groups() -> None:
     draw = np.random.default_rng(0)
     values = np.concatenate([draw.normal(size=(12, 5)), draw.normal(size=(12, 5)) + 50])
-    points = on_plane(values.astype(np.float32), 3)
+    points = project_to_plane(values.astype(np.float32), 3)
     assert points.shape == (24, 2)
-    assert np.array_equal(points, on_plane(values.astype(np.float32), 3))
+    assert np.array_equal(points, project_to_plane(values.astype(np.float32), 3))
     centres = points[:12].mean(axis=0), points[12:].mean(axis=0)
     for mine, own, other in ((points[:12], *centres), (points[12:], *centres[::-1])):
         near, far = np.linalg.norm(mine - own, axis=1), np.linalg.norm(mine - other, axis=1)
@@ -87,12 +87,12 @@ def test_the_plane_is_the_same_for_the_same_seed_and_keeps_groups() -> None:
 
 @pytest.mark.parametrize("values", [np.ones((6, 3)), np.arange(6.0)[:, None]])
 def test_embeddings_without_two_directions_are_drawn_too(values: Any) -> None:
-    assert np.isfinite(on_plane(values.astype(np.float32), 0)).all()
+    assert np.isfinite(project_to_plane(values.astype(np.float32), 0)).all()
 
 
 def test_too_few_samples_are_told_of() -> None:
     with pytest.raises(DataError, match="needs at least 4 samples, but there are only 3"):
-        on_plane(np.zeros((3, 2), dtype=np.float32), 0)
+        project_to_plane(np.zeros((3, 2), dtype=np.float32), 0)
 
 
 def hand_made() -> Panel:

@@ -10,8 +10,8 @@ from fedsilo.core.drawing.palette import BLACK, WRONG
 from fedsilo.explanations.gradcam_pictures import (
     GradCamSheet,
     RunColumn,
-    by_scenario,
     choose_by_scenario,
+    choose_rows_by_scenario,
     draw_sheet,
     gradcam_sheet,
     open_networks,
@@ -71,7 +71,7 @@ def test_images_are_chosen_by_who_is_right_about_them() -> None:
     first = torch.tensor([0, 1, 1, 0, 1, 0, 0])
     second = torch.tensor([0, 0, 1, 0, 0, 1, 1])
     third = torch.tensor([0, 0, 1, 0, 0, 1, 0])
-    assert by_scenario(truths, [first, second, third], 1) == [
+    assert choose_rows_by_scenario(truths, [first, second, third], 1) == [
         (0, "all are right"),
         (2, "all are right"),
         (3, "all are wrong"),
@@ -80,7 +80,7 @@ def test_images_are_chosen_by_who_is_right_about_them() -> None:
         (1, "the second is right, the first is not"),
         (6, "the second is right, the first is not"),
     ]
-    twice = by_scenario(torch.zeros(3), [torch.zeros(3), torch.zeros(3)], 2)
+    twice = choose_rows_by_scenario(torch.zeros(3), [torch.zeros(3), torch.zeros(3)], 2)
     assert twice == [(0, "all are right"), (1, "all are right")]
 
 

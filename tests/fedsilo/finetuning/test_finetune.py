@@ -20,7 +20,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.engines.inline_engine import run_inline
-from fedsilo.finetuning.finetune import train
+from fedsilo.finetuning.finetune import train_seed
 from fedsilo.finetuning.tasks import (
     Pooled,
     Segmentation,
@@ -171,9 +171,9 @@ def test_operations_without_a_deterministic_form_are_named_at_the_end(
     def warned(*arguments: Any) -> TrainedSeed:
         said = "nll_loss2d_forward_out does not have a deterministic implementation, but you set"
         warnings.warn(said, stacklevel=1)
-        return train(*arguments)
+        return train_seed(*arguments)
 
-    monkeypatch.setattr("fedsilo.finetuning.finetune.train", warned)
+    monkeypatch.setattr("fedsilo.finetuning.finetune.train_seed", warned)
     weights, out, lines = (str(finished / "fedavg"),), tmp_path / "out", list[str]()
     small = {"seeds": 1, "epochs": 1, "device": "cpu", "tell": lines.append}
     with warnings.catch_warnings(record=True) as passed:
@@ -457,7 +457,7 @@ def study(epochs: int = 30, rate: float = 0.3) -> Study:
 
 
 def test_the_best_epoch_is_chosen_on_validation_images_and_tested() -> None:
-    found = train(study(), Dots(), 0)
+    found = train_seed(study(), Dots(), 0)
     by_epoch = {e: v for e, split, metric, v in found.curves if (split, metric) == ("val", "dice")}
     assert list(by_epoch) == list(range(1, 31))
     assert by_epoch[found.epoch] == max(by_epoch.values()) == 1
@@ -479,7 +479,7 @@ def test_the_arrays_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch)
         return {"dice": next(order), "loss": 1.0}
 
     monkeypatch.setattr(Segmentation, "measure_split", measured)
-    found = train(study(3), Dots(), 0)
+    found = train_seed(study(3), Dots(), 0)
     assert found.epoch == 2
     assert float(found.arrays["weight"]) == seen[1] == seen[3] != seen[2]
     assert found.val["dice"] == 0.9

@@ -8,16 +8,16 @@ from fedsilo.finetuning.finetune_results import (
     MISSED,
     colour_masks,
     draw_overlays,
-    spread,
+    spread_rows,
 )
 
 
 def test_the_first_images_of_each_site_are_drawn_before_any_second() -> None:
     origin = ["a", "a", "a", "b", "c", "c"]
-    assert spread(origin, 3) == [0, 3, 4]
-    assert spread(origin, 4) == [0, 1, 3, 4]
-    assert spread(origin, 5) == [0, 1, 3, 4, 5]
-    assert spread(origin, 9) == [0, 1, 2, 3, 4, 5]
+    assert spread_rows(origin, 3) == [0, 3, 4]
+    assert spread_rows(origin, 4) == [0, 1, 3, 4]
+    assert spread_rows(origin, 5) == [0, 1, 3, 4, 5]
+    assert spread_rows(origin, 9) == [0, 1, 2, 3, 4, 5]
 
 
 def test_hits_misses_and_false_marks_have_their_colours_and_the_rest_is_clear() -> None:

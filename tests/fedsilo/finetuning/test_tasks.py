@@ -12,14 +12,14 @@ from fedsilo.datasets.radiographs.masked_images import MASK_CLASSES
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.finetuning import tasks
-from fedsilo.finetuning.tasks import chosen_sites, pooled_labels, pooled_masks
+from fedsilo.finetuning.tasks import chosen_sites, read_labelled_images, read_masked_images
 from fedsilo.models.networks.kinds import Task
 
 
 def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are() -> None:
     run = CommonSettings(dataset="angiogram-phantom", sample_share=0.08, image_size=32)
     ours = dataclasses.replace(run, val_folds=5)
-    pooled = pooled_masks(ours, ["human", "animal"])
+    pooled = read_masked_images(ours, ["human", "animal"])
     silos = [load_silo(site, run) for site in ("human", "animal")]
     assert torch.equal(pooled.test.inputs, torch.cat([one.test.inputs for one in silos]))
     together = len(pooled.train) + len(pooled.val)
@@ -59,12 +59,12 @@ def test_masks_that_cannot_be_learnt_from_are_refused(
     monkeypatch.setattr(tasks, "load_masked_silo", lambda name, settings: by_name[name])
     settings = CommonSettings(dataset="angiogram-phantom")
     with pytest.raises(DataError, match=told):
-        pooled_masks(settings, list(by_name))
+        read_masked_images(settings, list(by_name))
 
 
 def test_sites_are_pooled_in_their_order_and_test_images_know_theirs() -> None:
     settings = CommonSettings(silos=3, silo_train_size=40, silo_test_size=10)
-    pooled = pooled_labels(settings, ["s1a", "s3a"])
+    pooled = read_labelled_images(settings, ["s1a", "s3a"])
     parts = [load_silo(site, settings).test for site in ("s1a", "s3a")]
     assert torch.equal(pooled.test.inputs, torch.cat([part.inputs for part in parts]))
     assert torch.equal(pooled.test.labels, torch.cat([part.labels for part in parts]))

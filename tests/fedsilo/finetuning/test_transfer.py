@@ -10,15 +10,15 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.finetuning.finetune import start
+from fedsilo.finetuning.finetune import build_start
 from fedsilo.finetuning.finetune_request import RunModel
 from fedsilo.finetuning.tasks import Pooled, Segmentation, Study
 from fedsilo.finetuning.transfer import (
     TransferReport,
+    build_run_vit,
     distil,
     token_loss,
     transfer,
-    vit_of,
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
@@ -80,15 +80,15 @@ def test_starts_differ_in_nothing_but_what_they_took() -> None:
     part = Split(images, images[:, 0])
     pooled = Pooled(part, part, part, Task((1, 16, 16), 2), (), ("a",), ("a",))
     plan = Study(Segmentation("unet"), SMALL, pooled, CPU, seeds=1, epochs=1)
-    scratch, nothing = start(plan, None, 0)
-    given, report = start(plan, run_model(SMALL, Task((1, 16, 16), 2)), 0)
+    scratch, nothing = build_start(plan, None, 0)
+    given, report = build_start(plan, run_model(SMALL, Task((1, 16, 16), 2)), 0)
     assert nothing is None
     assert isinstance(report, TransferReport)
     others = [n for n in scratch.state_dict() if not n.startswith("pyramid.encoder.")]
     first, second = scratch.state_dict(), given.state_dict()
     assert len(others) > 10
     assert all(torch.equal(first[name], second[name]) for name in others)
-    other, _ = start(plan, None, 1)
+    other, _ = build_start(plan, None, 1)
     assert not torch.equal(other.state_dict()["head.weight"], first["head.weight"])
 
 
@@ -117,13 +117,13 @@ def test_the_loss_is_the_share_of_the_tokens_variance_that_is_not_explained() ->
 def test_the_teacher_is_the_run_s_vit_resampled_to_the_images_and_fixed() -> None:
     run = run_of_a_vit()
     images = torch.randn(2, 1, 16, 16)
-    teacher = vit_of(run, OWN, (1, 16, 16)).eval()
+    teacher = build_run_vit(run, OWN, (1, 16, 16)).eval()
     own = build_classifier(VIT, Task((1, 16, 16), 3)).eval()
     assert isinstance(own, PromptedViT)
     own.load_state_dict(dict(run.arrays))
     assert torch.equal(teacher.encode_with_map(images)[1], own.encode_with_map(images)[1])
     assert not any(parameter.requires_grad for parameter in teacher.parameters())
-    assert vit_of(run, OWN, (1, 24, 24)).grid_size() == (3, 3)
+    assert build_run_vit(run, OWN, (1, 24, 24)).grid_size() == (3, 3)
 
 
 @pytest.mark.parametrize("kind", ["unet", "swin", "swinunet"])

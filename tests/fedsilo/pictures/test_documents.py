@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.pictures.documents import draw_buffer, draw_routing, violin
+from fedsilo.pictures.documents import draw_buffer, draw_routing, violin_statistics
 
 EXPERTS = ["cleveland", "hungary", "va"]
 
@@ -80,7 +80,7 @@ def test_a_box_spans_quartiles_and_its_whiskers_reach_5_and_95_percent() -> None
 
 def test_a_violin_is_as_wide_as_patients_are_many_between_two_quantiles() -> None:
     weight = {"mean": 0.3, "q05": 0.0, "q25": 0.1, "q50": 0.3, "q75": 0.4, "q95": 0.9}
-    drawn = violin(weight)
+    drawn = violin_statistics(weight)
     assert drawn["coords"] == pytest.approx([0.0, 0.1, 0.1, 0.3, 0.3, 0.4, 0.4, 0.9])
     # Shares of 0.2, 0.25, 0.25 and 0.2 over distances of 0.1, 0.2, 0.1 and 0.5
     assert drawn["vals"] == pytest.approx([2.0, 2.0, 1.25, 1.25, 2.5, 2.5, 0.4, 0.4])
@@ -89,7 +89,7 @@ def test_a_violin_is_as_wide_as_patients_are_many_between_two_quantiles() -> Non
 
 def test_patients_of_one_weight_make_a_violin_of_bounded_width() -> None:
     same = dict.fromkeys(("mean", "q05", "q25", "q50", "q75", "q95"), 1.0)
-    drawn = violin(same)
+    drawn = violin_statistics(same)
     assert max(drawn["vals"]) == pytest.approx(25.0)
     assert draw_routing(document(va=dict.fromkeys(EXPERTS, same)))["routing.png"]
 

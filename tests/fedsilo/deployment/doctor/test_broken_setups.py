@@ -422,6 +422,22 @@ def test_a_site_that_is_set_up_well_passes_all_but_its_gpu(hospital: Hospital) -
     assert exit_code(found) == 0
 
 
+def test_a_column_unlike_the_schemas_mean_is_named_to_the_site(hospital: Hospital) -> None:
+    def lines() -> str:
+        (data,) = [found for found in hospital.found() if found.check == "data"]
+        assert data.status is Status.PASSED, data
+        return "\n".join(data.details)
+
+    schema = Path(str(hospital.node["data-dir"])) / "schema.yaml"
+    text = schema.read_text().replace("{name: age}", "{name: age, mean: 55.0, std: 15.0}")
+    schema.write_text(text)
+    assert "mean" not in lines()
+    schema.write_text(text.replace("mean: 240.0, std: 50.0", "mean: 6.2, std: 1.3"))
+    assert "column 'chol'" not in lines(), "a title comes from the schema"
+    assert "chol: mean 2" in lines()
+    assert "mmol/l" in lines()
+
+
 def test_a_server_that_is_set_up_well_passes_all_that_can_be_known(server: Server) -> None:
     found = server.found()
     skipped = [f.check for f in found if f.status is not Status.PASSED]

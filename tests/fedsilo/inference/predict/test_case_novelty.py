@@ -61,7 +61,7 @@ def odd_patients(draw: st.DrawFn) -> dict[str, str]:
 def test_the_limit_of_few_held_out_samples_is_not_said_to_be_sure(hearts: Path) -> None:
     reference = reference_of(FinishedRun.open(hearts).model(), None)
     assert isinstance(reference, Reference)
-    sure, few = (" ".join(replace(reference, held=held).lines()) for held in (45, 44))
+    sure, few = (" ".join(replace(reference, held_out=held).lines()) for held in (45, 44))
     assert "on 45 val samples: nine times in ten at most 5% of such samples are beyond it" in sure
     assert "highest score of 44 val samples: on average 2.2% of such samples are beyond it" in few
 
@@ -192,7 +192,7 @@ def test_of_the_samples_that_set_the_limit_at_most_5_percent_are_beyond_it_and_a
         frame = found.frame()
         marked, total = marked + (frame["unusual"] != "").sum(), total + len(frame)
         assert frame["predicted"].notna().all()
-    assert total == reference.held
+    assert total == reference.held_out
     assert marked <= 0.05 * total
 
 
