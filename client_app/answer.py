@@ -42,8 +42,8 @@ from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
 from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record
 from fedsilo.strategies.wire.secure_keys import SECURE
 
-# The steps of FedNova and SCAFFOLD follow from counts that the site has reported, UEFL's codewords
-# from the seed
+# Metrics that depend on no patient: the steps of FedNova and SCAFFOLD follow from counts that the
+# site has reported, and the number of UEFL's codewords from the settings
 _OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 
 
@@ -63,7 +63,7 @@ def answer(lab: Lab) -> RecordDict:
             reply[SECURE] = record
             return reply
         if phase in TRAINING and lab.common.secure_aggregation != "none":
-            # An hour of training would be in vain if the sum is refused afterwards
+            # Checked now: a sum refused afterwards would waste an hour of training
             lab.masked_part.refuse_before_data()
         outgoing = lab.session.phase_function(phase)(lab)
         if not isinstance(outgoing, Outgoing):
@@ -138,8 +138,8 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    Also erases the secrets of the last secure round, because the run is over. At trust 'sums' they
-    are still needed, because the metrics are summed in secret too.
+    The run is over, so the secrets of secure aggregation are erased first. Only at trust 'sums'
+    they stay, because there the metrics are summed in secret too.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)

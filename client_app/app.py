@@ -120,6 +120,11 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _phase(answering: Answering, final: bool = False) -> RecordDict:
     # Imported here and below, because only the first message needs PyTorch, not importing the app
+    """Answer a training phase or, if ``final``, the final evaluation.
+
+    A hospital that declares its data opens them only here, and not for phases of secure
+    aggregation.
+    """
     from fedsilo.client_app.answer import answer, evaluate, open_declared
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
@@ -136,6 +141,7 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
+    """Answer a hello with the site's facts, from a session that is opened anew."""
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
 
@@ -146,6 +152,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
+    """Answer a survey with counts that describe the data."""
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
     with _prefix_site(answering.context):
@@ -155,7 +162,10 @@ def _summary(answering: Answering) -> RecordDict:
 
 @contextmanager
 def _prefix_site(context: Context) -> Iterator[None]:
-    """Put the site's name before an error's text, because the server does not know the name yet."""
+    """Put the site's name before an error that the block raises.
+
+    At the hello or survey the server does not know the name yet.
+    """
     try:
         yield
     except FedsiloError as error:
@@ -306,8 +316,7 @@ def _log(
     may leave unlogged.
 
     Args:
-        answering: the message; the line gets its ``why`` even if the reply does not give the
-            reason.
+        answering: the message; its ``opened.why`` is logged even if the reply gives no reason.
         context: Flower's own context, without the limits of the site file.
         reply: the reply that is about to leave.
         error: the exception that caused an error reply; None if there was none.

@@ -100,8 +100,7 @@ class Lab:
         )
         self._arrays: dict[str, Tensor] | None = None
         self.trained: SiteNetwork | None = None
-        # The optimiser's moments and the position in the
-        # epoch, for the next round; None before ``fit``
+        # Optimiser moments and position in the epoch, for the next round; None before ``fit``
         self.continued: Arrays | None = None
         self.counted: Arrays = {}  # ``counted_state`` under the names by which it is stored
         # The optimiser steps of this answer, and the samples that they used
@@ -263,7 +262,7 @@ class Lab:
                 training, self.stored_state, round_, self.site, order
             )
         else:
-            # A site that was trained as one batch with others has its result already
+            # Simulated sites that were trained as one batch only pick up their result here
             run = self.session.trainers.get(training.key, LocalTraining.run)
             loss = run(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
@@ -286,7 +285,7 @@ class Lab:
         if training.settings.is_private() and not stays:
             training.private = self.privacy.training(training.settings, aside)
         if training.settings.class_weights != "none":
-            # Samples of tiny weights do not hide the others, so a step must not rest on them
+            # A sample with a tiny weight hides no other, so the floor counts only larger weights
             training.weights = class_weights(self.common, self.silo)[training.split.labels]
 
     def reply(
@@ -334,31 +333,37 @@ class Lab:
                     values[measurement(model, split, metric)] = value
         return values
 
-    def _measure_split(self, one: Measured, model: str, split: str) -> dict[str, float]:
-        """Return one network's metrics on one split, by their names in the reply; may be empty.
+    def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
+        """Return a network's metrics on one split, by their names in the reply; may be empty.
 
-        The test split of the final evaluation also gets outcome counts.
+        In the final evaluation the test split also gets outcome counts.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
         # A mean over few samples of a label reveals them, so the floor for sums applies here too
-        if one.within is not None:
-            samples = select_labels(samples, one.within)
+        if measured.within is not None:
+            samples = select_labels(samples, measured.within)
             fewest = self.common.sums_min_count
         if len(samples.labels) < fewest:
             return {}  # the server knows this from the site's label counts
         probe = None
-        if one.probe:
-            probe = one.probe(split)
+        if measured.probe:
+            probe = measured.probe(split)
         counts_from = None
-        # Outcome counts are of the final model under its own names, once
-        if self.instruction.phase == EVALUATE and split == "test" and one.names is None:
+        # Outcome counts are published once, for the final model's own metrics
+        if self.instruction.phase == EVALUATE and split == "test" and measured.names is None:
             counts_from = self.common.sums_min_count
         key = (self.instruction.round, self.site, model, split)
-        found = measure(one.network, samples, self.sampling, self.compute, key, probe, counts_from)
-        if one.names is None:
+        found = measure(
+            measured.network, samples, self.sampling, self.compute, key, probe, counts_from
+        )
+        if measured.names is None:
             return found
-        return {one.names[metric]: value for metric, value in found.items() if metric in one.names}
+        return {
+            measured.names[metric]: value
+            for metric, value in found.items()
+            if metric in measured.names
+        }
 
     def measure_privately(
         self,

@@ -237,7 +237,7 @@ class MaskedPart:
 
     @contextmanager
     def prefix_round(self) -> Iterator[None]:
-        """Put the site and the round before the text of a FedsiloError."""
+        """Put the site and the round before the text of a FedsiloError that the block raises."""
         try:
             yield
         except FedsiloError as error:

@@ -48,8 +48,8 @@ class OpenedSite:
     run_config: Mapping[str, Value]  # the run's settings as the server sent them
     # The ledger of the hospital's own cap on epsilon over all runs; None without a cap
     cap: Ledger | None
-    # Empty samples, as many as a hospital declares at 'trust: sums'. Admission and hello use them
-    # instead of the data. None if the site tells its exact counts
+    # Zero samples in the counts that a hospital declares at 'trust: sums'. Admission and hello use
+    # them instead of the data. None if the site reports its exact counts
     stand_in: Silo | None = None
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
 
@@ -137,8 +137,8 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
         run = with_plugin_settings(run, defaults(CommonSettings))
     site = site_name(context, settings)
     capped, folder = node_cap(context), own_folder(context, site)
-    # Checked again, whatever the server has checked,
-    # before data are opened, so the reason may leave
+    # Checked here too, because a server may not have checked. No data are open yet, so the reason
+    # may leave
     check_privacy_settings(settings, data_set(settings.dataset).is_table)
     declares = not simulated and settings.trust == SUMS
     if folder is None and (declares or capped.max_epsilon):
@@ -162,7 +162,7 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     opened = OpenedSite(settings, silo, simulated, limits, node, run, cap, stand_in, load)
     if with_data and stand_in is not None:
         opened = replace(opened, silo=opened.read_declared())
-    if settings.dataset == "folder":  # the names of a hospital's folders would become class names
+    if settings.dataset == "folder":  # its class names are names of the hospital's folders
         opened.require_consent("allow-folder-names", "folders' names are sent as those of classes")
     return opened
 
@@ -189,6 +189,11 @@ def _run_settings(context: Context) -> CommonSettings:
 
 
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
+    """Refuse a run whose folds or sampling differ from the defaults, at a real hospital.
+
+    Raises:
+        RefusedError: names the settings, and the consent 'allow-folds' that would permit them.
+    """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     chosen = [key for key in _CUTS if values[key] != usual[key]]
     if chosen:

@@ -14,9 +14,8 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.release import Release
 
-_BATCH_MARGIN = (
-    4  # if a batch is this many times the floor on average, P(batch < floor) is below 1e-6
-)
+# If the mean batch is this many times the floor, P(batch < floor) is below 1e-6
+_BATCH_MARGIN = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +115,12 @@ class PatientPrivacy:
         return Release(bound, noise, releases, source)
 
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
+        """Check that a randomly drawn batch is practically never below the hospital's floor.
+
+        Raises:
+            RefusedError: the mean batch is below 4 times 'minimum-batch', and not all samples are
+                in it.
+        """
         floor, size = self.session.smallest_batch, settings.batch_size
         if rate < 1 and floor > 1 and size < _BATCH_MARGIN * floor:
             raise RefusedError(

@@ -32,23 +32,26 @@ from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import Instruction
 from fedsilo.core.methods import settings_class, site_class
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
-from fedsilo.datasets.silo.silos import SPLITS, Silo
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.datasets.silo.silos import SPLITS, Silo, log_once
 from fedsilo.models.maths.pacing import batch_of
+from fedsilo.models.maths.standardisation import sums_of
+from fedsilo.models.maths.unlike_columns import compare_with
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
-_OTHERS = 256 * 2**20  # the bytes of other sites' samples that a process keeps
+_OTHERS = 256 * 2**20  # the most bytes of samples in cached sessions besides the current one
 
 
 @dataclass(frozen=True)
 class SiteSession(OpenedSite):
     """One site in one run, after the check that it can take part."""
 
-    # The number of samples of each class that this site reports, by split; at trust 'sums' the
-    # hospital's declaration, with a cap on epsilon noisy numbers
+    # The number of samples of each class that this site reports, by split. A hospital reports its
+    # declared lower bounds at trust 'sums', and noisy numbers with a cap on epsilon
     reported: Counts = field(kw_only=True)
     method: Any = field(kw_only=True)  # the run's method at this site
     compute: Compute = field(kw_only=True)  # the device and the precision
-    # ``settings`` with the seed from which this site draws
+    # ``settings`` with the seed for this site's own draws, such as the order of samples
     sampling: CommonSettings = field(kw_only=True)
     # Identifies the settings that decide the meaning of a stored state
     digest: str = field(kw_only=True)
@@ -61,15 +64,16 @@ class SiteSession(OpenedSite):
     trainers: dict[Hashable, Callable[[LocalTraining], float]] = field(
         init=False, default_factory=dict
     )
-    # The table as it was last standardised, by the statistics
+    # The last standardised table, by the statistics used for it
     _standardised: dict[Hashable, Silo] = field(init=False, default_factory=dict)
 
     @classmethod
     def from_context(cls, context: Context) -> SiteSession:
         """Open this node's site for a run, and check that it can take part, before anything leaves.
 
-        A hospital that declares its data gets zero samples in the declared counts; ``with_data``
-        reads the data. At a real hospital the sampling seed is the hospital's own secret.
+        A hospital at trust 'sums' is opened with zero samples in the counts that it declared;
+        ``with_data`` reads the real data later. A real hospital's sampling seed is its own secret,
+        not the run's.
 
         Args:
             context: Flower's context of a message.
@@ -133,9 +137,9 @@ class SiteSession(OpenedSite):
 
         - A split with fewer reported samples than the hospital's floor is left out. Outside secret
           sums an empty split does no harm and stays listed.
-        - With the hospital's own cap on epsilon, "train" is left out. If the method measures a
-          model that was trained without noise, all splits are: noise on the metrics would not hide
-          the patients it was trained on.
+        - With the hospital's own cap on epsilon, "train" is left out. All splits are, if the method
+          measures a model that was trained without noise: noise on metrics would not hide that
+          model's training samples.
         - At trust 'sums' with such a cap all splits are left out, because summed metrics get no
           noise.
         """
@@ -157,6 +161,8 @@ class SiteSession(OpenedSite):
 
         The last result is cached by the mean and standard deviation.
 
+        Columns that look as if they were in another unit are named in the site's own log.
+
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
                 deviation.
@@ -167,7 +173,26 @@ class SiteSession(OpenedSite):
         if key not in self._standardised:
             self._standardised.clear()
             self._standardised[key] = standardise_silo(self.silo, standardisation)
+            self._log_unlike_columns(standardisation)
         return self._standardised[key]
+
+    def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
+        """Log which of this site's columns are unlike the statistics that standardise them.
+
+        The lines stay in the site's own log. In a simulation with pooled statistics the server
+        compares the sites itself, and statistics of the site's own say nothing.
+        """
+        settings = self.settings
+        is_known = self.simulated and settings.standardise == "pooled"
+        if settings.standardise == "site" or is_known:
+            return
+        whose = "in the schema"
+        if settings.standardise == "pooled":
+            whose = "over all sites"
+        own = sums_of(self.silo.train.inputs)
+        floor = settings.sums_min_count
+        for unlike in compare_with(self.silo.features, own, statistics, floor):
+            log_once(f"site {self.silo.name}: {unlike.sentence(whose)}")
 
     def phase_function(self, phase: str) -> Callable[[Any], Any]:
         """Return the method's function for a phase that a message names.
@@ -233,7 +258,7 @@ class SiteSession(OpenedSite):
             )
         if self.stand_in:
             if self.silo.features and settings.standardise == "declared":
-                # Raises here instead of inside the sum
+                # Raises a SettingError here, where it may leave, instead of inside the sum
                 find_standardisation(self.silo, settings, RecordDict())
             self._refuse_small_steps(sum(counts))
         if settings.augmentation:

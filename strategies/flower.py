@@ -141,7 +141,7 @@ _MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the beginnings of the names of me
 
 
 class _MeanMetrics(Hook):
-    """Keep the replies of the last phase in which a site measured something."""
+    """Keeps the replies of the last phase in which a site measured something."""
 
     def __init__(self) -> None:
         self._replies: Mapping[str, Reply] = {}

@@ -93,10 +93,10 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     One after another: Flower keeps a process's run id in one place.
     """
-    from fedsilo.comparison import over_seeds, trials
+    from fedsilo.comparison import jobs, trials
     from fedsilo.pictures import learning_curves
 
-    for module in (over_seeds, trials):
+    for module in (jobs, trials):
         monkeypatch.setattr(module, "make_pool", lambda *_, **__: ThreadPoolExecutor(1))
     monkeypatch.setattr(learning_curves, "draw_pictures", lambda *_: None)
 

@@ -63,7 +63,7 @@ class Aligner:
     rng: torch.Generator  # draws the others' embeddings that a step uses
     # The others' discriminators, on the device; empty to use the complement of the site's own
     rivals: Sequence[Discriminator] = ()
-    # Adds to embeddings (n, c) what they would leave with, or None if nothing
+    # Adds the noise with which embeddings (n, c) would leave; None if they leave without noise
     noised: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
@@ -82,7 +82,7 @@ class Aligner:
                 own = self._mean_embeddings(inputs)
                 self._train_discriminator(own.detach())
                 self._add_alignment_gradients(own, 1.0)
-            else:  # one part's graph at a time limits memory to that of a part
+            else:  # only one part's graph is in memory at a time
                 with torch.no_grad():
                     known = torch.cat([self._mean_embeddings(inputs[part]) for part in parts])
                 self._train_discriminator(known)

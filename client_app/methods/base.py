@@ -82,11 +82,10 @@ class SiteMethod(ABC):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        By default that is ``network``. An evidential network also gets its vacuity and, in the
-        final evaluation with enough test samples, its accuracy by confidence and by vacuity. A
-        model that stays at the site is also measured on only its own labels, if silos lack labels
-        by the partition. Each network is measured before the next one is requested, so that one
-        object can be loaded again and again.
+        By default that is ``network`` alone. An evidential network also gets its vacuity and, in
+        the final evaluation with enough test samples, its accuracy by confidence and by vacuity. A
+        model that stays at the site is also measured on only its own labels, in partitions where
+        silos lack labels. Each network is measured before the next one is requested.
         """
         plain = Measured(network)
         if evidences(network):
@@ -111,7 +110,7 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function of a split's name that builds the evidence probe of ``network`` for it.
+    """Return a function of a split's name, which builds an evidence probe of ``network``.
 
     The probe has bins only for the test split of the final evaluation, if it has enough samples.
     """

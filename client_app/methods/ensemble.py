@@ -8,7 +8,7 @@ from fedsilo.models.networks.mixture import Mixture, open_experts
 class EnsembleSite(LocalSite):
     """Trains alone like ``local``; measures the mean of all sites' models once it receives them."""
 
-    measures_what_stays = False  # The kept model is the one that is sent
+    measures_what_stays = False  # the stored model is also sent, so it was trained with noise
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the mean of the received models' predictions; without any, the site's own model."""

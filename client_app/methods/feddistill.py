@@ -19,7 +19,7 @@ class FedDistillSite(LocalSite):
     """Stores its network like ``local``; only the mean logits of each class leave."""
 
     settings: FedDistillSettings
-    # The kept network is trained with the same noise as the means that leave
+    # ``fit`` trains the stored network with noise, because the means that leave depend on it
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
@@ -30,7 +30,7 @@ class FedDistillSite(LocalSite):
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's loss plus the weighted distance to the mean logits of each label.
+        """Return the network's loss plus the weighted distance to the mean logits of the label.
 
         None if no mean logits of other sites were received, as in round 1.
         """

@@ -29,10 +29,10 @@ class FedDynSite(SiteMethod):
         refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with both terms, and send the network.
+        """Train with both terms and send the network; then update and store the local gradient.
 
-        Then the local gradient becomes itself minus alpha times the update, and is stored. It is 0
-        before the first round that the server used.
+        The update subtracts alpha times (trained minus received weights). The local gradient starts
+        at 0, and is that of the last reply which the server used.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

@@ -54,8 +54,7 @@ class FedEFMSite(DecentralisedSite):
     def distil(self, lab: Lab) -> Outgoing:
         """Train the own model by distillation from the experts: its copies that neighbours trained.
 
-        Without experts, as in round 1, the model is trained on the usual loss. It is sent and
-        stored.
+        Without experts, as in round 1, the usual loss is used. The model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

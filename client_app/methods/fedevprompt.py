@@ -59,10 +59,10 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the prompted ViT; later sources override earlier ones.
+        """Build the prompted ViT, with its arrays from four sources, of which the later ones win.
 
-        The sources are the seed, the run's initial arrays, the site's stored arrays and the
-        received arrays.
+        They are the seed, the run's initial arrays, the site's stored arrays, and the received
+        arrays.
         """
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
         # Maps do not belong to the network, nor does the buffer in a finished run's model
@@ -106,7 +106,7 @@ class FedEvPromptSite(SiteMethod):
         return loss
 
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
-        """Return the moments of the received attention maps by class, on the device; or None.
+        """Return the moments of the received attention maps by class, on the compute device.
 
         None if no maps were received.
 
@@ -129,10 +129,11 @@ class FedEvPromptSite(SiteMethod):
         return buffer_moments(joined, lab.silo.task.classes, gram).to(lab.compute.device)
 
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
-        """Return attention maps (up to 'buffer-maps', cells) of training samples, by class.
+        """Return attention maps of this site's training samples, named ``maps/<class>``.
 
-        For each class of the site, either the samples with the lowest vacuity are chosen, or random
-        ones, by 'fedevprompt.buffer-selection'.
+        An array is (m, cells) with m up to 'fedevprompt.buffer-maps'. By
+        'fedevprompt.buffer-selection', the samples of a class with the lowest vacuity are chosen,
+        or random ones.
         """
         train, count = lab.silo.train, self.settings.buffer_maps
 

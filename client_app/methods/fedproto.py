@@ -21,7 +21,7 @@ class FedProtoSite(LocalSite):
     """
 
     settings: FedProtoSettings
-    # The kept network is trained with the same noise as the means that leave
+    # ``fit`` trains the stored network with noise, because the means that leave depend on it
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:

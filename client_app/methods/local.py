@@ -30,7 +30,7 @@ class LocalSite(SiteMethod):
 def send_class_means(
     lab: Lab, network: SiteNetwork, prefix: str, rows: Callable[[Tensor], Tensor], least: int
 ) -> Outgoing:
-    """Return one mean of ``rows`` per class to send, and ``network`` to store.
+    """Build the reply with the mean of ``rows`` for each class; ``network`` is stored at the site.
 
     A class needs enough training samples. In a private run the means get noise, and the ledger
     pays.

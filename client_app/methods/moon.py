@@ -19,7 +19,7 @@ from fedsilo.core.messages import EVALUATE
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection, contrastive_loss
 from fedsilo.models.networks.site_network import FrozenPart, exchanged_arrays, load_exchanged
 
-_PREVIOUS, _HEAD = "previous/", "projection."  # the network's own arrays name the head like this
+_PREVIOUS, _HEAD = "previous/", "projection."  # prefixes: of the stored model, of the head's arrays
 
 
 class MoonSite(SiteMethod):
@@ -28,7 +28,7 @@ class MoonSite(SiteMethod):
     settings: MoonSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received weights; except in evaluation it has the head."""
+        """Build the network with the received weights and, in training, the projection head."""
         network = initial_classifier(lab.common, lab.silo)
         if lab.instruction.phase != EVALUATE:
             head = build_projection(lab.common.seed, network.channels)

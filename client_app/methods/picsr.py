@@ -94,9 +94,9 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure; with a router also its mean weights for each expert.
+        """Return the network to measure; with a router, also its mean weight for each expert.
 
-        A single sample's prediction then also gets the weights, as ``weight.<site>``.
+        A single sample's prediction then also gets its weights, as ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

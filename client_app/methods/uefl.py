@@ -86,7 +86,7 @@ class UEFLSite(SiteMethod):
             lab.metrics[NEW_CODEWORDS] = own.codes
             # The server draws a Gaussian book itself, so nothing needs to leave the site
             return Outgoing()
-        # Whatever the message asks for, because centroids have no noise
+        # Refused whatever the message asks for, because centroids have no noise
         if lab.common.is_private():
             raise RefusedError("training is private, and no centroids of features are made")
         tokens = tokens_of(network, lab.silo.train, lab.compute)

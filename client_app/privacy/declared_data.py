@@ -27,10 +27,10 @@ from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.networks.kinds import Task
 
 FILE = "declared-data.json"
-_MOST = 100  # data sets, and ways to read one, of which something is kept
-_LEAST_STEP = 4  # samples between the counts that are told apart
-_DIGITS = 3  # binary digits that are kept of larger counts
-# How values are read, which changes no count
+_MOST = 100  # the most declarations, one for each data set and way to read it
+_LEAST_STEP = 4  # the smallest step between declared counts, in samples
+_DIGITS = 3  # larger counts are rounded down to this many binary digits
+# Settings of how values are read, which change no count
 _HOW = {*keys_with(CommonSettings, "pixels"), "data.standardise"}
 
 

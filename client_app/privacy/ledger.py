@@ -77,6 +77,11 @@ class Ledger:
         return epsilon(self.releases(), self.delta)
 
     def _enter(self, more: Releases) -> None:
+        """Add releases to the file, after those of the hospital; called under the lock.
+
+        Raises:
+            EpsilonSpentError: epsilon would exceed this ledger's cap or the hospital's.
+        """
         before = self.releases()
         after = dict(before)
         for kind, number in more.items():

@@ -310,6 +310,11 @@ class SecureSite:
         secrets.splits = common_splits(splits)
 
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
+        """Check that the threshold is that of the settings, and hides this site from colluders.
+
+        Raises:
+            RefusedError: it is another one, or too low for the hospital's 'colluding-sites'.
+        """
         if threshold != needed_sites(self.common, sites):
             raise RefusedError(f"threshold {threshold} is not the one of the run's settings")
         most = tolerated_colluders(threshold, sites)
@@ -346,7 +351,7 @@ class SecureSite:
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
-        """Return one share for each site, record the sum, and delete the round's secrets.
+        """Return this site's share of one secret per site, record the sum, and delete the secrets.
 
         For a site whose weights arrived it is the share of the site's own mask, else of its masking
         key.

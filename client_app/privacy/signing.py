@@ -251,6 +251,10 @@ class KnownKeys:
             raise RefusedError(fault)
 
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
+        """Store the last received code of each site, and return all known keys.
+
+        The list takes new sites up to 200, because a server could invent any number.
+        """
         with self.file.lock():
             known = self.read()
             before = {site: key.received for site, key in known.items()}

@@ -119,9 +119,12 @@ class UnmaskedSums:
             )
 
     def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
-        """Record that the sum over the sites ``answered`` is unmasked.
+        """Record that this round's sum is unmasked; only the newest 3 rounds stay recorded.
 
-        Only the newest 3 rounds stay recorded.
+        Args:
+            answered: the sites of the sum.
+            weighed: the digest of the numbers that this site masked.
+            question: the digest of the request; empty at a site that does not declare its data.
         """
         opened = RoundSum(list(answered), weighed, question)
         known = {**self._file().read({}), self.round: opened}
@@ -179,7 +182,7 @@ class SummedBefore:
     terms: str
 
     def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that an earlier sum of the same arrays, if any, can only be repeated, not varied.
+        """Check that the same arrays were not summed before with other settings or other sites.
 
         Args:
             arrays: the digest of all received arrays.

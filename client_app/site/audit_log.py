@@ -26,8 +26,8 @@ from fedsilo.strategies.wire.records import record_bytes
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"
 
 _LEDGER = "ledger"  # the key of the ledger's state in a line
-_TAIL = 2**16  # bytes read at the end of a log, many times the length of a line
-_LONGEST = 200  # characters of a name that comes from a server
+_TAIL = 2**16  # the bytes read at the end of a log; many times the length of a line
+_LONGEST = 200  # the most characters of a name that comes from a server
 _LONGEST_REASON = 1000
 _FIRST_MARK = re.compile(r"^([^/]*/[^./]*[./]).*", re.DOTALL)
 

@@ -39,7 +39,7 @@ class NodeCap:
     """A node config's own cap on epsilon (0 for none), and the delta at which it is computed."""
 
     max_epsilon: float = setting(0.0, "cap over all runs, or 0 for none", ge=0.0)
-    delta: float = setting(1e-5, "at which the cap holds", gt=0.0, lt=1.0)
+    delta: float = setting(1e-5, "delta at which the cap holds", gt=0.0, lt=1.0)
 
 
 def site_settings(context: Context) -> CommonSettings:
@@ -63,8 +63,8 @@ def site_settings(context: Context) -> CommonSettings:
     if capped.max_epsilon:
         # A run without a cap of its own has 0
         own["max_epsilon"] = min(settings.max_epsilon or capped.max_epsilon, capped.max_epsilon)
-        # The smaller delta holds, because a server might name
-        # one near 1, where every epsilon is small
+        # The smaller delta holds, because with a delta near 1, which a server might choose, every
+        # epsilon is small
         own["delta"] = min(settings.delta, capped.delta)
     settings = dataclasses.replace(settings, **own)
     if not is_simulated(context):
@@ -154,7 +154,7 @@ def node_cap(context: Context) -> NodeCap:
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
-    """Return the path of the backbone's weights in the site's cache, for the name in the run.
+    """Return the path of the backbone weights that the run names, within the site's cache.
 
     "" and the words "timm" and "random" are returned unchanged.
 
@@ -217,9 +217,9 @@ def own_name(context: Context) -> str:
 
 @contextmanager
 def prefix_refusals(site: str) -> Iterator[None]:
-    """Put the site's name before a refusal, because at the hello the server does not know it yet.
+    """Put the site's name before the text of a refusal that the block raises.
 
-    A SettingError from the block becomes a RefusedError.
+    At the hello the server does not know the name yet. A SettingError becomes a RefusedError.
     """
     try:
         yield

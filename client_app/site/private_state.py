@@ -96,9 +96,9 @@ class SiteState:
         return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server has used the reply with which the newest older state was stored.
+        """Tell whether the server used the reply that came with the newest older state.
 
-        True if there is no older state.
+        Older means from before ``instruction``. True if there is no older state.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state

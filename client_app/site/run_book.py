@@ -161,6 +161,11 @@ class RunBook:
 
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
         # The entry with the empty name counts hellos and surveys, not a run
+        """Check that a new run may begin within the hospital's quota of runs in 24 hours.
+
+        Raises:
+            RefusedError: 'max-runs-per-day' runs have begun already.
+        """
         today = [name for name, run in runs.items() if name and _is_of_today(run)]
         if len(today) >= limits.max_runs_per_day:
             raise RefusedError(

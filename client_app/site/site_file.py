@@ -63,6 +63,11 @@ def read_rules(text: str, kind: type) -> Any:
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
+    """Return the list of texts under a key; an empty list is allowed.
+
+    Raises:
+        SettingError: the value is no list, or an entry is no text or empty.
+    """
     texts: list[str] = []
     if isinstance(value, list):
         texts = [text for text in value if isinstance(text, str) and text]
@@ -87,6 +92,11 @@ def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> No
 
 
 def _refuse_rootless(key: str, patterns: Iterable[str]) -> None:
+    """Check that each pattern is "*" or begins with the name of a record, such as "arrays/".
+
+    Raises:
+        SettingError: a pattern does not.
+    """
     for pattern in patterns:
         if pattern != "*" and not pattern.startswith(_ROOTS):
             raise SettingError(

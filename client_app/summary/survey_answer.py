@@ -55,7 +55,7 @@ class StoredAnswer:
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     parts: Mapping[str, str]  # the parts of the answer, as sent or ready to be sent
-    settings: Mapping[str, Value]  # the run's settings that decided what was counted, by key
+    settings: Mapping[str, Value]  # by key, the run's settings that decided the samples and counts
     fingerprint: Mapping[str, str]  # the fingerprint of the data
 
 
@@ -300,6 +300,7 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, self.site.silo.name, *table)
 
     def _histogram(self, measure: Measure, split: str, part: str) -> list[Count]:
+        """Return the suppressed counts of a measure's bins or levels in a split."""
         table, in_a_row = (self.site.silo.name, part, split, measure.name), not measure.levels
         counts = measure.counts(split)
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)

@@ -27,7 +27,7 @@ from fedsilo.models.privacy.release import copy_alone
 
 _BATCH = 500  # the most inputs of a batch
 _NUMBERS = 2**24  # the most numbers in a batch, so that large images use smaller batches
-_IMAGES, _IN_CACHE = 128, 2**22  # the images, and their numbers, that a CPU encodes at once
+_IMAGES, _IN_CACHE = 128, 2**22  # the most images, and numbers in them, that a CPU encodes at once
 
 
 class Probe(Protocol):
@@ -63,8 +63,7 @@ class Measured:
     """A network to measure, with the names of its metrics and further values to compute."""
 
     network: SiteNetwork  # must be on the compute device
-    # Metric -> its name in the reply; other metrics are left
-    # out. None keeps all under their own names
+    # Metric -> its name in the reply; other metrics are left out. None for all, under their names
     names: Mapping[str, str] | None = None
     # Returns a probe for a split; the probe sees the tokens and adds its own metrics
     probe: Callable[[str], Probe] | None = None
@@ -208,7 +207,9 @@ def predict_batches(
         compute.autocast(),
     ):
         for inputs in batches:
-            parts = _in_parts(network.encode, inputs, compute)  # not the head, which draws
+            parts = _in_parts(
+                network.encode, inputs, compute
+            )  # without the head, because dropout draws there
             tokens = parts[0]
             if len(parts) > 1:  # a single part needs no copy
                 tokens = torch.cat(parts)
@@ -242,9 +243,9 @@ def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
 def over_batches(
     network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Return ``function`` of all inputs (n, ...), float32 on the CPU, without gradients.
+    """Apply ``function`` to all inputs (n, ...) part by part; return float32 rows on the CPU.
 
-    The network is put into eval mode, and the inputs are processed part by part.
+    The network is put into eval mode, and no gradients are computed.
 
     Args:
         network: the network that ``function`` uses.

@@ -300,12 +300,14 @@ class _Steps:
 
 
 def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
-    """Check that a training did not diverge and took enough steps; 0 as ``minimum`` checks nothing.
+    """Check that a training did not diverge, and that enough of its steps count.
+
+    A step counts if its learning rate is at least a hundredth of the largest.
 
     Args:
         loss: the mean loss over the last pass.
         rates: the learning rate of each step.
-        minimum: the fewest steps whose rate is at least a hundredth of the largest.
+        minimum: the fewest steps that must count; 0 to check nothing at all.
         fp16: whether steps with infinite gradients were skipped.
 
     Raises:

@@ -60,9 +60,11 @@ def train_continued(
     site: str,
     order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Train from the optimiser state, and if epochs span rounds the position, of the last round.
+    """Train from where the site's last round stopped; return the loss and the new state.
 
-    A parameter that is new, or whose shape has changed, begins with new moments.
+    The optimiser continues with its stored moments and, if epochs span rounds, the training with
+    the stored position in the epoch. A parameter that is new, or whose shape has changed, begins
+    with new moments.
 
     Args:
         training: the training; its ``optimiser`` is set here and, if epochs span rounds, its

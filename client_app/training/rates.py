@@ -134,6 +134,11 @@ def _scheduler(
 
 
 def _arguments(schedule: str, text: str) -> dict[str, Any]:
+    """Parse 'train.schedule-arguments', and check that the schedule takes them.
+
+    Raises:
+        SettingError: the text is malformed, or has an argument that the run may not set.
+    """
     chosen: dict[str, Any] = parse_structure(
         "train.schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
     )
@@ -163,8 +168,7 @@ def check_schedule(settings: CommonSettings) -> None:
 def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Iterator[str]:
     """Yield each reason why a schedule is impossible; the user gets the first.
 
-    For the last reason, the schedule is run for up to 1,000 rounds: a rate must not be negative or
-    infinite.
+    The last check runs the schedule for up to 1,000 rounds: no rate may be negative or infinite.
     """
     if settings.rate_decay != "none":
         yield (

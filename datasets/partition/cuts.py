@@ -85,6 +85,7 @@ def deal_rows(
     Args:
         labels: split -> label of each row, (n,).
         shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
+            A label whose shares are all 0 goes to the last silo.
         rng: decides which rows; it is advanced.
 
     Returns:

@@ -73,6 +73,23 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class ColumnWords:
+    """The words for people that a schema has for a column.
+
+    Attributes:
+        title: what the column is, with its name and unit: "serum cholesterol (chol, mg/dl)".
+        levels: level -> its name, with the level itself: "typical angina (1)".
+    """
+
+    title: str
+    levels: Mapping[str, str] = field(default_factory=dict)
+
+    def level(self, level: str) -> str:
+        """Return the name of a level, or the level itself if it has none."""
+        return self.levels.get(level, level)
+
+
+@dataclass(frozen=True)
 class LeftOutRows:
     """The number of samples that are in no split and, for a table, the number per column.
 

@@ -24,7 +24,13 @@ from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
-from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
+from fedsilo.datasets.silo.measures import (
+    ColumnWords,
+    LeftOutRows,
+    Measure,
+    picture_measures,
+    unit_pixels,
+)
 from fedsilo.models.networks.kinds import Task
 
 if TYPE_CHECKING:
@@ -252,6 +258,10 @@ class DataSet(ABC):
         """Return notices about the data on this machine, one sentence each, or []."""
         return []
 
+    def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
+        """Return column -> its words for people; empty if this machine has no schema with words."""
+        return {}
+
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
         """Describe files next to the data that are not read, one sentence per folder."""
         return []
@@ -364,6 +374,7 @@ def log_once(note: str) -> None:
 
 
 def _open_split(folder: Path, name: str) -> Split:
+    """Open the arrays of split ``name`` in a silo's folder; larger files are memory-mapped."""
     import torch
 
     def open_array(part: str) -> Tensor:

@@ -20,6 +20,7 @@ from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.files.text_files import Marks, same_text
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
+from fedsilo.datasets.silo.measures import ColumnWords
 
 _MOST_EDGES = 64
 
@@ -128,6 +129,21 @@ class Column(FileModel):
     def unmeasured_marks(self) -> Marks:
         """Return the values that mean "not measured"; numbers match by value, as '0.0' and '0'."""
         return Marks(self.unmeasured)
+
+    def words(self) -> ColumnWords:
+        """Return the column's words for people."""
+        title = self.title or self.name
+        within = []
+        if title != self.name:
+            within.append(self.name)
+        if self.unit:
+            within.append(self.unit)
+        if within:
+            title = f"{title} ({', '.join(within)})"
+        levels = {}
+        for level, name in self.level_names.items():
+            levels[level] = f"{name} ({level})"
+        return ColumnWords(title, levels)
 
     def range_text(self) -> str:
         """Return the range with its unit, such as '50 to 1500 mg/dl'; '' without a range."""
@@ -253,6 +269,22 @@ class TableSchema(FileModel):
             if count:
                 counts[column.name] = count
         return counts
+
+    def find_out_of_range(self, rows: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.bool_]]:
+        """Find the values of rows (n, features) that are outside their column's range.
+
+        Returns:
+            Column -> (n,), whether a row's value there is outside; of each column with a range.
+        """
+        features = self.features()
+        outside = {}
+        for column in self.numeric_columns():
+            if column.range:
+                # As float32, like the rows: otherwise a value at the edge could be beyond it
+                low, high = np.array(column.range, dtype=np.float32)
+                values = rows[:, features.index(column.name)]
+                outside[column.name] = (values < low) | (values > high)
+        return outside
 
     def digest(self, with_units: bool = False) -> str:
         """Return a SHA-256 of everything that must be equal at all sites to share one model.

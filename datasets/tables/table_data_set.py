@@ -1,16 +1,18 @@
 """Load silos that are tables: each hospital's own file, read by a shared schema."""
 
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsilo.core.errors import DataError
-from fedsilo.core.files.locations import Places, data_folder
+from fedsilo.core.errors import DataError, FedsiloError
+from fedsilo.core.files.locations import Places, data_folder, find_places
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.datasets.silo.measures import LeftOutRows, Measure
+from fedsilo.datasets.silo.measures import ColumnWords, LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, split_rows, split_values
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo
 from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
@@ -40,6 +42,46 @@ class TableDataSet(DataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the schema's sites, in its order."""
         return list(self.schema(places).sites)
+
+    def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
+        """Return the titles, units and names of levels of the schema, if it is on this machine."""
+        try:
+            schema = self.schema(find_places(settings.data_dir, settings.cache_dir))
+        except FedsiloError:  # only hospitals have it
+            return {}
+        return {column.name: column.words() for column in schema.columns}
+
+    def notices(self, settings: CommonSettings) -> list[str]:
+        """Say how many rows the schema keeps although a value is out of range, in one line.
+
+        A site of own tables says it itself, when its table is opened.
+        """
+        places = find_places(settings.data_dir, settings.cache_dir)
+        rows = 0
+        values: Counter[str] = Counter()
+        try:
+            schema = self.schema(places)
+            if schema.out_of_range != "keep" or self.origin == "own":
+                return []
+            for site in schema.sites:
+                inputs = self._load(site, settings, places).inputs().values()
+                table = np.concatenate([part.numpy() for part in inputs])
+                outside = schema.find_out_of_range(table)
+                rows += int(np.any(list(outside.values()), axis=0).sum())
+                values.update({name: int(of.sum()) for name, of in outside.items()})
+        except FedsiloError:  # the site itself says so
+            return []
+        parts = []
+        for column in schema.columns:
+            if values[column.name]:
+                number, words = values[column.name], column.words().title
+                parts.append(f"{number} of {words}, possible: {column.range_text()}")
+        if not rows:
+            return []
+        return [
+            f"{self.name}: {format_count(rows, 'row')} with an impossible value are kept "
+            f"('out-of-range: keep'): {'; '.join(parts)}"
+        ]
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the silo's columns for histograms: numbers with edges, categories with levels."""
@@ -126,6 +168,7 @@ class TableDataSet(DataSet):
         return notes
 
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
+        """Return the facts for a silo's file: names, schema's digest and declared statistics."""
         statistics = schema.declared_statistics()
         declared = None
         if statistics:

@@ -68,6 +68,7 @@ def compare(
             which is checked before the first run and again after the last; or a run failed.
     """
     from fedsilo.comparison import over_seeds as study
+    from fedsilo.comparison.jobs import plan_job, run_all, runs_of
     from fedsilo.comparison.slurm import read_jobs
 
     refuse_below(1, "seeds", seeds)
@@ -78,7 +79,7 @@ def compare(
     planned = []
     for name in names:
         for number in range(seeds):
-            job = study.plan_job(name, number, given, engine, supernodes, own_splits)
+            job = plan_job(name, number, given, engine, supernodes, own_splits)
             planned.append(job)
     study.check_jobs(planned, shown, tested, paired, seeds)
     budgets = study.plan_budgets(planned, given)
@@ -90,9 +91,9 @@ def compare(
     unfinished = [job for job in planned if not job.is_finished()]
     if unfinished:
         study.refuse_without(split, unfinished)
-    study.run_all(unfinished, at_once, tell)
+    run_all(unfinished, at_once, tell)
     # Steps, bytes and seconds are known only now: a run may have ended early
-    budgets = budgets.with_costs(study.runs_of(planned))
+    budgets = budgets.with_costs(runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
     return study.compare_runs(planned, split, shown, tested, paired, budgets)

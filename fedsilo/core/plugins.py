@@ -100,7 +100,7 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
         raise SettingError(f"plugin {path}: {fault}; rename the file")
     module = ModuleType(name)
     module.__dict__.update({"__file__": str(path), _DIGEST: digest})
-    # Dataclasses look up their module while it is being executed, so that it is registered before
+    # Dataclasses look up their module while it is being executed, so it is registered before
     sys.modules[name] = module
     try:
         # importlib could run a cached .pyc instead of the bytes whose digest was compared
@@ -280,7 +280,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
     """Parse the JSON in 'plugin-settings' into key -> value.
 
     Raises:
-        SettingError: it is no JSON object of single values.
+        SettingError: it is not a JSON object of single values.
     """
     try:
         carried = json.loads(text)
@@ -433,7 +433,7 @@ def _package_digest(folders: Iterable[str]) -> str:
         for path in sorted(Path(folder).rglob("*")):
             if path.suffix not in _COMPARED:
                 continue
-            # The zero byte ends the path, so that no path and digest can read as another pair
+            # The zero byte ends the path, so no path and digest can read as another pair
             total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
             total.update(hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()

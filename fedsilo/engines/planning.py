@@ -38,8 +38,8 @@ def plan_run(
 ) -> tuple[RunSettings, Mapping[str, Value]]:
     """Build the settings and resources of a run of simulated sites.
 
-    Later sources override earlier ones: experiment, file, changes, ``overrides``. For the process
-    engine, the fork server is started here.
+    Later sources override earlier ones: experiment, file, changes, ``overrides``. If the run may
+    use processes, the fork server is started here.
 
     Args:
         experiment: an experiment's name, or a method.

@@ -1,4 +1,4 @@
-"""The parts that all reports share: the runs with their names, their head, and their sites."""
+"""The parts that all reports share: names of runs, facts, result and limit, and sites."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -162,7 +162,23 @@ def taking_part(run: Shown) -> dict[str, Any]:
         "by_class": by_class,
         "stopped": run.summary["stopped"],
         "failed": failed,
+        "unlike": _unlike_columns(run),
     }
+
+
+def _unlike_columns(run: Shown) -> list[str]:
+    """Return a sentence for each column whose mean at a site is unlike that of the other sites."""
+    entries = run.summary.get("unlike-columns") or []
+    if not entries or run.trust != SERVER:
+        return []
+    sentences = []
+    for entry in entries:
+        question = f"{entry['question'][:1].upper()}{entry['question'][1:]}"
+        sentences.append(
+            f"{entry['title']}: the mean at {entry['site']} is {entry['relation']} that of the "
+            f"other sites. {question}"
+        )
+    return sentences
 
 
 def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:

@@ -76,7 +76,7 @@ def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
 
 
 def _find_module_fault(module: Any) -> str | None:
-    """Return the reason for which a builder's result cannot be trained; None if it can.
+    """Return the reason why a builder's result cannot be trained; None if it can.
 
     The text continues a sentence that begins with the network's name.
     """
@@ -263,7 +263,7 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """Return the reason for which arrays cannot replace a network's; None if they can.
+    """Return the reason why arrays cannot replace a network's; None if they can.
 
     They can if they have the names and shapes of ``wanted`` and are finite.
     """

@@ -312,6 +312,16 @@ class Privacy(RunObject):
     perturbation: Line = ""
 
 
+class UnlikeColumn(RunObject):
+    """A column of a table whose mean at a site is unlike that of the other sites."""
+
+    column: Line
+    title: Line
+    site: SiteName
+    relation: Line
+    question: Line
+
+
 class Summary(RunObject):
     """``summary.json``: the results and costs of a run; docs/run-directory.md has each key."""
 
@@ -338,6 +348,7 @@ class Summary(RunObject):
     unrepeatable_operations: list[Line]
     bytes: Bytes
     privacy: Privacy
+    unlike_columns: list[UnlikeColumn] | None = None
 
 
 class StateFacts(RunObject):

@@ -25,6 +25,7 @@ from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, s
 from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.server_app.records.summary import join_names
+from fedsilo.server_app.run.site_comparison import equal_samples, unlike_columns
 from fedsilo.strategies.loop.round_loop import refuse_site_count
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
@@ -60,7 +61,7 @@ def raise_first(checks: Sequence[Check[Case]], case: Case) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run of simulated sites as it was asked for.
+    """The plan of a run of simulated sites, before any site is asked.
 
     Attributes:
         common: its common settings.
@@ -75,7 +76,7 @@ class Plan:
     ray_address: str = ""
 
     def uses_ray(self) -> bool:
-        """Tell whether sites will be Ray actors."""
+        """Tell whether the sites will run as Ray actors."""
         return self.engine == "ray" or (self.engine == "auto" and bool(self.ray_address))
 
 
@@ -113,7 +114,7 @@ def check_cut(plan: Plan) -> Problem:
 
 
 def check_vectorised(plan: Plan) -> Problem:
-    """Check that 'machine.vectorised' above 1 comes with the inline engine, which it needs."""
+    """Check that 'machine.vectorised' above 1 comes with engine "inline", or "auto" without Ray."""
     count = plan.common.vectorised
     if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
         return None
@@ -415,14 +416,22 @@ NOTICES: tuple[Notice, ...] = (
     refused_nodes,
     heaviest_site,
     odd_sites,
+    unlike_columns,
+    equal_samples,
 )
 # 'fedsilo doctor run' lists sites and refusals itself
-DOCTOR_NOTICES: tuple[Notice, ...] = (missing_silos, heaviest_site, odd_sites)
+DOCTOR_NOTICES: tuple[Notice, ...] = (
+    missing_silos,
+    heaviest_site,
+    odd_sites,
+    unlike_columns,
+    equal_samples,
+)
 
 
 def find_notices(
     notices: Sequence[Notice], participants: Participants, common: CommonSettings
 ) -> Iterator[str]:
-    """Yield the lines of some notices, in order."""
+    """Yield the lines of each of ``notices``, in order."""
     for notice in notices:
         yield from notice(participants, common)

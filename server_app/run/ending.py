@@ -28,6 +28,7 @@ from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.site_comparison import unlike_columns_document
 from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -78,6 +79,9 @@ def write_end(
     summary["unrepeatable-operations"] = sorted(recorder.unrepeatable)
     summary["bytes"] = recorder.totals()
     summary["privacy"] = privacy
+    unlike = unlike_columns_document(method.participants, method.common)
+    if unlike:
+        summary["unlike-columns"] = unlike
     ending = directory.path / run_directory.ENDING
     ending.touch()  # a run that is killed from here on writes its documents once it is resumed
     directory.write_json(run_directory.SUMMARY, summary)

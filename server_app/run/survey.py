@@ -18,7 +18,7 @@ from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.survey import Count, Survey
-from fedsilo.datasets.registry import silo_count
+from fedsilo.datasets.registry import data_set, silo_count
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory, open_run_directory, with_run_name
@@ -58,12 +58,17 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
         sites[site] = {}
         for key, part in answer.to_config().items():
             sites[site][key] = json.loads(part)
+    # Words come from the schema on this machine, because hospitals do not send them
+    columns = {}
+    for name, words in data_set(common.dataset).column_words(common).items():
+        columns[name] = {"title": words.title, "levels": dict(words.levels)}
     return {
         "version": 1,
         "run": common.run_name,
         "dataset": common.dataset,
         "asked": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         "sites": sites,
+        "columns": columns,
         "distances": {split: distances(answers, split) for split in SPLITS},
         "refused": list(surveyed.refused),
     }

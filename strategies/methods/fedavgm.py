@@ -38,7 +38,6 @@ class FedAvgM(FedAvg):
         for name, array in mean.items():
             if is_statistic(name):
                 continue
-            # float64, because the step is a small difference of large numbers
             old = model[name].astype(np.float64)
             moment = state.arrays.get(f"{_MOMENTS}{name}")  # None before the first step
             step, moment = self.settings.step(array - old, moment)

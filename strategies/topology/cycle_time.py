@@ -104,6 +104,7 @@ def cycle_time(
         for share, active in topology.matcha.cases():
             expected += share * seconds.round(topology.matcha.matrix(active) > 0)
         return expected
+    # ``weight=None`` counts every arc as 1, so that an arc of weight 0 is kept
     arcs = nx.to_numpy_array(topology.graph, nodelist=topology.sites, weight=None) > 0
     if topology.kind == "star" and visits is None:
         return seconds.star(arcs)

@@ -23,7 +23,7 @@ from fedsilo.core.messages import STANDARDISED, TRAIN, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.registry import load_silo
-from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.datasets.silo.silos import Silo, Split, log_once
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record
@@ -278,6 +278,40 @@ def test_pooled_statistics_of_the_message_standardise_every_part_and_fill_the_ga
     assert ready.val.inputs.shape == (0, 2)
     assert ready.train.labels.tolist() == [0, 1, 1]
     assert ready.fingerprints == table_silo().fingerprints, "they are of the rows as read"
+
+
+@pytest.mark.parametrize(
+    ("standardise", "simulated", "is_said"),
+    [
+        ("declared", False, True),
+        ("declared", True, True),
+        ("pooled", False, True),
+        ("pooled", True, False),  # the server says it
+        ("site", False, False),
+    ],
+)
+def test_a_column_in_another_unit_is_named_in_the_sites_own_log(
+    standardise: Any, simulated: bool, is_said: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_once.cache_clear()
+    settings = dataclasses.replace(TABLE, standardise=standardise, sums_min_count=2)
+    silo = table_silo(FeatureStatistics(np.array([3.0, 7.0]), np.array([2.0, 1.0])))
+    session = dataclasses.replace(session_with(settings, silo), simulated=simulated)
+    before = site_facts(session).to_config()
+    session.silo_for(standardisation_message([3.0, 7.0], [2.0, 1.0]))
+    assert ("column 'pulse': mean 70, 7 " in caplog.text) == is_said
+    assert "'age'" not in caplog.text
+    assert site_facts(session).to_config() == before, "nothing more leaves"
+
+
+def test_a_column_with_fewer_values_than_the_floor_is_not_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log_once.cache_clear()
+    settings = dataclasses.replace(TABLE, standardise="declared", sums_min_count=3)
+    silo = table_silo(FeatureStatistics(np.array([3.0, 7.0]), np.array([2.0, 1.0])))
+    session_with(settings, silo).silo_for(RecordDict())
+    assert "pulse" not in caplog.text
 
 
 def test_a_sites_own_statistics_are_of_its_training_rows_whatever_the_message_holds() -> None:

@@ -30,9 +30,8 @@ from fedsilo.reports.run_facts import limit, result
 from fedsilo.runs.finished_run import FinishedRun, Shown
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
 
-_USAGE = (
-    Path(__file__).parent / "templates" / "usage.yaml"
-)  # usage instructions for each export format
+# Usage instructions for each export format
+_USAGE = Path(__file__).parent / "templates" / "usage.yaml"
 _FEW = 100  # with fewer test samples, the card warns that intervals are wide
 _SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")

@@ -42,9 +42,9 @@ _PICTURES = 50  # largest number of images on a page
 
 @dataclass(frozen=True)
 class Value:
-    """One input of one case."""
+    """The value of one column of a case, as a page shows it."""
 
-    name: str
+    name: str  # the column's title, with its name and unit
     text: str
     usual: str  # usual range in training, if enough patients support it
     mark: str  # imputed, or beyond the training values
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ValueTexts:
-    """Makes the values of cases."""
+    """Formats the values of a table's cases for a page."""
 
     schema: TableSchema
     training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
@@ -84,7 +84,8 @@ class ValueTexts:
             text = self._text(column, row[places], float(self.standardisation.mean[places[0]]))
             usual = self._usual(column, self.training[:, places])
             own = adds.get(column.name, 0.0)
-            values.append(Value(column.name, text, usual, mark, own, own / most))
+            title = column.words().title
+            values.append(Value(title, text, usual, mark, own, own / most))
         yield from sorted(values, key=lambda value: -abs(value.adds))
 
     def _places(self, column: Column) -> list[int]:
@@ -111,9 +112,10 @@ class ValueTexts:
             return f"missing; {used} is used"
         if not column.levels:
             return f"{values[0]:.6g}"
-        if not values.any():
-            return column.levels[0]
-        return column.levels[int(values.argmax()) + 1]
+        level = column.levels[0]
+        if values.any():
+            level = column.levels[int(values.argmax()) + 1]
+        return column.words().level(level)
 
     def _usual(self, column: Column, rows: Floats) -> str:
         """Describe the usual values of a column in training; empty if too few patients support it.
@@ -127,7 +129,8 @@ class ValueTexts:
             # The first level has no feature: its rows have 0 in all others
             first = 1 - known.sum(axis=1, keepdims=True)
             counts = np.hstack([first, known]).sum(axis=0)
-            return self._common(column.name, column.levels, counts.astype(int).tolist())
+            names = list(map(column.words().level, column.levels))
+            return self._common(column.name, names, counts.astype(int).tolist())
         found, counts = np.unique(known[:, 0], return_counts=True)
         if len(found) <= _FEW:
             return self._common(column.name, [f"{one:.4g}" for one in found], counts.tolist())
@@ -158,7 +161,7 @@ class ValueTexts:
 
 @dataclass(frozen=True)
 class Reasons:
-    """The explanations of the cases' answers, by a case's index among the readable inputs."""
+    """The explanations of answers, by the index of a case among the readable inputs."""
 
     # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)

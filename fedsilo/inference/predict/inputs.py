@@ -99,9 +99,8 @@ class Inputs(ABC):
     truth: Tensor | None = None  # (n,) the classes, if known
     ids: Sequence[str] = ()  # (n,) the patients' ids, if the user names their column
     notes: Sequence[str] = ()  # remarks for the user on how the inputs were read, a sentence each
-    read: Tensor | None = (
-        None  # (k, features) a table's rows before standardisation, NaN if missing
-    )
+    # (k, features) rows of a table before standardisation, NaN for a missing value
+    read: Tensor | None = None
 
     @abstractmethod
     def batches(self) -> Iterator[Tensor]:

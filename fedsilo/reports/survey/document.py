@@ -34,6 +34,13 @@ def _answer(parts: dict[str, Any]) -> Survey:
     return Survey.model_validate_json(json.dumps(fields))
 
 
+class ColumnTitle(BaseModel):
+    """The words for people that the server's copy of the schema has for a column."""
+
+    title: str
+    levels: dict[str, str] = {}  # level -> its name with the level
+
+
 class SurveyDocument(BaseModel):
     """The result of a survey, read from ``survey.json``."""
 
@@ -44,6 +51,21 @@ class SurveyDocument(BaseModel):
     sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
     distances: dict[str, Distances]  # split -> distances
     refused: tuple[str, ...]  # the reasons why other sites gave no answer
+    columns: dict[str, ColumnTitle] = {}  # column -> its words, if the server has a schema
+
+    def title(self, feature: str) -> str:
+        """Return the title of a feature, with its name and unit; the name if it has no title."""
+        if feature in self.columns:
+            return self.columns[feature].title
+        return feature
+
+    def cell_titles(self, feature: MeasuredFeature) -> list[str]:
+        """Return the names of the cells of a feature's histogram, levels by their names."""
+        names = cell_names(feature)
+        if feature.levels and feature.name in self.columns:
+            levels = self.columns[feature.name].levels
+            return [levels.get(name, name) for name in names]
+        return names
 
 
 def read_survey_document(path: Path) -> SurveyDocument:

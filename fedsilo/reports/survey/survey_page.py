@@ -72,12 +72,12 @@ def survey_page(document: SurveyDocument) -> str:
     data = {
         "refused": document.refused,
         "changed": changed,
-        "sites": list(_sites(answers)),
+        "sites": list(_sites(document)),
         "label_pictures": label_pictures,
         "labels": list(_labels(answers)),
-        "distances": list(_distances(training)),
-        "feature_pictures": feature_pictures(answers, training.features),
-        "features": list(_features(answers)),
+        "distances": list(_distances(training, document)),
+        "feature_pictures": feature_pictures(document, training.features),
+        "features": list(_features(document)),
         "has_files": has_files,
         "files": list(_files(answers)),
     }
@@ -86,9 +86,9 @@ def survey_page(document: SurveyDocument) -> str:
     return render_page("survey.html", title, data, subtitle=subtitle, foot=_FOOT)
 
 
-def _sites(answers: Answers) -> Iterator[Table]:
+def _sites(document: SurveyDocument) -> Iterator[Table]:
     rows = []
-    for site, answer in answers.items():
+    for site, answer in document.sites.items():
         samples = answer.samples or {}
         left_out = _NONE
         if answer.left_out:
@@ -101,14 +101,14 @@ def _sites(answers: Answers) -> Iterator[Table]:
         "decoded."
     )
     yield Table("Samples", columns, rows, note)
-    lacking = _rows_left_out(answers)
+    lacking = _rows_left_out(document)
     if lacking:
         note = "For columns that are not listed here, every count is suppressed."
         title = "Rows left out, by the column whose value is missing or out of range"
         yield _counts(title, "column", lacking, note)
 
 
-def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
+def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
     """Return site -> column -> number of rows that the column's value excludes.
 
     A column is left out if its counts are suppressed at all sites.
@@ -116,7 +116,7 @@ def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
     # A table of suppressed counts only would have a row for each of a hundred columns
     missing = {}
     listed = set()
-    for site, answer in answers.items():
+    for site, answer in document.sites.items():
         if answer.left_out and answer.left_out.missing:
             missing[site] = answer.left_out.missing
             for name, count in missing[site].items():
@@ -129,7 +129,7 @@ def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
         lacking[site] = {}
         for name, count in counts.items():
             if name in listed:
-                lacking[site][name] = count
+                lacking[site][document.title(name)] = count
     return lacking
 
 
@@ -144,7 +144,7 @@ def _labels(answers: Answers) -> Iterator[Table]:
             yield _counts(f"Labels, {name} samples", "label", counts)
 
 
-def _distances(training: Distances) -> Iterator[Table]:
+def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of the distances between the sites' labels, and one of their features.
 
     Each is left out if there are no such distances. Features are limited to the 20 largest.
@@ -154,7 +154,9 @@ def _distances(training: Distances) -> Iterator[Table]:
         rows = list(map(_pair, training.labels))
         yield Table("Labels", ("sites", "distance"), rows, note)
     if training.features:
-        shown = [(between.feature, *_pair(between)) for between in training.features[:_WORST]]
+        shown = []
+        for between in training.features[:_WORST]:
+            shown.append((document.title(between.feature), *_pair(between)))
         more = len(training.features) - len(shown)
         note = ""
         if more:
@@ -167,26 +169,27 @@ def _pair(between: Between) -> tuple[str, str]:
     return ", ".join(between.sites), f"{between.distance:.3f}"
 
 
-def _features(answers: Answers) -> Iterator[Table]:
+def _features(document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of means and percentiles, then a table of counts for each feature."""
+    answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():
         for feature in answer.about.features:
             declared.setdefault(feature.name, feature)  # the first site's declaration counts
-    rows = _statistics_rows(declared, answers)
+    rows = _statistics_rows(declared, document)
     if rows:
         columns = ("feature", "site", "mean", "sd", "5th percentile", "95th percentile")
         yield Table("Training samples", columns, rows)
     for name, feature in declared.items():
         counts = {}
         for site, cells in training_counts(feature, answers).items():
-            counts[site] = dict(zip(cell_names(feature), cells, strict=True))
+            counts[site] = dict(zip(document.cell_titles(feature), cells, strict=True))
         if counts:
-            yield _counts(f"{name}, training samples", "", counts)
+            yield _counts(f"{document.title(name)}, training samples", "", counts)
 
 
 def _statistics_rows(
-    declared: Mapping[str, MeasuredFeature], answers: Answers
+    declared: Mapping[str, MeasuredFeature], document: SurveyDocument
 ) -> list[tuple[str, ...]]:
     """Build a row per feature and site that sent statistics: mean, sd and two percentiles.
 
@@ -196,10 +199,10 @@ def _statistics_rows(
     for name, feature in declared.items():
         if is_binary(cell_names(feature)):
             continue  # its mean follows from the table of counts
-        for site, answer in answers.items():
+        for site, answer in document.sites.items():
             statistics = _statistics(answer, name)
             if statistics:
-                rows.append((name, site, *statistics))
+                rows.append((document.title(name), site, *statistics))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""The pictures of a survey: shares by site, of classes and of features in the schema's order."""
+"""The pictures of a survey: distributions of labels and features by site."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsilo.core.survey import Count, MeasuredFeature, Survey
 from fedsilo.pages.page import BINARY, Picture
 from fedsilo.pages.page_pictures import short_label, svg_of
 from fedsilo.pictures.panel_grids import new_figure
-from fedsilo.reports.survey.document import Between, cell_names
+from fedsilo.reports.survey.document import Between, SurveyDocument
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,15 +40,16 @@ def label_picture(answers: Answers) -> Picture | None:
     return _picture("labels", "Labels", classes, counts, answers)
 
 
-def feature_pictures(answers: Answers, distances: Sequence[Between]) -> list[Picture]:
+def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> list[Picture]:
     """Draw the distribution of each feature, in the order of the schema.
 
     Of more than 16 features, only those with the largest distances between sites are drawn.
 
     Args:
-        answers: site -> its answer; a feature is drawn as the first site declares it.
+        document: the sites' answers; a feature is drawn as the first site declares it.
         distances: the distances between sites in their features, largest first.
     """
+    answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():
         for feature in answer.about.features:
@@ -62,7 +63,8 @@ def feature_pictures(answers: Answers, distances: Sequence[Between]) -> list[Pic
     for place, feature in enumerate(chosen):
         counts = training_counts(feature, answers)
         key = f"feature-{place}"
-        drawn = _picture(key, feature.name, cell_names(feature), counts, answers)
+        title, cells = document.title(feature.name), document.cell_titles(feature)
+        drawn = _picture(key, title, cells, counts, answers)
         if drawn:
             pictures.append(drawn)
     return pictures

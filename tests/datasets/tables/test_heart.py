@@ -258,3 +258,32 @@ def test_made_up_hospitals_do_not_depend_on_the_seed_of_the_run(tmp_path: Path) 
     first = load_silo("va", MADE_UP, Places(None, tmp_path / "a"))
     second = load_silo("va", dataclasses.replace(MADE_UP, seed=9), Places(None, tmp_path / "b"))
     assert first.fingerprints == second.fingerprints
+
+
+def test_rows_with_a_cholesterol_of_0_are_kept_and_a_run_says_how_many(places: Places) -> None:
+    real = CommonSettings(dataset="heart", data_dir=str(places.data), cache_dir=str(places.cache))
+    (line,) = data_set("heart").notices(real)
+    zeros = sum(int((rows_of(load_silo(site, REAL, places))[:, 3] == 0).sum()) for site in SITES)
+    assert zeros > 46, "all of Switzerland's 46, and some of the Veterans'"
+    for said in ("kept", "out-of-range: keep", f"{zeros} of serum cholesterol (chol, mg/dl)"):
+        assert said in line
+
+
+def test_a_cholesterol_that_is_imputed_is_not_said_to_be_kept(places: Places) -> None:
+    settings = CommonSettings(
+        dataset="heart-imputed", data_dir=str(places.data), cache_dir=str(places.cache)
+    )
+    assert "chol" not in "".join(data_set("heart-imputed").notices(settings))
+
+
+def test_without_files_there_is_no_notice_and_the_words_of_the_columns_are_known(
+    tmp_path: Path,
+) -> None:
+    settings = CommonSettings(dataset="heart", data_dir=str(tmp_path))
+    assert data_set("heart").notices(settings) == []
+    words = data_set("heart").column_words(settings)
+    assert words["chol"].title == "serum cholesterol (chol, mg/dl)"
+    assert words["age"].title == "age (years)"
+    assert words["cp"].level("4") == "no pain (4)"
+    assert words["sex"].level("1") == "1"
+    assert data_set("table").column_words(settings) == {}, "only hospitals have the schema"

@@ -49,6 +49,17 @@ def test_the_page_has_what_the_json_has_and_loads_nothing(folder: Path) -> None:
     assert "<script" not in page
 
 
+def test_the_page_has_titles_units_and_names_of_levels_which_no_site_sends(folder: Path) -> None:
+    page = (folder / "survey.html").read_text()
+    for said in ("serum cholesterol (chol, mg/dl), training samples", "typical angina (1)"):
+        assert said in page
+    document = json.loads((folder / "survey.json").read_text())
+    assert document["columns"]["chol"]["title"] == "serum cholesterol (chol, mg/dl)"
+    assert "serum" not in json.dumps(document["sites"])
+    older = read_survey_document(folder / "survey.json").model_copy(update={"columns": {}})
+    assert older.title("chol") == "chol"
+
+
 def test_a_browser_shows_the_page(folder: Path, tmp_path: Path) -> None:
     address = (folder / "survey.html").as_uri()
     assert "How far the sites are apart" in rendered(address, tmp_path / "browser")
@@ -62,7 +73,9 @@ def test_names_of_others_become_no_html_and_no_formula(folder: Path, tmp_path: P
 
     nasty = "<script>$\\frac$&"
     text = (folder / "survey.json").read_text()
-    (tmp_path / "survey.json").write_text(text.replace('"oldpeak"', json.dumps(nasty)))
+    text = text.replace('"oldpeak"', json.dumps(nasty))
+    text = text.replace('"ST depression by exercise (oldpeak, mm)"', json.dumps(nasty))
+    (tmp_path / "survey.json").write_text(text)
     page = survey_page(read_survey_document(tmp_path / "survey.json"))
     assert "<script" not in page
     assert "&lt;script&gt;" in page

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedsilo.cli.main import main
-from fedsilo.comparison.over_seeds import Job, _results
+from fedsilo.comparison.jobs import Job
+from fedsilo.comparison.over_seeds import _results
 from fedsilo.comparison.results import refuse_unmeasured
 from fedsilo.comparison.tables import over_seeds
 from fedsilo.core.errors import RunDirectoryError

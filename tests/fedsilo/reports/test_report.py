@@ -500,3 +500,18 @@ def test_runs_are_compared_over_the_sites_that_every_run_shows(
             assert "loss" in of_seed["distributions"]["switzerland"], "which all show"
         ends = [of_seed["mean"]["accuracy"] for of_seed in by_seed.values()]
         assert lines[name][max(lines[name])] == pytest.approx(sum(ends) / len(ends))
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_column_in_another_unit_is_named_in_each_report(
+    reader: str, hearts: Path, tmp_path: Path
+) -> None:
+    heading = "Columns with an unusual mean at a site"
+    run = hearts / "fedavg-seed0"
+    (entry,) = json.loads((run / "summary.json").read_text())["unlike-columns"]
+    assert (entry["column"], entry["site"]) == ("chol", "switzerland")
+    html = report([run], reader)
+    assert heading in html
+    assert "serum cholesterol (chol, mg/dl): the mean at switzerland is less than a fifth" in html
+    older = _copy(run, tmp_path / "older", **{"unlike-columns": None})
+    assert heading not in report([older], reader)

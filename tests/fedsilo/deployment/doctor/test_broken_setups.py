@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedsilo.deployment.certificates import sign_server
-from fedsilo.deployment.doctor.findings import Finding, Status, exit_code, lines_of
+from fedsilo.deployment.doctor.findings import Finding, Status, exit_code, format_finding
 from tests.fedsilo.deployment.doctor.conftest import (
     Hospital,
     Server,
@@ -376,7 +376,7 @@ def _refused(found: list[Finding], broken: Broken) -> None:
     """Assert that one line tells of it, with the fix, and that nothing says it has passed."""
     (told,) = (finding for finding in found if finding.check == broken.check)
     assert told.status is Status.FAILED, told
-    (line,) = lines_of(told)
+    (line,) = format_finding(told)
     assert "\n" not in line
     assert broken.said in line
     assert broken.fix in line.replace(told.said, "") or broken.fix in told.said
@@ -420,6 +420,22 @@ def test_a_site_that_is_set_up_well_passes_all_but_its_gpu(hospital: Hospital) -
     found = hospital.found()
     assert [f.check for f in found if f.status is not Status.PASSED] == ["gpu"], found
     assert exit_code(found) == 0
+
+
+def test_a_column_unlike_the_schemas_mean_is_named_to_the_site(hospital: Hospital) -> None:
+    def lines() -> str:
+        (data,) = [found for found in hospital.found() if found.check == "data"]
+        assert data.status is Status.PASSED, data
+        return "\n".join(data.details)
+
+    schema = Path(str(hospital.node["data-dir"])) / "schema.yaml"
+    text = schema.read_text().replace("{name: age}", "{name: age, mean: 55.0, std: 15.0}")
+    schema.write_text(text)
+    assert "mean" not in lines()
+    schema.write_text(text.replace("mean: 240.0, std: 50.0", "mean: 6.2, std: 1.3"))
+    assert "column 'chol'" not in lines(), "a title comes from the schema"
+    assert "chol: mean 2" in lines()
+    assert "mmol/l" in lines()
 
 
 def test_a_server_that_is_set_up_well_passes_all_that_can_be_known(server: Server) -> None:

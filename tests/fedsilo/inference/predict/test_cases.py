@@ -12,7 +12,8 @@ from fedsilo.cli.main import main
 from fedsilo.core.errors import SettingError
 from fedsilo.core.metric_names import CONFIDENCE
 from fedsilo.core.settings_schema import Value
-from fedsilo.datasets.tables.schema import Column
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.explanations.columns import column_contributions, explain_columns
 from fedsilo.inference.predict import cases
 from fedsilo.inference.predict.case_details import ValueTexts
@@ -135,6 +136,24 @@ def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: s
     levels = np.repeat(np.eye(len(counts)), counts, axis=0)[:, 1:]
     texts = ValueTexts(None, levels, None, 10)  # type: ignore[arg-type]
     assert texts._usual(column, levels) in said
+
+
+def test_values_have_the_titles_units_and_names_of_levels_of_the_schema() -> None:
+    columns = [
+        {"name": "chol", "title": "cholesterol", "unit": "mg/dl"},
+        {"name": "cp", "kind": "categorical", "levels": ["1", "2"], "level-names": {"2": "none"}},
+    ]
+    schema = TableSchema.model_construct(
+        columns=[Column.model_validate(column) for column in columns]
+    )
+    statistics = FeatureStatistics(np.array([200.0, 0.5]), np.ones(2))
+    training = np.array([[200.0, 0.0], [200.0, 1.0]] * 20)
+    texts = ValueTexts(schema, training, statistics, 10)
+    chol, pain = texts.of(np.array([212.0, 1.0]), (), {"chol": 0.2, "cp": 0.1})
+    assert (chol.name, chol.text) == ("cholesterol (chol, mg/dl)", "212")
+    assert (pain.name, pain.text) == ("cp", "none (2)")
+    assert pain.usual == "1 (50%), none (2) (50%)"
+    assert next(texts.of(np.array([212.0, 0.0]), (), {"cp": 0.2})).text == "1"
 
 
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:

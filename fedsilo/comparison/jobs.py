@@ -1,0 +1,187 @@
+"""Plans and runs the runs of a comparison, one for each experiment and seed.
+
+A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is used again, and
+an interrupted run is resumed.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.comparison.slurm import Jobs
+from fedsilo.comparison.trials import Failure, make_pool, run_missing, runs_at_once
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, RunFailedError
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.one_line import format_count
+from fedsilo.core.settings_schema import Value
+from fedsilo.datasets.registry import load_silo
+from fedsilo.engines.planning import plan_run, start
+from fedsilo.pictures.learning_curves import draw_pictures
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.server_app.config.settings import RunSettings, differences, resolve
+from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
+
+
+@dataclass(frozen=True)
+class Job:
+    """A planned run of an experiment with one seed, with the resources of its sites."""
+
+    experiment: str
+    settings: RunSettings
+    resources: Mapping[str, Value]
+    engine: str = "inline"
+
+    @property
+    def sites(self) -> int:
+        """The number of sites that the run simulates."""
+        return int(self.resources["num-supernodes"])
+
+    @property
+    def directory(self) -> FinishedRun:
+        """The run's directory, which may not exist yet."""
+        common = self.settings.common
+        return FinishedRun(Path(common.out) / common.run_name)
+
+    def is_finished(self) -> bool:
+        """Tell whether the job's run exists in its directory and has ended.
+
+        Raises:
+            RunDirectoryError: the directory has a run with other settings, sites or data.
+        """
+        run = self.directory
+        if not (run.path / CONFIG).is_file():
+            return False
+        # A run of other data would give other numbers under this experiment's name
+        other = self._other_settings(run) or self._other_data(run.silos)
+        if other:
+            raise RunDirectoryError(
+                f"the run in {run.path} cannot be used again: {other}; choose another --out, or "
+                "remove that run"
+            )
+        return RunDirectory(run.path).has_ended()
+
+    def _other_settings(self, run: FinishedRun) -> str:
+        """Describe the differences in settings or number of sites from ``run``; empty if none."""
+        if len(run.silos) != self.sites:
+            return f"{len(run.silos)} sites took part, but {self.sites} are wanted"
+        return differences(run.settings.decisive(), self.settings.decisive())
+
+    def _other_data(self, silos: Mapping[str, Any]) -> str:
+        """Name the sites whose data have changed since a run; empty if none have.
+
+        ``silos`` is the run's ``silos.json``, with each site's fingerprints and schema. If there is
+        no data folder on this machine, nothing can be compared, so the text is empty, too.
+        """
+        common = self.settings.common
+        try:
+            today = [load_silo(site, common) for site in silos]
+        except DataError as error:
+            folder = find_places(common.data_dir, common.cache_dir).data
+            if folder is None or not folder.is_dir():
+                return ""
+            return f"its data cannot be read now ({error})"
+        changed = []
+        for silo in today:
+            before = silos[silo.name]
+            # A hospital at trust 'sums' or 'nobody' sent no fingerprints
+            same_rows = before["fingerprints"] in ({}, silo.fingerprints)
+            if not same_rows or before.get("schema", "") != silo.schema:
+                changed.append(silo.name)
+        if not changed:
+            return ""
+        return f"the data of {', '.join(changed)} have changed"
+
+
+def plan_job(
+    experiment: str,
+    seed: int,
+    sources: RunSources,
+    engine: str,
+    supernodes: int | None,
+    own_splits: bool,
+) -> Job:
+    """Build the settings of an experiment's run with one seed; nothing runs yet.
+
+    Args:
+        experiment: the experiment's name, which begins the run's name.
+        seed: the seed of the run.
+        sources: the sources of settings that the command names.
+        engine: the engine that runs it.
+        supernodes: the number of simulated sites; None for the experiment's, else all silos.
+        own_splits: whether the seed also shuffles the rows into splits; the run's name says so.
+
+    Raises:
+        SettingError: a setting is wrong.
+    """
+    overrides: dict[str, Value] = {"seed": seed, "run.name": f"{experiment}-seed{seed}"}
+    if own_splits:
+        # Another name, because otherwise a run with the common split would be used in its place
+        overrides |= {"split.fold-seed": seed, "run.name": f"{experiment}-split{seed}"}
+    settings, resources = plan_run(experiment, sources, supernodes=supernodes, overrides=overrides)
+    return Job(experiment, settings, resources, engine)
+
+
+def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
+    """Return experiment -> the directories of its runs, in the order of ``jobs``."""
+    runs: dict[str, list[FinishedRun]] = {}
+    for job in jobs:
+        runs.setdefault(job.experiment, []).append(job.directory)
+    return runs
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One run for a worker process: its settings by key, its resources and its engine."""
+
+    values: Mapping[str, Value]
+    resources: Mapping[str, Value]
+    engine: str
+
+
+def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
+    """Run or resume all jobs, several at once, each in a process of its own or as a Slurm job.
+
+    ``at_once`` is their number, 0 for as many as the cores allow, or Slurm's parameters. ``tell``
+    takes a line about each finished run.
+
+    Raises:
+        RunFailedError: a run failed; runs that have not started by then do not begin.
+    """
+    if not jobs:
+        return
+    # The cluster decides how many of its jobs run at once
+    workers, width = 0, "with Slurm"
+    if isinstance(at_once, int):
+        workers = runs_at_once(at_once, max(job.settings.common.threads for job in jobs))
+        width = f"{workers} at once"
+    tell(f"{format_count(len(jobs), 'run')}, {width}")
+    ended: list[str] = []
+
+    def report_end(work: _Work, failure: Failure | None) -> None:
+        name = str(work.values["run.name"])
+        if failure:
+            raise RunFailedError(f"{name} failed: {failure.text}")
+        ended.append(name)
+        tell(f"{len(ended)}/{len(jobs)} {name}")
+
+    # A new process for each run, because a run leaves memory and caches behind
+    with make_pool(at_once, jobs[0].directory.path.parent, workers, runs_per_worker=1) as pool:
+        run_missing(pool, _run_or_resume, [_work_of(job) for job in jobs], report_end)
+
+
+def _run_or_resume(work: _Work) -> Failure | None:
+    """Run or resume one run and draw its pictures; return its failure, or None if it succeeded."""
+    try:
+        # The settings travel by key, because a plugin's class is unknown in a new process
+        directory = start(resolve(work.values), work.resources, work.engine)
+    except FedsiloError as error:
+        return Failure(error.code, str(error))
+    draw_pictures(directory, print)
+    return None
+
+
+def _work_of(job: Job) -> _Work:
+    values = job.settings.as_mapping() | {"run.resume": job.directory.path.is_dir()}
+    return _Work(values, job.resources, job.engine)

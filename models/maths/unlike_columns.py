@@ -1,0 +1,243 @@
+"""Find the columns of a site's table whose values look unlike those of other sites.
+
+A change of unit multiplies the mean and the standard deviation by one factor: 5.2 mmol/l of
+cholesterol are 201 mg/dl. Two sites are unlike in a column by one of two rules:
+
+- Their means differ by a factor of five or more. Also, either the means are further apart than one
+  standard deviation of each site, or the standard deviations differ by about the same factor.
+  Without the second part every column with a mean near 0 would be reported.
+- Their means differ by less, but are further apart than three standard deviations of each site, and
+  a known change of unit turns one mean and one standard deviation into the other.
+
+Columns of 0 and 1 and the features of categories have no unit, so they are never compared.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedsilo.core.one_line import one_line
+from fedsilo.core.site_facts import FeatureStatistics, Sums
+
+_FACTOR = 5.0  # means that differ by this factor are unlike
+_FAR = 3.0  # standard deviations between means that only a change of unit explains
+_SAME_FACTOR = 2.0  # factors of mean and standard deviation agree up to this factor
+_SAME_MEAN = 1.2  # a conversion fits if it hits the other mean up to this factor
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A change of unit: ``larger = factor * smaller + offset``, with a factor above 1."""
+
+    factor: float
+    words: str
+    offset: float = 0.0
+
+
+CONVERSIONS = (
+    Conversion(1.611, "haemoglobin in g/dl against mmol/l"),
+    Conversion(1.8, "a temperature in Fahrenheit against Celsius", 32.0),
+    Conversion(2.205, "a weight in pounds against kg"),
+    Conversion(2.54, "a length in cm against inches"),
+    Conversion(2.801, "urea nitrogen in mg/dl against urea in mmol/l"),
+    Conversion(4.008, "calcium in mg/dl against mmol/l"),
+    Conversion(7.501, "a pressure in mmHg against kPa"),
+    Conversion(10.0, "a unit against its tenth"),
+    Conversion(10.93, "HbA1c in mmol/mol against %", -23.5),
+    Conversion(17.1, "bilirubin in µmol/l against mg/dl"),
+    Conversion(18.02, "glucose in mg/dl against mmol/l"),
+    Conversion(38.67, "cholesterol in mg/dl against mmol/l"),
+    Conversion(59.48, "uric acid in µmol/l against mg/dl"),
+    Conversion(88.42, "creatinine in µmol/l against mg/dl, or triglycerides in mg/dl"),
+    Conversion(100.0, "a unit against its hundredth, such as m against cm"),
+    Conversion(1000.0, "a unit against its thousandth, such as g against mg"),
+)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of one column at one site, or at several."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class UnlikeColumn:
+    """A column of a site that is unlike the same column elsewhere.
+
+    Attributes:
+        column: the column's name.
+        site: the site's name; empty if a site compares itself.
+        mean: the mean over the site's training rows.
+        others: the mean that it is compared with.
+        unit: the change of unit that explains the difference, or empty if none is known.
+    """
+
+    column: str
+    site: str
+    mean: float
+    others: float
+    unit: str = ""
+
+    def sentence(self, others: str, title: str = "") -> str:
+        """Describe the difference in one line.
+
+        Args:
+            others: whose the other mean is, such as "at the other sites".
+            title: the column's title; by default its name.
+        """
+        where = ""
+        if self.site:
+            where = f" at site {self.site}"
+        name = title or f"column '{one_line(self.column, 80)}'"
+        return f"{name}: mean {self.mean:.3g}{where}, {self.others:.3g} {others}: {self.question()}"
+
+    def question(self) -> str:
+        """Ask for the likely cause."""
+        if self.unit:
+            return f"is it in another unit ({self.unit})?"
+        return "is it in another unit, or not measured at one of them?"
+
+    def relation(self) -> str:
+        """Compare the means without telling them, because the mean of a few values is a count."""
+        if _ratio(self.mean, self.others) < _FACTOR:
+            return "far from"
+        if abs(self.mean) < abs(self.others):
+            return "less than a fifth of"
+        return "more than five times"
+
+
+def compare_sites(
+    features: Sequence[str], sums: Mapping[str, Sums], floor: int
+) -> list[UnlikeColumn]:
+    """Compare each column of each site with the same column of the other sites.
+
+    A site is compared with the median site of the others by mean, so that one odd site does not
+    make all others look odd. Of two median sites it is the one with the nearer mean. Of two sites
+    nobody can tell which one is odd, so only the first one by name is returned.
+
+    Args:
+        features: names of the table's features.
+        sums: site -> sums over its training rows, of (features,) each.
+        floor: sites with fewer values of a column are neither compared nor named there.
+
+    Returns:
+        The differences, by column in the order of ``features``, then by site.
+    """
+    found: list[UnlikeColumn] = []
+    for place, feature in enumerate(features):
+        spreads: dict[str, Spread] = {}
+        for site in sorted(sums):
+            if sums[site].count[place] >= max(floor, 1):
+                spreads[site] = _spread_of(sums[site], place)
+        if _is_category(feature) or all(_is_binary(sums[site], place) for site in spreads):
+            continue
+        found += _compare_spreads(feature, spreads)
+    return found
+
+
+def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[UnlikeColumn]:
+    """Yield each site that is unlike the others in a column."""
+    compared = list(spreads)
+    if len(spreads) == 2:
+        compared = compared[:1]
+    for site in compared:
+        others = [spread for other, spread in spreads.items() if other != site]
+        if not others:
+            return
+        own = spreads[site]
+        typical = _median_spread(others, own.mean)
+        if _is_unlike(own, typical):
+            unit = _explain(own, typical)
+            yield UnlikeColumn(column, site, own.mean, typical.mean, unit)
+
+
+def _median_spread(spreads: Sequence[Spread], mean: float) -> Spread:
+    """Return the one with the median mean; of two, the one that is nearer to ``mean``."""
+    ordered = sorted(spreads, key=lambda spread: spread.mean)
+    # Not the mean of both: between mg/dl and mmol/l that is a value that no site has
+    middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    return min(middle, key=lambda spread: abs(spread.mean - mean))
+
+
+def compare_with(
+    features: Sequence[str], own: Sums, others: FeatureStatistics, floor: int
+) -> list[UnlikeColumn]:
+    """Compare a site's columns with statistics that it was given, pooled or declared.
+
+    Args:
+        features: names of the table's features.
+        own: sums over the site's training rows, of (features,) each.
+        others: the statistics to compare with, of (features,) each.
+        floor: columns with fewer values at the site are not compared.
+    """
+    found = []
+    for place, feature in enumerate(features):
+        known = own.count[place] >= max(floor, 1)
+        if not known or _is_category(feature):
+            continue
+        mean, std = float(others.mean[place]), float(others.std[place])
+        # A site that has only 0 may have failed to measure a number, so the other mean decides
+        if _is_binary(own, place) and 0.0 <= mean <= 1.0:
+            continue
+        spread, typical = _spread_of(own, place), Spread(mean, std)
+        if _is_unlike(spread, typical):
+            unit = _explain(spread, typical)
+            found.append(UnlikeColumn(feature, "", spread.mean, mean, unit))
+    return found
+
+
+def _is_category(feature: str) -> bool:
+    """Tell whether a feature is ``column=level`` or ``column=unmeasured``."""
+    return "=" in feature
+
+
+def _is_binary(sums: Sums, place: int) -> bool:
+    """Tell whether all values of a column are 0 or 1: only then are they equal to their squares."""
+    return bool(sums.total[place] == sums.squares[place])
+
+
+def _spread_of(sums: Sums, place: int) -> Spread:
+    count = float(sums.count[place])
+    mean = float(sums.total[place]) / count
+    # Rounding may leave a variance slightly below 0
+    variance = max(float(sums.squares[place]) / count - mean**2, 0.0)
+    return Spread(mean, math.sqrt(variance))
+
+
+def _ratio(first: float, second: float) -> float:
+    """Divide the larger absolute value by the smaller one; 1 if both are 0, infinite if one is."""
+    low, high = sorted((abs(first), abs(second)))
+    if high == 0.0:
+        return 1.0
+    if low == 0.0:
+        return math.inf
+    return high / low
+
+
+def _is_unlike(one: Spread, other: Spread) -> bool:
+    """Tell whether one of the two rules in the head of this file holds."""
+    means = _ratio(one.mean, other.mean)
+    apart = abs(one.mean - other.mean)
+    widest = max(one.std, other.std)
+    if means < _FACTOR:
+        return apart > _FAR * widest and bool(_explain(one, other))
+    is_same_way = (abs(one.mean) > abs(other.mean)) == (one.std > other.std)
+    is_scaled = is_same_way and _ratio(means, _ratio(one.std, other.std)) <= _SAME_FACTOR
+    return apart > widest or is_scaled
+
+
+def _explain(one: Spread, other: Spread) -> str:
+    """Name the known change of unit that fits best, or return an empty text if none fits."""
+    small, large = sorted((one, other), key=lambda spread: spread.mean)
+    best, words = _SAME_MEAN, ""
+    for conversion in CONVERSIONS:
+        converted = conversion.factor * small.mean + conversion.offset
+        if small.mean <= 0.0 or converted <= 0.0:
+            continue
+        miss = _ratio(converted, large.mean)
+        spreads = _ratio(conversion.factor * small.std, large.std)
+        if miss < best and spreads <= _SAME_FACTOR:
+            best, words = miss, conversion.words
+    return words

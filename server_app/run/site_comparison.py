@@ -1,0 +1,145 @@
+"""What a server compares between sites before a run: means of columns, and equal samples.
+
+Both stop nothing: they are lines at the start of a run and in ``fedsilo doctor run``, and the
+columns are in its reports too. A server may know the means of single sites only at 'trust: server',
+from the sums that sites send to standardise a table. At the other levels each hospital compares
+itself, in its own log (``client_app/session.py``). Single samples are compared only in a
+simulation of a user's own data, where all of them are on one machine.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fedsilo.core.errors import DataError
+from fedsilo.core.one_line import format_count, one_line
+from fedsilo.core.settings.common_settings import SERVER, CommonSettings
+from fedsilo.core.site_facts import Sums
+from fedsilo.datasets.registry import data_set, load_silo
+from fedsilo.datasets.silo.measures import ColumnWords
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.maths.unlike_columns import UnlikeColumn, compare_sites
+from fedsilo.strategies.meeting.participants import Participants
+
+_SHOWN = 10  # columns with a line of their own
+_MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they are not compared
+
+
+def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
+    """Return the columns whose mean at a site is unlike that of the other sites.
+
+    Empty at other levels of trust than 'server', and if the sites send no sums. A site is neither
+    compared nor named in a column in which it has fewer values than the floor.
+    """
+    if common.trust != SERVER:
+        return []
+    sums: dict[str, Sums] = {}
+    floor = common.sums_min_count
+    features: tuple[str, ...] = ()
+    for site, facts in participants.facts.items():
+        if facts.sums is not None:
+            sums[site], features = facts.sums, facts.features
+            floor = max(floor, facts.floor)
+    return compare_sites(features, sums, floor)
+
+
+def unlike_columns_document(
+    participants: Participants, common: CommonSettings
+) -> list[dict[str, str]]:
+    """Build the entry 'unlike-columns' of summary.json.
+
+    Pages show it, so it has no means: the mean of a column with few different values is a count.
+    """
+    found = find_unlike_columns(participants, common)
+    entries = []
+    for unlike, title in zip(found, _titles(found, common), strict=True):
+        entry = {"column": unlike.column, "title": title, "site": unlike.site}
+        entries.append(entry | {"relation": unlike.relation(), "question": unlike.question()})
+    return entries
+
+
+def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line for each column of a site that looks as if it were in another unit."""
+    found = find_unlike_columns(participants, common)
+    shown = found[:_SHOWN]
+    for unlike, title in zip(shown, _titles(shown, common), strict=True):
+        yield unlike.sentence("at the other sites", title)
+    if len(found) > _SHOWN:
+        yield f"{len(found) - _SHOWN} more means of columns are unlike those of the other sites"
+
+
+def _titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
+    """Return the title of each column, by the schema if this machine has it, else "column 'x'"."""
+    known: Mapping[str, ColumnWords] = {}
+    if found:
+        known = data_set(common.dataset).column_words(common)
+    titles = []
+    for unlike in found:
+        title = f"column '{unlike.column}'"
+        if unlike.column in known:
+            title = known[unlike.column].title
+        titles.append(one_line(title, 120))
+    return titles
+
+
+def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line with the number of samples that more than one site has.
+
+    It names neither samples nor sites. Real sites are compared by the digests of their splits, so
+    only whole splits count. At another level of trust than 'server' there is no line, also not in a
+    simulation of it, because sites send no digests there.
+    """
+    if common.trust != SERVER:
+        return
+    shared = _count_in_equal_splits(participants)
+    if participants.are_simulated() and data_set(common.dataset).origin == "own":
+        # A split that is equal is counted sample by sample too
+        shared = max(shared, _count_equal_samples(participants, common))
+    if shared:
+        yield (
+            f"{format_count(shared, 'sample')} of equal content at more than one site: a site may "
+            "test on what another one trains on; check whether the sites' files overlap"
+        )
+
+
+def _count_in_equal_splits(participants: Participants) -> int:
+    """Count the samples of splits that are equal to a split of another site, each split once."""
+    owners: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}
+    for site, facts in participants.facts.items():
+        for split, digest in facts.fingerprints.items():
+            size = facts.sizes().get(split, 0)
+            if size:
+                owners.setdefault(digest, set()).add(site)
+                sizes[digest] = size
+    return sum(sizes[digest] for digest, sites in owners.items() if len(sites) > 1)
+
+
+def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
+    """Count the different samples that more than one simulated site has; 0 if it takes too long."""
+    counts: Counter[bytes] = Counter()
+    left = _MOST_BYTES
+    for site in participants.sites():
+        try:
+            silo = load_silo(site, common)
+        except DataError:  # the site has just been opened, so its files are changing
+            return 0
+        left -= sum(inputs.nbytes for inputs in silo.inputs().values())
+        if left < 0:
+            return 0
+        counts.update(_digests(silo))
+    return sum(number > 1 for number in counts.values())
+
+
+def _digests(silo: Silo) -> set[bytes]:
+    """Return a digest of the inputs and the label of each sample of a silo; of copies only one."""
+    digests = set()
+    for split in silo.splits().values():
+        inputs, labels = np.ascontiguousarray(split.inputs.numpy()), split.labels.tolist()
+        for values, label in zip(inputs, labels, strict=True):
+            digest = hashlib.blake2b(values.tobytes(), digest_size=16)
+            digest.update(str(label).encode())
+            digests.add(digest.digest())
+    return digests
