@@ -1,13 +1,14 @@
-"""The budget of each row in a comparison, and the differences between budgets.
+"""The budget of each experiment in a comparison, and the differences between budgets.
 
-Rows are on equal terms if they got the same and used the same, so that only the method makes a
-difference. A row gets rounds, a start (network and initial weights), and a number of points that
-'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and samples, summed
-over all sites and rounds, in the mean over seeds.
-Every step counts, so a method that trains a second model (Ditto) or its neighbours' models
-(FedEFM) uses more. Steps and samples may differ by a tenth, because a last batch may be smaller
-at one site than at all sites' pool. Before a run, and where sites do not tell (private runs), the
-settings of a round's training are compared in their place.
+A comparison is fair if all experiments get and use the same resources, so that only the method
+makes a difference. An experiment gets rounds, a start (network and initial weights), and a number
+of points that 'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and
+samples, summed over all sites and rounds, as the mean over seeds.
+
+Every step counts, so a method that trains a second model (Ditto) or its neighbours' models (FedEFM)
+uses more. Steps and samples may differ by a tenth, because a last batch may be smaller at one site
+than in all sites' pooled data. Before a run, and if sites do not report their steps (private runs),
+the settings of a round's training are compared instead.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of an experiment's runs: what they got, and what they used on average."""
+    """The resources of an experiment: what its settings give, and what its runs used on average."""
 
     dataset: str  # rows on other data are not compared
     # The settings of training and start, without those that have no effect
@@ -169,7 +170,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The budgets of a comparison's rows, by experiment, in the order of the rows."""
+    """The budgets of a comparison: experiment -> budget, in the order of the rows."""
 
     of: Mapping[str, Budget] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """``fedsilo crossvalidate``: repeated stratified cross-validation over each site's rows.
 
-Every experiment runs on the same splits, so that methods are compared run by run. The other
-experiments are compared with the first one.
+Every experiment runs on the same splits, so that methods are compared run by run. Each experiment
+is compared with the first one.
 """
 
 from __future__ import annotations

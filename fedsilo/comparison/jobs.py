@@ -1,4 +1,4 @@
-"""The runs of a comparison: one per experiment and seed, planned, found again, or run.
+"""Plans and runs the runs of a comparison, one for each experiment and seed.
 
 A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is used again, and
 an interrupted run is resumed.
@@ -26,7 +26,7 @@ from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the comparison, with the resources of its sites and its engine."""
+    """A planned run of an experiment with one seed, with the resources of its sites."""
 
     experiment: str
     settings: RunSettings

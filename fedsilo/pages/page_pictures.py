@@ -1,4 +1,4 @@
-"""The pictures of a report: small enough for a phone, in colours that differ in grey, too."""
+"""Draws the pictures of pages: narrow enough for a phone, in colours that differ in grey, too."""
 
 from __future__ import annotations
 

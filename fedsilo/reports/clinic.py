@@ -1,4 +1,4 @@
-"""A report for the clinic: who took part, what is found and what is missed, how sure it is."""
+"""The report for the clinic: the sites, the model's errors by class, and its certainty."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _DRAWN_CLASSES = 6
 
 @dataclass(frozen=True)
 class Examination:
-    """A section on a question about a run that needs the sites' data.
+    """A section of the clinic report that needs the sites' data, such as accuracy by group.
 
-    An example is the accuracy by group of patients. Without an answer there are only sentences.
+    If it cannot be computed, it has only sentences that say why.
     """
 
     title: str

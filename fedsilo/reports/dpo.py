@@ -1,4 +1,4 @@
-"""A report for a data protection officer: what left each hospital, how much, and what bounds it."""
+"""The report for a data protection officer: the data that left each hospital, and their bounds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

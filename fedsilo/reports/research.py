@@ -1,4 +1,4 @@
-"""A report for research: what was run, how it went, what differs by more than seeds, the cost."""
+"""The report for research: settings, curves, final metrics, comparisons, and costs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The comparison in a report for research: means over seeds, paired differences, tests, cost."""
+"""The comparison in the research report: means over seeds, paired differences, tests, cost."""
 
 import itertools
 import math

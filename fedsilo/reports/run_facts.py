@@ -1,4 +1,4 @@
-"""The parts that all reports share: the runs with their names, their head, and their sites."""
+"""The parts that all reports share: names of runs, facts, result and limit, and sites."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -55,7 +55,7 @@ class FedEvPrompt(Method):
     )
 
     def disclosures(self) -> Disclosures:
-        """Describe the attention maps and the averaged prompts, or say that neither leaves."""
+        """List the data that leave a site: attention maps and averaged prompts, or neither."""
         own, sentences = self.settings, []
         if own.distillation_weight:
             chosen = "any"

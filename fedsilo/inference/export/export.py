@@ -43,7 +43,7 @@ _CPU = Compute(torch.device("cpu"), bf16=False)
 
 @dataclass(frozen=True)
 class Program:
-    """A model ready to be exported, on the CPU."""
+    """A model on the CPU, ready to be exported, with test vectors and fedsilo's answers."""
 
     model: TrainedModel
     module: ProbabilityModel  # maps inputs to class probabilities
@@ -264,7 +264,7 @@ FORMATS = tuple(_WRITERS)
 
 @dataclass(frozen=True)
 class Export:
-    """The result of an export."""
+    """The result of an export: the folder, the largest difference, and the program's interface."""
 
     folder: Path
     difference: float  # largest difference of a probability from fedsilo's, on the test vectors

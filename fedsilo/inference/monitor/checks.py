@@ -1,4 +1,4 @@
-"""The checks of new cases: each has a value, and a limit beyond which it is an alarm."""
+"""The checks of new cases; a check whose value is beyond its limit is an alarm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CaseCheck:
-    """One check of new cases."""
+    """The result of one check of new cases."""
 
     name: str  # name of the check
     value: str  # the measured value as text

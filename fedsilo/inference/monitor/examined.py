@@ -1,7 +1,7 @@
-"""Metrics by group of patients, and the decision curve, for the clinic report.
+"""Sections of the clinic report: metrics by group of patients, and the decision curve.
 
-Both predict the test samples again, so they need the sites' data. A group has enough patients in
-each class, and so has the range between two thresholds of the curve.
+Both predict the test samples again, so they need the sites' data. A group is shown only if it has
+enough patients in each class, a threshold only if enough patients are between it and the next one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOWEST = -0.15  # the curve for acting on all falls without limit, so it is cut
 
 @dataclass(frozen=True)
 class Examined:
-    """Test samples of all sites whose metrics may be shown, together."""
+    """The pooled test samples of all sites whose metrics may be shown, with their predictions."""
 
     sites: Sequence[str]  # their names
     classes: Sequence[str]
@@ -84,7 +84,7 @@ class GroupColumn:
 
 @dataclass(frozen=True)
 class Group:
-    """Patients of a group: counts and right answers by class."""
+    """A group of patients: the number of patients and of right predictions, by class."""
 
     name: str
     counts: tuple[int, ...]
@@ -259,7 +259,7 @@ def examine_decisions(found: Examined) -> Examination:
 
 @dataclass(frozen=True)
 class _Benefit:
-    """The net benefits per patient at a threshold."""
+    """The net benefits per patient at one threshold."""
 
     threshold: float
     of_model: float  # acting on the patients whose score reaches the threshold

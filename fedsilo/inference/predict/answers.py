@@ -38,7 +38,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Predictions:
-    """The predictions of a model for inputs, in their order; k of them could be read."""
+    """The predictions of a model for n inputs, in order; k of them could be read."""
 
     inputs: Inputs
     classes: tuple[str, ...]

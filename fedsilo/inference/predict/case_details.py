@@ -42,7 +42,7 @@ _PICTURES = 50  # largest number of images on a page
 
 @dataclass(frozen=True)
 class Value:
-    """One input of one case."""
+    """The value of one column of a case, as a page shows it."""
 
     name: str  # the column's title, with its name and unit
     text: str
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ValueTexts:
-    """Makes the values of cases."""
+    """Formats the values of a table's cases for a page."""
 
     schema: TableSchema
     training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
@@ -161,7 +161,7 @@ class ValueTexts:
 
 @dataclass(frozen=True)
 class Reasons:
-    """The explanations of the cases' answers, by a case's index among the readable inputs."""
+    """The explanations of answers, by the index of a case among the readable inputs."""
 
     # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)

@@ -79,7 +79,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of all sites here, in the form in which novelty compares them."""
+    """Samples of all sites on this machine, in the form in which novelty compares them."""
 
     values: Floats  # (n, f) standardised rows of a table, or features of images
     missing: Booleans  # (n, f) whether a value was missing

@@ -1,4 +1,4 @@
-"""Predict masks of new images with the segmentation network that ``fedsilo finetune`` wrote.
+"""Predicts masks of new images with the segmentation network that ``fedsilo finetune`` wrote.
 
 The result is a folder with a PNG per image, 255 on the catheter, and a table. A mask belongs to the
 image as the network sees it: decoded, cropped and resized as its training images were.

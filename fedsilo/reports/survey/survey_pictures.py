@@ -1,4 +1,4 @@
-"""The pictures of a survey: shares by site, of classes and of features in the schema's order."""
+"""The pictures of a survey: distributions of labels and features by site."""
 
 from __future__ import annotations
 

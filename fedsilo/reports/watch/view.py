@@ -1,7 +1,7 @@
 """The state of a run as its directory shows it, or of a deployment and its newest run.
 
-``Watched`` is a run; ``View`` adds the processes of a deployment, and ``follow`` shows it in a
-terminal.
+``Watched`` is the state of a run, to which ``View`` adds the processes of a deployment. ``follow``
+shows it in a terminal.
 """
 
 import socket
