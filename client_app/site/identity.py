@@ -20,7 +20,7 @@ from fedsilo.client_app.site.node import build_settings, is_simulated, own_cache
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.core.files.locations import BACKBONES, find_places
 from fedsilo.core.methods import load_plugin_files
-from fedsilo.core.plugins import module_of, other_plugs, plug_digests, plugin_entries
+from fedsilo.core.plugins import changed_plugins, digest_plugins, module_of, plugin_entries
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import key_of, keys_of, keys_with, setting
 from fedsilo.datasets.partition.silo_sets import GAIA
@@ -131,7 +131,7 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
         )
     elif plugs:
         # Read only now: digests of a plugin that is not installed would need its files
-        other = other_plugs(plug_digests(plugs), settings.plugin_digests)
+        other = changed_plugins(digest_plugins(plugs), settings.plugin_digests)
         if other:
             fault = (
                 f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "
