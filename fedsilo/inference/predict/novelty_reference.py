@@ -79,7 +79,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of all sites here, in the form in which novelty compares them."""
+    """Samples of all sites on this machine, in the form in which novelty compares them."""
 
     values: Floats  # (n, f) standardised rows of a table, or features of images
     missing: Booleans  # (n, f) whether a value was missing
@@ -142,7 +142,7 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
     network = model.network
     # The run's precision may be 16 bits, but distances need fp32
     exact = model.lab.compute.exact()
-    # Each site gives as many, so that a large site does not decide what is familiar
+    # At most so many per site, so that a large site does not decide what is familiar
     each = max(1, _IMAGES // len(silos))
 
     def penultimate_features(images: Tensor) -> Tensor:
