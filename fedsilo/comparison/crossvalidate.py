@@ -173,7 +173,7 @@ def metric_intervals(
     records = []
     for name, metric in product(summaries, metrics):
         for group, interval in _intervals(_by_group(summaries[name], metric), folds):
-            # A t interval knows no range, but all these metrics lie in [0, 1]
+            # A t interval may exceed [0, 1], in which all these metrics lie
             records.append((name, "", group, metric, interval.within(0.0, 1.0)))
     return interval_frame(records)
 
