@@ -161,7 +161,7 @@ class _Norm(_Layer):
     """Batch norm with mean and variance over the rows of a site without its padding."""
 
     def of_sites(self, inputs: Tensor) -> Tensor:
-        """Normalise rows (sites, most, channels, ...), each site with the statistics of its own rows.
+        """Normalise rows (sites, most, channels, ...), each site with its own statistics.
 
         Running statistics are updated as by torch. Without padding, or in eval mode, torch's own
         batch norm is computed under vmap.
