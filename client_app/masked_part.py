@@ -220,6 +220,11 @@ class MaskedPart:
         )
 
     def _secure_record(self) -> ConfigRecord:
+        """Return the message's record of secure aggregation.
+
+        Raises:
+            SiteError: the message has none.
+        """
         record = self.content.config_records.get(SECURE)
         if record is None:
             raise SiteError(f"the message has no record '{SECURE}'")

@@ -45,8 +45,8 @@ class NodeCap:
 def site_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by this node's own folders, device and limits.
 
-    The stricter value wins for 'sums-min-count' and for the cap on epsilon. Also imports the
-    plugins that the settings name.
+    For 'sums-min-count' and the cap on epsilon the stricter value wins. The plugins that the
+    settings name are imported; at a real site these are only the hospital's own.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
@@ -69,7 +69,7 @@ def site_settings(context: Context) -> CommonSettings:
     settings = dataclasses.replace(settings, **own)
     if not is_simulated(context):
         settings = _with_own_places(settings, context)
-    # At a real site this is the hospital's own 'plugin', which has replaced the run's above
+    # A real site's own 'plugin' has replaced the run's above
     if settings.plugin:
         load_plugin_files(settings.plugin)
     if not is_simulated(context):
