@@ -51,7 +51,7 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run's process began; after its end, until it last wrote its progress."""
+        """Seconds since the run's process began; after its end, until its last write."""
         if self.over:
             return self.progress.seconds
         return self.progress.seconds + self._since()
