@@ -24,7 +24,8 @@ def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:
         arguments = list(command())
     except (FedsiloError, OSError) as error:
         said = str(error)
-        if isinstance(error, OSError):  # of a volume that is full, for example
+        # The system's own errors, such as a full volume, need our words
+        if isinstance(error, OSError):
             said = describe_system_error(error)
         print(f"{name}: {said}", file=sys.stderr)
         return 2

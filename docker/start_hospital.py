@@ -19,29 +19,41 @@ from health import HEALTH_ADDRESS
 from fedsilo.client_app.privacy.signing import own_code
 from fedsilo.deployment.doctor.hospital_checks import (
     HospitalRequest,
-    ready,
+    lock_and_build_command,
+    prepare_node,
     refuse_failing,
-    start_command,
 )
-from fedsilo.deployment.doctor.machine import data_folder, site_file, writable_folder
+from fedsilo.deployment.doctor.machine import (
+    check_data_folder,
+    check_writable_folder,
+    has_site_file,
+)
 from fedsilo.deployment.doctor.site import SiteSetup
 from fedsilo.deployment.options import HospitalOptions
 from fedsilo.deployment.rules import SITE
 
 
 def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
-    """Return the command that starts the node, or raise a ``FedsiloError``."""
+    """Open and check the kit, and build the command that starts the node.
+
+    Args:
+        given: the arguments of the command line, as ``main`` parses them.
+        environment: the variables of the container, such as FEDSILO_TRUST.
+
+    Raises:
+        FedsiloError: the kit, the rules, a folder or the server cannot be used.
+    """
     trust = environment.get("FEDSILO_TRUST", "")
     node = {
         "device": environment.get("FEDSILO_DEVICE") or "auto",
         "state-dir": str(given.state_dir),
-        "data-dir": str(data_folder(given.data_dir)),
-        "cache-dir": str(writable_folder(given.cache_dir, "cache directory")),
+        "data-dir": str(check_data_folder(given.data_dir)),
+        "cache-dir": str(check_writable_folder(given.cache_dir, "cache directory")),
     }
     own = None
-    if site_file(given.site_file):
+    if has_site_file(given.site_file):
         own = given.site_file
-    home = writable_folder(given.state_dir, "state directory") / "hospital"
+    home = check_writable_folder(given.state_dir, "state directory") / "hospital"
     options: HospitalOptions = {"folder": home, "trust": trust}
     # An existing site file stays as it is. FEDSILO_TRUST then goes to the node config, and the
     # stricter of both levels holds
@@ -51,13 +63,13 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
             node["trust"] = trust
     options["node_config"] = [f"{key}={json.dumps(value)}" for key, value in node.items()]
     request = HospitalRequest(given.kit, options, own)
-    look = refuse_failing
+    check_setup = refuse_failing
     if given.print:
-        look = _ask_no_server
-    setup = ready(request, _show, look)
+        check_setup = _ask_no_server
+    setup = prepare_node(request, _show, check_setup)
     _show([f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}"])
     # Flower's SuperNode becomes this process, and keeps the lock of the hospital's folder
-    return start_command(setup, HEALTH_ADDRESS, is_shown=given.print)
+    return lock_and_build_command(setup, HEALTH_ADDRESS, is_shown=given.print)
 
 
 def _ask_no_server(setup: SiteSetup) -> None:

@@ -16,22 +16,29 @@ from health import HEALTH_ADDRESS
 
 from fedsilo.deployment.commands import hospital_address, make_secrets, prepare
 from fedsilo.deployment.deployment import Deployment, is_deployment, plan, read_deployment
-from fedsilo.deployment.doctor.credentials import certificate, matching_key
+from fedsilo.deployment.doctor.credentials import check_certificate, check_matching_key
 from fedsilo.deployment.doctor.findings import Refused
-from fedsilo.deployment.doctor.machine import writable_folder
+from fedsilo.deployment.doctor.machine import check_writable_folder
 
 _CONTROL, _FLEET = 8000, 9092  # ports in the container
 
 
 def superlink_command(state: Path, host: str) -> list[str]:
-    """Return the command that starts the SuperLink of the deployment in ``state``."""
-    deployment = _deployment(writable_folder(state, "state directory").resolve(), host)
+    """Make or check the deployment in the volume ``state``; build the command of its SuperLink.
+
+    ``host`` is HOST or HOST:PORT, by which hospitals reach the server.
+
+    Raises:
+        FedsiloError: the volume, the host, or a certificate or key cannot be used.
+    """
+    deployment = _deployment(check_writable_folder(state, "state directory").resolve(), host)
     make_secrets(deployment)
-    certificate(deployment.secrets / "ca.crt")
-    own = certificate(deployment.secrets / "server.crt")
-    matching_key(deployment.secrets / "server.key", own)
+    check_certificate(deployment.secrets / "ca.crt")
+    own = check_certificate(deployment.secrets / "server.crt")
+    check_matching_key(deployment.secrets / "server.key", own)
     deployment.write_connection()
-    deployment.write_registry()  # a run reads one, also before the first hospital
+    # A run reads a registry even before the first hospital has joined
+    deployment.write_registry()
     return [*deployment.superlink_command(), "--health-server-address", HEALTH_ADDRESS]
 
 

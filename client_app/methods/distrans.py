@@ -28,7 +28,7 @@ class DisTransSite(SiteMethod):
     settings: DisTransSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the two-channel network with the received weights and the site's offset."""
+        """Build the two-channel network with the received weights and this site's offset."""
         single, shape = initial_classifier(lab.common, lab.silo), lab.silo.task.input_shape
         network = double_channels(single, lab.sampling, shape, lab.site)
         load_exchanged(network, self._weights(lab, network))

@@ -120,7 +120,7 @@ def draw_again(chosen_noise: float, hospital: Ledger) -> float:
     file, noise = _file(hospital), counts_noise(chosen_noise, hospital)
     with file.lock():
         known = _read(file)
-        unpaid = [key for key, told in known.items() if not told.again]
+        unpaid = [key for key, reported in known.items() if not reported.again]
         if unpaid:
             hospital.spend({(noise, 1.0): len(unpaid)})
             for key in unpaid:
@@ -140,10 +140,10 @@ def _file(hospital: Ledger) -> OwnFile[_Kept]:
 
 def _read(file: OwnFile[_Kept]) -> dict[str, NoisyCounts]:
     known = {}
-    for key, told in file.read({}).items():
-        if not isinstance(told, NoisyCounts):
-            told = NoisyCounts(told)
-        known[key] = told
+    for key, reported in file.read({}).items():
+        if not isinstance(reported, NoisyCounts):
+            reported = NoisyCounts(reported)
+        known[key] = reported
     return known
 
 
@@ -151,8 +151,9 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     """Return counts with Gaussian noise, rounded and at least 0, by split and class.
 
     All counts get noise, even those of an empty split, because its emptiness is information too.
-    Only noisy counts are used afterwards: a validation or test split whose noisy total is at most
-    2.5 standard deviations is reported as empty, and an empty training split as one sample.
+    Only noisy counts are used afterwards: a validation or test split is reported as empty if
+    its noisy total is at most 2.5 standard deviations of the total's noise, and an empty training
+    split as one sample.
 
     Args:
         exact: the true number of samples of each class, by split.
@@ -162,15 +163,15 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     flat = torch.tensor([*chain.from_iterable(exact.values())], dtype=torch.int64)
     release = Release(1.0, noise, 1, None)  # a patient belongs to one count
     drawn = release.with_noise({"": flat * UNITS})[""].round()
-    told: Counts = {}
+    reported: Counts = {}
     for split, counts in zip(exact, torch.split(drawn, sizes), strict=True):
         # The sum of k counts has noise of k times the variance, so its deviation grows with the
         # root of k
         least = _EMPTY * noise * math.sqrt(len(counts))
         if split != "train" and float(counts.sum()) <= least:
-            told[split] = [0] * len(counts)
+            reported[split] = [0] * len(counts)
         else:
-            told[split] = [max(0, int(count)) for count in counts.tolist()]
-    if not sum(told["train"]):
-        told["train"][0] = 1  # training needs at least one sample
-    return told
+            reported[split] = [max(0, int(count)) for count in counts.tolist()]
+    if not sum(reported["train"]):
+        reported["train"][0] = 1  # training needs at least one sample
+    return reported

@@ -51,7 +51,7 @@ class Summand:
         if portions:
             behind, weighted = [], []
             for name in sorted(portions):
-                samples = self._behind(name, portions[name], quantisation)
+                samples = self._samples_behind(name, portions[name], quantisation)
                 behind.append(samples)
                 weighted.append((portions[name] or 0.0) * weigh_site(quantisation, samples))
             numbers[MEASURED] = np.array(behind, np.uint32)
@@ -61,8 +61,8 @@ class Summand:
             numbers[name] = quantisation.quantise(own * wide)
         return numbers
 
-    def _behind(self, name: str, portion: float | None, quantisation: Quantisation) -> int:
-        """Return the number of samples behind a metric, capped; 0 if the metric has no value."""
+    def _samples_behind(self, name: str, portion: float | None, quantisation: Quantisation) -> int:
+        """Return the number of samples behind a metric, at most the cap; 0 if it has no value."""
         if portion is None:
             return 0
         return min(self._samples(split_of(name) or "train"), quantisation.samples)

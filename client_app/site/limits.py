@@ -29,55 +29,57 @@ most = partial(setting, roles="most")
 class Limits:
     """Floors and quotas of one hospital; docs/site-file.md explains each key."""
 
-    minimum_batch: int = floor(8, "different samples behind an optimiser step", ge=1)
-    minimum_measured: int = floor(20, "samples behind a measurement", ge=1)
-    minimum_steps_per_reply: int = floor(2, "optimiser steps behind a reply", ge=1)
-    sums_min_count: int = floor(10, "samples behind sums and means; the run's may be higher", ge=1)
+    minimum_batch: int = floor(8, "fewest different samples behind an optimiser step", ge=1)
+    minimum_measured: int = floor(20, "fewest samples behind a metric", ge=1)
+    minimum_steps_per_reply: int = floor(2, "fewest optimiser steps behind a reply", ge=1)
+    sums_min_count: int = floor(
+        10, "fewest samples behind sums and means; a run may set more", ge=1
+    )
     colluding_sites: int = floor(
-        1, "other sites that may work with the server, from which a secure sum hides", ge=0
+        1, "other sites that may collude with the server without seeing this site's part", ge=0
     )
     minimum_clip_norm: float = floor(
-        1e-6, "norm to which a run may have a patient's part clipped, at least", ge=0.0
+        1e-6, "smallest norm to which a run may clip a patient's part", ge=0.0
     )
-    maximum_clip_norm: float = most(1e6, "the same, at most", gt=0.0)
+    maximum_clip_norm: float = most(1e6, "largest such norm", gt=0.0)
     minimum_noise: float = floor(
-        1e-6, "deviation of noise that a run may ask for, in patients' parts, at least", ge=0.0
+        1e-6, "smallest standard deviation of a run's noise, in units of a patient's part", ge=0.0
     )
-    maximum_noise: float = most(1e6, "the same, at most", gt=0.0, le=1e6)
+    maximum_noise: float = most(1e6, "largest such deviation", gt=0.0, le=1e6)
     counts_noise: float = floor(
         0.0,
-        "deviation of the noise on label counts, in patients, or 0 for what costs a quarter of "
-        "max-epsilon",
+        "standard deviation of noise on label counts, in patients; 0 for one that costs a quarter "
+        "of max-epsilon",
         ge=0.0,
         le=1e6,
     )
     secure_samples: int = setting(
         16384,
-        "samples as which a larger site counts in a secure sum; the same in all site files",
+        "sample count at which a site's weight in a sum is capped; the same in all site files",
         roles="least",
         ge=1,
         le=2**20,
     )
     clip_norm: float = setting(
         5.0,
-        "'secure.clip-norm' of runs made for 'trust: sums': no run may scale this site's part "
-        "otherwise",
+        "the only 'secure.clip-norm' for runs at 'trust: sums', so that no run can scale this "
+        "site's part in another way",
         roles="least",
         gt=0.0,
         le=1e6,
     )
-    max_messages: int = quota(100, "messages of one run that are answered", ge=1)
-    max_repeats: int = quota(3, "answers to one phase of one round", ge=1)
-    max_runs_per_day: int = quota(20, "new runs in 24 hours", ge=1)
-    max_seconds: float = quota(86400.0, "of work for one run", gt=0.0)
+    max_messages: int = quota(100, "maximum number of answered messages of one run", ge=1)
+    max_repeats: int = quota(3, "maximum number of answers to one phase of one round", ge=1)
+    max_runs_per_day: int = quota(20, "maximum number of new runs in 24 hours", ge=1)
+    max_seconds: float = quota(86400.0, "maximum seconds of work for one run", gt=0.0)
     max_memory: int = setting(
         0,
-        "megabytes of a message's process, or 0 for nine tenths of the machine's",
+        "maximum megabytes of a message's process, or 0 for nine tenths of the machine's",
         roles=("quota", "cap"),
         ge=0,
     )
-    max_state: int = quota(20_000, "megabytes of runs' private states", ge=0)
-    max_cache: int = quota(100_000, "megabytes of decoded data", ge=0)
+    max_state: int = quota(20_000, "maximum megabytes of runs' private states", ge=0)
+    max_cache: int = quota(100_000, "maximum megabytes of decoded data", ge=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
         """Check a run's settings against the floors and quotas that do not depend on the data.

@@ -60,26 +60,26 @@ class SiteFile(Limits):
     datasets: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     refused_records: tuple[str, ...] = ()
-    max_rounds: int = setting(0, "rounds of a run, at most, or 0 for any", ge=0)
-    minimum_train_samples: int = floor(0, "training samples, at least", ge=0)
-    minimum_per_label: int = floor(0, "training samples of each label that is there", ge=0)
+    max_rounds: int = setting(0, "maximum number of rounds of a run, or 0 for any number", ge=0)
+    minimum_train_samples: int = floor(0, "fewest training samples", ge=0)
+    minimum_per_label: int = floor(0, "fewest training samples of each label that occurs", ge=0)
     max_epsilon: float = cap(0.0, "cap over all runs, or 0 for none", ge=0.0)
-    delta: float = setting(1e-5, "at which the cap holds", roles="least", gt=0.0, lt=1.0)
+    delta: float = setting(1e-5, "delta at which the cap holds", roles="least", gt=0.0, lt=1.0)
     allow_folds: bool = setting(False, "whether a run may choose among samples", roles="least")
     allow_embeddings: bool = setting(
         False, "whether embeddings of single images may leave", roles="least"
     )
     allow_folder_names: bool = setting(
-        False, "whether data set 'folder' may tell its folders' names as classes", roles="least"
+        False, "whether data set 'folder' may send its folders' names as class names", roles="least"
     )
     app: Literal["installed", "any"] = setting(
         "installed",
-        "whose code answers: the hospital's own, to runs of its version, or any of a run's",
+        "whose code answers: the hospital's own, for runs of its version, or any run's",
     )
     secure_aggregation: Literal["any", "required"] = setting(
-        "any", "whether weights may leave that a server could read; required: masked ones alone"
+        "any", "whether unmasked weights may leave; required: only masked ones"
     )
-    audit_log: str = setting("", "file of the audit log, by default one in 'state-dir'")
+    audit_log: str = setting("", "the audit log's file; by default it is in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
 
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:

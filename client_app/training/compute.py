@@ -121,18 +121,19 @@ def choose_compute(
     deterministic: str = "warn",
     memory_format: str = "auto",
 ) -> Compute:
-    """Choose the device, precision and memory format for this process from a run's settings.
+    """Choose the device, precision and memory format for this process.
 
     Side effects: sets PyTorch's thread count, because it changes the summation order and so the
-    result; sets glibc's use of freed memory; and on a GPU the deterministic mode and the share of
+    result; lets glibc keep freed memory; and on a GPU sets the deterministic mode and the share of
     its memory.
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
         precision: "auto" (bf16 on GPUs that have it, else fp32), "bf16", "fp16" or "fp32".
         threads: the number of CPU threads.
-        deterministic: "true" refuses operations without a deterministic form, "warn" names them.
-        memory_format: "auto" (channels last on GPUs), "channels-last", or PyTorch's default.
+        deterministic: "true" refuses operations without a deterministic form, "warn" names them,
+            and "false" allows them.
+        memory_format: "auto" (channels last on a GPU), "channels-last" or "contiguous".
 
     Raises:
         SettingError: the device is unknown, the GPU does not exist, or 'fp16' is set without a GPU.
@@ -327,7 +328,7 @@ class Streamed:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._arrived[turn] = event
-        if moved.data_ptr() == batch.data_ptr():  # on the CPU nothing was copied
+        if moved.data_ptr() == batch.data_ptr():  # nothing was copied on the CPU
             return moved.clone()
         return moved
 

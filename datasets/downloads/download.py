@@ -94,6 +94,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
                     "another data directory"
                 )
             raise DataError(fault) from None
+        # MD5, because that is the checksum that most publishers give
         checksum = file_hash(str(fresh), "md5")
         if checksum != file.md5:
             raise DataError(

@@ -126,7 +126,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Turn an error of the system or of a decoder into the reason why a file cannot be read."""
+    """Return the reason why a file cannot be read, from an error of the system or of a decoder."""
     if isinstance(error, FileNotFoundError):
         return "is missing"
     # Errors of the system have a number, but those that decoders raise have none
@@ -191,6 +191,11 @@ def refuse_wide(image: Image) -> None:
 
 
 def _central_square(image: Image, size: int) -> Pixels:
+    """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
+
+    Raises:
+        BrokenImageError: the image has more than 8 bits per channel.
+    """
     from PIL import ImageOps
     from PIL.Image import Resampling
 

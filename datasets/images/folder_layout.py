@@ -182,7 +182,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Quote the first five names and join them with commas and 'and', then count the others."""
+    """Quote names for an error, joined with commas and 'and'; names after the fifth are counted."""
     quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:
         quoted.append(f"{len(names) - _MOST_NAMES} more")

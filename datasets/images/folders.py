@@ -243,6 +243,7 @@ class FolderImages(ImageDataSet):
             sites = read_folder(folder)
         except DataError as error:
             raise FileNamesError(str(error)) from None
+        # Class numbers follow from the folders' names, so that all sites must have the same folders
         first, *others = sites
         classes = _classes({first: sites[first]})
         for site in others:

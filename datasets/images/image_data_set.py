@@ -124,7 +124,10 @@ class ImageDataSet(DataSet):
         return lambda name: decode_image(index.folder / name, size, settings.colour_constancy)
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode all images of ``index`` to ``size`` pixels per side, leaving out broken ones."""
+        """Decode all images of ``index`` to ``size`` pixels per side; broken images become faults.
+
+        It runs in one thread, because several threads may round differently.
+        """
         from threadpoolctl import threadpool_limits
 
         shape, read = (self.channels, size, size), self.reader(index, size, settings)

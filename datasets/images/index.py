@@ -76,7 +76,10 @@ class ListedImage:
 
 
 def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
-    """Build the index of images in ``folder``. Either all images have a part, or none has."""
+    """Build the index of listed images in ``folder``, in their order.
+
+    The images must all have a part, or all have none.
+    """
     return ImageIndex(
         where=where,
         folder=folder,

@@ -68,7 +68,11 @@ class Isic2019(ImageDataSet):
         return [name for name in CENTRES if name in present]
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Return one sentence naming the centres without images here; [] if there are no data."""
+        """Return one sentence that names the centres without images on this machine.
+
+        Returns:
+            [] if every centre has images, or if the data set is not here at all.
+        """
         try:
             places = find_places(settings.data_dir, settings.cache_dir)
             here = self.silo_names(settings, places)
@@ -164,6 +168,11 @@ def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
 
 
 def _number(text: str, column: str, count: int, place: str) -> int:
+    """Parse a number from 0 to ``count`` - 1, which may end in '.0'.
+
+    Raises:
+        DataError: the text is anything else; ``place`` has the file and line.
+    """
     number = text.removesuffix(".0")
     if number not in map(str, range(count)):
         raise DataError(

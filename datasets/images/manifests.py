@@ -201,6 +201,11 @@ class _Manifest:
         return index
 
     def _class(self, number: int, label: str) -> int:
+        """Return the number of the class to which a label belongs.
+
+        Raises:
+            DataError: no class has this label; the message has line ``number``.
+        """
         text = same_text(label)
         for place, labels in enumerate(self.classes.values()):
             if text in labels:
@@ -213,6 +218,11 @@ class _Manifest:
         )
 
     def _file(self, number: int, path: str) -> str:
+        """Return an image's file relative to the data directory, and remember its line.
+
+        Raises:
+            DataError: the path is no file name, leads outside the data directory, or appears twice.
+        """
         place = f"{self.where}, line {number}, column 'path'"
         if not path or not path.isprintable():
             raise DataError(f"{place}: this is not a file name: correct it")
@@ -259,6 +269,11 @@ class _Manifest:
         return name
 
     def _part(self, number: int, part: str) -> str:
+        """Return the part of a line after checking that it is train, val or test.
+
+        Raises:
+            DataError: it is anything else, such as empty.
+        """
         if part not in SPLITS:
             raise DataError(
                 f"{self.where}, line {number}, column 'split': the value must be one of "

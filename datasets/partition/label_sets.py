@@ -164,6 +164,7 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
         A tuple of labels per silo, ascending; private labels have the lower numbers.
     """
     sets = []
+    # turn counts the shared labels dealt so far; shared labels go round like cards
     next_private = turn = 0
     # Labels are numbered: first the private ones, silo by silo, then the shared ones
     first_shared = sum(map(operator.mul, plan.silos, plan.private))

@@ -109,6 +109,7 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
+    """Decode a DICOM as ``read_dicom`` says; errors of a damaged header are not yet translated."""
     dataset = _read_header(path)
     _check_kind(dataset, bits)
     raw = _decode_pixels(dataset)
@@ -126,6 +127,15 @@ def _read(path: Path, bits: int) -> Grey:
 
 
 def _read_header(path: Path, pixels: bool = True) -> FileDataset:
+    """Open a DICOM without decoding its pixels.
+
+    Args:
+        path: the file.
+        pixels: whether to read the pixel data, still encoded, as well.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged, not a DICOM, or deflated.
+    """
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
     from pydicom.filereader import read_file_meta_info
@@ -297,7 +307,10 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert stored values to displayed brightness 0..1: modality step first, then VOI step."""
+    """Convert stored values to displayed brightness 0..1: modality step first, then VOI step.
+
+    Without VOI table and window, the least possible value becomes 0, and the largest 1.
+    """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     # Without a VOI table or window the whole range of the stored bits is shown, not the range of

@@ -156,6 +156,11 @@ def read_square(path: Path, bits: int, size: int) -> Pixels:
 
 
 def _read_8_bits(path: Path) -> Grey:
+    """Decode an 8-bit PNG or JPEG to upright grey, (height, width), float32, 0..1.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.
+    """
     from PIL import ImageOps
 
     with opened_image(path, ("PNG", "JPEG")) as image:

@@ -147,6 +147,11 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_file(path: Path) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:

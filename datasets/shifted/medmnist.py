@@ -124,12 +124,18 @@ def _check_part(
 
 
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
+    """Read a data set's ``.npz`` file as a pool; each part is in a fixed random order.
+
+    Raises:
+        DataError: the file is missing or unusable; the message tells how to download it.
+    """
     try:
         parts = read_parts(folder / f"{name}.npz", classes, colour)
     except DataError as error:
         raise DataError(f"{error}: run 'fedsilo fetch {name} --data-dir DIR'") from None
     arrays: dict[str, npt.NDArray[Any]] = {}
     for part, (images, labels) in parts.items():
+        # Silos are slices, so that in the file's order a silo could have a single class
         order = np.random.default_rng(derive_seed(0, name, part)).permutation(len(labels))
         arrays[f"{part}_images"] = images[order]
         arrays[f"{part}_labels"] = labels[order]
@@ -137,6 +143,7 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
 
 
 def _source(name: str) -> Source:
+    """Describe a MedMNIST data set as a source of pools, without noise in D3."""
     classes = _CLASSES[name]
     colour = name in _COLOUR
     half: tuple[float, ...] = (0.5,)  # MedMNIST's own code standardises by this

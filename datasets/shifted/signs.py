@@ -116,6 +116,11 @@ def _training_signs(folder: Path) -> list[_Sign]:
 
 
 def _test_signs(folder: Path) -> list[_Sign]:
+    """Read the test images' CSV, which may be in either of two folders.
+
+    Raises:
+        DataError: neither folder has it, or a line is invalid.
+    """
     paths = [folder / name for name in _TEST_CSVS if (folder / name).is_file()]
     if not paths:
         raise DataError(
@@ -187,6 +192,11 @@ def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[A
 
 
 def _decode(sign: _Sign) -> npt.NDArray[Any]:
+    """Decode one sign to (32, 32, 3) uint8, whatever the shape of its image.
+
+    Raises:
+        DataError: the image is missing, damaged, no PPM, or not 8-bit colour.
+    """
     from PIL.Image import Resampling
 
     try:

@@ -34,6 +34,11 @@ def _decode_digits(_: Path) -> Pool:
 
 
 def _decode_idx(folder: Path) -> Pool:
+    """Read MNIST's four IDX files in ``folder`` as a pool.
+
+    Raises:
+        DataError: a file is unusable, or training and test images differ in size.
+    """
     train, train_labels = _read_idx_pair(folder, "train")
     test, test_labels = _read_idx_pair(folder, "t10k")
     if train.shape[1:] != test.shape[1:]:

@@ -36,6 +36,7 @@ def even_sequence(
         The kind of each image, and its subject's number, from 0 in order of appearance.
     """
     wanted = np.array(counts)
+    # Drawn for all images at once, so that one image's kind does not change the draws of the next
     repeats = rng.random(wanted.sum()) < again
     used = np.zeros_like(wanted)
     kinds: list[int] = []

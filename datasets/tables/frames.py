@@ -157,6 +157,11 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
 
 
 def _kind(name: str, values: Series[Any]) -> str:
+    """Return 'numbers' or 'texts', by the type of a column at one site.
+
+    Raises:
+        DataError: the type is neither, such as dates or complex numbers.
+    """
     from pandas.api import types
 
     if types.is_numeric_dtype(values) and not types.is_complex_dtype(values):
@@ -177,6 +182,7 @@ def _texts(name: str, values: Series[Any]) -> list[str]:
     Raises:
         DataError: a text has a line break or an unprintable character.
     """
+    # The same form as when the file is read: 1.0 and 1 are one level
     texts = set(map(same_text, values.dropna().map(str).unique()))
     texts.difference_update(_MISSING)
     if not all(map(str.isprintable, texts)):
@@ -221,6 +227,11 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 
 
 def _classes(label: str, values: Series[Any]) -> list[str]:
+    """Return the distinct values in the label's column as the names of the classes.
+
+    Raises:
+        DataError: a value looks like a missing one, or there are not 2 to 1000 classes.
+    """
     classes = _texts(label, values)
     odd = _WORDS_FOR_MISSING.intersection(map(str.casefold, classes))
     if odd:

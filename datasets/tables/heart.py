@@ -135,6 +135,13 @@ def synthetic_text(site: str) -> str:
 
 
 def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> str:
+    """Draw a patient as one CSV line of a UCI file; slope, vessels and thallium are missing ('?').
+
+    Args:
+        rng: the generator, which is advanced.
+        population: the hospital.
+        ill: whether the patient has the disease: label 1 to 4, otherwise 0.
+    """
     shift = 1 if ill else -1
     pains = (0.05, 0.1, 0.15, 0.7) if ill else (0.1, 0.35, 0.35, 0.2)
     # Age, sex, chest pain, blood pressure, cholesterol, sugar, ECG, pulse, angina: the files' order

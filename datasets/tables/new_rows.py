@@ -126,6 +126,7 @@ def _columns(
     """
     declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}
+    # Columns as people write them: any case, extra blanks
     named = []
     for cell in lines[0][1] if lines else []:
         name = normalise_name(cell)

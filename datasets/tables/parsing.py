@@ -203,6 +203,11 @@ def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.fl
 
 
 def _check_header(names: list[str], wanted: list[str], where: str) -> None:
+    """Check that a header has exactly the ``wanted`` names, in any order.
+
+    Raises:
+        DataError: a name is missing, unknown or repeated; unknown names are only counted.
+    """
     if sorted(names) == sorted(wanted):
         return
     missing = sorted(set(wanted).difference(names))
@@ -323,6 +328,11 @@ class RowReader:
         return DataError(f"{self.where}, line {number}, column '{column}': {fault}")
 
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
+        """Return the features of a categorical cell: one per level but the first; NaN if missing.
+
+        Raises:
+            DataError: the level is not declared.
+        """
         if is_missing:
             return [math.nan] * (len(column.levels) - 1)
         level = same_text(token)

@@ -168,6 +168,7 @@ class TableDataSet(DataSet):
         return notes
 
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
+        """Return the facts for a silo's file: names, schema's digest and declared statistics."""
         statistics = schema.declared_statistics()
         declared = None
         if statistics:

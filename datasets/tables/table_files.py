@@ -393,6 +393,11 @@ class _WorkbookPart:
                     return
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        """Handle the start of an XML element: count a row or cell, or begin to watch a formula.
+
+        Raises:
+            DataError: the cells so far, with the empty ones between, need too much memory.
+        """
         element = name.rpartition(" ")[2]
         if element == "row":
             self.row = _row_number(attributes.get("r", ""), self.row + 1)
@@ -423,6 +428,7 @@ class _WorkbookPart:
         self.parser.CharacterDataHandler = None
 
     def _end(self, name: str) -> None:
+        """Handle the end of an XML element in a formula's cell; note if the cell has a value."""
         element = name.rpartition(" ")[2]
         if element == "f":
             self.parser.CharacterDataHandler = self._take_text

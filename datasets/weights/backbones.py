@@ -66,6 +66,7 @@ def backbone_digest(settings: CommonSettings) -> str:
     Raises:
         SettingError: the weights file is missing, or a ViT names no weights.
     """
+    # A ViT always has a backbone to name; a ResNet-22 has one only if weights are given
     given = settings.network == "resnet22" and settings.backbone_weights
     if settings.network != "vit" and not given:
         return ""

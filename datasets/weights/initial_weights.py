@@ -134,6 +134,11 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
+    """Load the arrays of a run's file into ``network``, which they must fit one by one.
+
+    Raises:
+        SettingError: an array is missing, surplus, of another shape, or not finite.
+    """
     arrays = {name: torch.as_tensor(array).float() for name, array in state.items()}
     refuse_non_finite(arrays, str(path), "train.initial-weights")
     try:

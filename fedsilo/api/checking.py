@@ -51,7 +51,7 @@ def site(
     """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine
-    from fedsilo.deployment.doctor.hospital_checks import open_temporarily, setup_of
+    from fedsilo.deployment.doctor.hospital_checks import build_setup, open_temporarily
     from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
     from fedsilo.deployment.kit import read_kit
     from fedsilo.deployment.worker.hospital import parse_node_config
@@ -90,7 +90,7 @@ def site(
             home = own_kit.path.resolve()
             if not home.is_dir():
                 home = opened.enter_context(open_temporarily(own_kit))
-            setups = [setup_of(own_kit, home, node_config, settings)]
+            setups = [build_setup(own_kit, home, node_config, settings)]
         else:
             node, own_port = parse_node_config(node_config), 9094 if port is None else port
             certificates, own_key = path_of(root_certificates), path_of(key)

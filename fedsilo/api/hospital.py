@@ -25,7 +25,11 @@ def start(
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node."""
     from fedsilo.client_app.privacy.signing import own_code
-    from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready, start_command
+    from fedsilo.deployment.doctor.hospital_checks import (
+        HospitalRequest,
+        lock_and_build_command,
+        prepare_node,
+    )
     from fedsilo.deployment.kit import KitError, read_kit
 
     def confirm(sentences: Sequence[str]) -> None:
@@ -43,8 +47,8 @@ def start(
                 "nobody can answer"
             )
 
-    setup = ready(HospitalRequest(Path(kit), options), confirm)
-    words = start_command(setup, health)
+    setup = prepare_node(HospitalRequest(Path(kit), options), confirm)
+    words = lock_and_build_command(setup, health)
     assert setup.key is not None
     home = setup.key.parent
     code = read_kit(home).code

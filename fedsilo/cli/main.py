@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: the arguments cannot be used (2), or help was printed (0).
     """
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if arguments is None:
+        arguments = sys.argv[1:]
+    words = list(arguments) or ["--help"]
     # Python puts the working folder before all packages in the processes that we start by '-m'. A
     # kit or a run directory may have been handed over with a yaml.py next to it
     os.environ.setdefault("PYTHONSAFEPATH", "1")
@@ -60,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fedsilo: error: {describe_system_error(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}" if error.args else ""
+        hint = ""
+        # An interrupted run names its directory, so that the line can say how to go on
+        if error.args:
+            hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}"
         print(f"fedsilo: interrupted{hint}", file=sys.stderr)
         return 130
 
@@ -71,6 +76,8 @@ def _refuse_removed(words: Sequence[str]) -> None:
     Raises:
         SettingError: the first word is a removed command, or a removed option follows its command.
     """
+    # Before click parses the words, because it would suggest a name of similar letters in place of
+    # the replacement
     command = words[0]
     if command in removed.COMMANDS:
         instead = removed.COMMANDS[command]
@@ -83,6 +90,8 @@ def _refuse_removed(words: Sequence[str]) -> None:
 
 def _invoke(words: list[str]) -> int:
     """Run one command, without click's own handling of broken pipes and interrupts."""
+    # At an interrupt, click's own ``main`` would print only "Aborted!"; the line of our caller says
+    # how to go on. Errors in the arguments are still shown by click, with the usage
     command = typer.main.get_command(make_app())
     try:
         with command.make_context("fedsilo", words) as context:
@@ -99,6 +108,8 @@ class _ByPanel(typer.core.TyperGroup):
     """Lists commands by panel, and within a panel in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        # Typer adds all groups before all commands, so they are sorted by panel here. The sort is
+        # stable, so the order within a panel stays
         return sorted(self.commands, key=lambda name: list(COMMANDS).index(self._panel(name)))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -112,7 +123,8 @@ class _ByPanel(typer.core.TyperGroup):
 
 def make_app() -> typer.Typer:
     """Build the typer app with all commands."""
-    typer.core.HAS_RICH = False  # with rich, typer prints escape sequences even in plain help
+    # Typer prints escape sequences even in plain help if it may use rich
+    typer.core.HAS_RICH = False
     app = typer.Typer(
         name="fedsilo",
         cls=_ByPanel,
@@ -190,6 +202,7 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
     showing = parameters_of(show, skip=1)  # the first one is the result
     options: dict[str, Option] = {}
     signature: list[inspect.Parameter] = []
+    # A parameter that both functions have, such as --out, becomes one option
     for parameter in [*own.values(), *showing.values()]:
         option = option_of(parameter.annotation)
         if option is not None and parameter.name not in options:
@@ -205,6 +218,8 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
             result = inspect.unwrap(function)(**_choose(given, own))
             show(result, **_choose(given, showing))
 
+    # Typer reads signature and annotations of the function that it calls, so ``call``, which takes
+    # any argument, gets those of the command
     call.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     texts = {parameter: option.help for parameter, option in options.items()}
@@ -242,6 +257,7 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
     default = parameter.default
     if option.default is not None:
         default = option.default
+    # Typer requires a parameter that has no default
     if option.required:
         default = parameter.empty
     show_default = str(default) not in _SILENT
@@ -273,12 +289,17 @@ def _command_type(hint: Any) -> Any:
     member or else its first one, and an optional type stays optional.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
+    # Settings are a mapping or texts, of which a command line has only texts. A sequence comes
+    # second, because a union with a mapping may have one too
     if any(get_origin(member) is Mapping for member in members):
         return list[str]
     if get_origin(members[0]) is Sequence:
         return list[_command_type(get_args(members[0])[0])]  # type: ignore[misc]
     chosen = members[0]
+    # The path wins over the text, because it comes last: typer then makes the path itself
     for kind in (str, Path):
         if kind in members:
             chosen = kind
-    return chosen | None if type(None) in members_of(hint) else chosen
+    if type(None) in members_of(hint):
+        return chosen | None
+    return chosen

@@ -80,7 +80,8 @@ def watch(
         raise SettingError(
             "--once prints one line and ends, but --port serves a page: give only one of them"
         )
-    view = look()  # called once here, so that an error is a line on the terminal and not a page
+    # Called once here, so that an error is a line on the terminal and not a page
+    view = look()
     if once:
         line(view.line())
     elif port is not None:
@@ -88,7 +89,8 @@ def watch(
 
         with WatchServer(port, look) as server:
             line(f"{view.line()}\n{server.address} (interrupt to end; the run continues)")
-            with suppress(KeyboardInterrupt):  # Ctrl-C ends the page; the run continues
+            # Ctrl-C ends the page; the run continues in its own process
+            with suppress(KeyboardInterrupt):
                 server.serve_forever()
     else:
         from fedsilo.reports.watch.view import follow
@@ -154,6 +156,7 @@ def predict(
 ) -> None:
     """Print a summary and the written files; exit with code 3 if a sample has no prediction."""
     print_result(found)
+    # Only classes are written to files that these options name; masks list theirs themselves
     if hasattr(found, "inputs"):
         print_result([path for path in (out, html) if path is not None])
     if found.faults:
@@ -216,29 +219,46 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
     """Print a table of a deployment's members, then the progress of its newest run."""
     from fedsilo.reports.watch.view import look_at_deployment
 
-    rows = [(one.member, str(one.pid or "-"), one.seen, str(one.log or "-")) for one in members]
-    _table(("member", "process", "seen by the server", "log"), rows)
-    if run := look_at_deployment(Path(deployment)).run:
+    rows = []
+    for member in members:
+        process, log = str(member.pid or "-"), str(member.log or "-")
+        rows.append((member.member, process, member.seen, log))
+    _print_table(("member", "process", "seen by the server", "log"), rows)
+    run = look_at_deployment(Path(deployment)).run
+    if run:
         line(run.line())
 
 
-def _findings(target: str) -> Callable[..., None]:
+def _print_findings(target: str) -> Callable[..., None]:
+    """Make the function that shows the findings of ``doctor <target>``; its exit code is theirs."""
+
     def show(found: Iterable[Finding], *, as_json: AsJson = False) -> None:
-        from fedsilo.deployment.doctor.findings import document, exit_code, last_line, lines_of
+        from fedsilo.deployment.doctor.findings import (
+            build_document,
+            exit_code,
+            format_finding,
+            summarise,
+        )
 
         seen: list[Finding] = []
+        # Each line is printed as its check ends, because a silent server takes seconds. JSON is one
+        # document, so it waits for all
         for finding in found:
             seen.append(finding)
             if not as_json:
-                print_result(lines_of(finding))
-        line(json.dumps(document(target, seen), indent=2) if as_json else last_line(seen))
-        if code := exit_code(seen):
+                print_result(format_finding(finding))
+        said = summarise(seen)
+        if as_json:
+            said = json.dumps(build_document(target, seen), indent=2)
+        line(said)
+        code = exit_code(seen)
+        if code:
             raise typer.Exit(code)
 
     return show
 
 
-doctor_site, doctor_server, doctor_run = map(_findings, ("site", "server", "run"))
+doctor_site, doctor_server, doctor_run = map(_print_findings, ("site", "server", "run"))
 
 
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
@@ -247,10 +267,13 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
         line(json.dumps(rows, indent=2))
         return
     keys = ("name", "kind", "licence", "terms", "size", "here")
-    _table(("data set", *keys[1:]), ([row[key] for key in keys] for row in rows))
+    cells = []
+    for row in rows:
+        cells.append([row[key] for key in keys])
+    _print_table(("data set", *keys[1:]), cells)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     from rich.table import Table
 
     table = Table(*columns)
@@ -269,6 +292,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
+    # On standard error, so that the output can be piped; without a terminal nothing is drawn
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

@@ -1,13 +1,14 @@
-"""The budget of each row in a comparison, and the differences between budgets.
+"""The budget of each experiment in a comparison, and the differences between budgets.
 
-Rows are on equal terms if they got the same and used the same, so that only the method makes a
-difference. A row gets rounds, a start (network and initial weights), and a number of points that
-'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and samples, summed
-over all sites and rounds, in the mean over seeds.
-Every step counts, so a method that trains a second model (Ditto) or its neighbours' models
-(FedEFM) uses more. Steps and samples may differ by a tenth, because a last batch may be smaller
-at one site than at all sites' pool. Before a run, and where sites do not tell (private runs), the
-settings of a round's training are compared in their place.
+A comparison is fair if all experiments get and use the same resources, so that only the method
+makes a difference. An experiment gets rounds, a start (network and initial weights), and a number
+of points that 'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and
+samples, summed over all sites and rounds, as the mean over seeds.
+
+Every step counts, so a method that trains a second model (Ditto) or its neighbours' models (FedEFM)
+uses more. Steps and samples may differ by a tenth, because a last batch may be smaller at one site
+than in all sites' pooled data. Before a run, and if sites do not report their steps (private runs),
+the settings of a round's training are compared instead.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _START = (
     *(key for key in NETWORK_KEYS if key not in _REGULARISERS),
     *("train.initial-weights", "vit.backbone-weights"),
 )
-# Exceptions from a damaged chosen.json: lists within lists, 1e999 trials, and the rest
+# Exceptions from a damaged chosen.json, such as deeply nested lists or 1e999 trials
 _DAMAGES = (
     *(RecursionError, OverflowError),
     *(OSError, ValueError, KeyError, TypeError, AttributeError),
@@ -61,14 +62,14 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of an experiment's runs: what they got, and what they used on average."""
+    """The resources of an experiment: what its settings give, and what its runs used on average."""
 
     dataset: str  # rows on other data are not compared
     # The settings of training and start, without those that have no effect
     given: Mapping[str, Value]
     trials: int = 0  # points from which its settings were chosen; 0 if it was not tuned
     rounds: Sequence[int] = ()  # finished rounds of each seed
-    # Sums over all sites, mean over seeds; 0 if unknown
+    # Sums over all sites, averaged over seeds; 0 if unknown
     steps: float = 0.0
     samples: float = 0.0
     # Bytes to all sites, and from them
@@ -169,7 +170,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The budgets of a comparison's rows, by experiment, in the order of the rows."""
+    """The budgets of a comparison: experiment -> budget, in the order of the rows."""
 
     of: Mapping[str, Budget] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """``fedsilo crossvalidate``: repeated stratified cross-validation over each site's rows.
 
-Every experiment runs on the same splits, so that methods are compared run by run. The other
-experiments are compared with the first one.
+Every experiment runs on the same splits, so that methods are compared run by run. Each experiment
+is compared with the first one.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def metric_intervals(
     records = []
     for name, metric in product(summaries, metrics):
         for group, interval in _intervals(_by_group(summaries[name], metric), folds):
-            # A t interval knows no range, but all these metrics lie in [0, 1]
+            # A t interval may exceed [0, 1], in which all these metrics lie
             records.append((name, "", group, metric, interval.within(0.0, 1.0)))
     return interval_frame(records)
 

@@ -1,4 +1,4 @@
-"""The runs of a comparison: one per experiment and seed, planned, found again, or run.
+"""Plans and runs the runs of a comparison, one for each experiment and seed.
 
 A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is used again, and
 an interrupted run is resumed.
@@ -26,7 +26,7 @@ from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the comparison, with the resources of its sites and its engine."""
+    """A planned run of an experiment with one seed, with the resources of its sites."""
 
     experiment: str
     settings: RunSettings
@@ -53,7 +53,7 @@ class Job:
         run = self.directory
         if not (run.path / CONFIG).is_file():
             return False
-        # A run of other data would give other numbers under this experiment's name
+        # A run with other data would show other numbers under this experiment's name
         other = self._other_settings(run) or self._other_data(run.silos)
         if other:
             raise RunDirectoryError(

@@ -2,8 +2,9 @@
 
 ``grid`` draws points of the grid, each at most once. ``tpe`` (Bergstra et al. 2011) searches the
 range between the smallest and the largest number of a setting, and proposes points by the scores of
-earlier ones; values that are no numbers stay a choice. A sampler's seed is fixed and no study is
-stored, so a repeated search asks for the same points, whose runs already exist.
+earlier ones; for a setting that is not a number, it chooses among the values. A sampler's seed is
+fixed and no study is stored, so a repeated search asks for the same points, whose runs already
+exist.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ _EDGE = 0.05  # share of a range; a best value this close to an end counts as at
 
 
 class Search:
-    """A search of a grid by the sampler ``grid`` or ``tpe``, over ``points`` points."""
+    """A search of ``grid`` by the sampler ``grid`` or ``tpe``, which draws ``points`` points.
+
+    Raises:
+        SettingError: Optuna is not installed.
+    """
 
     def __init__(self, grid: Grid, sampler: str, points: int) -> None:
         with needs_extra("'fedsilo tune'", "tuning"):

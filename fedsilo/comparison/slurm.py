@@ -1,4 +1,4 @@
-"""Runs a comparison's runs as Slurm jobs, with submitit.
+"""Runs trials and runs as Slurm jobs, with submitit.
 
 A thread of this process waits for each job. Data, caches and the folder of runs must have the same
 paths on all machines.

@@ -64,7 +64,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of a search: its points, best first, the content of chosen.json, its folder."""
+    """The result of a search: the ranked points, the content of chosen.json, and the folder."""
 
     metric: str
     ranked: Sequence[Point]

@@ -126,7 +126,7 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
     A mapping's values become JSON; the texts of a sequence are returned as they are.
 
     Raises:
-        SettingError: an entry of a sequence is no text, or JSON cannot hold a value of a mapping.
+        SettingError: an entry of a sequence is not a text, or JSON cannot hold a mapping's value.
     """
     texts: list[str] = []
     fault = ""

@@ -16,7 +16,7 @@ ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
 
 
 _LONGEST = 1500  # characters of a message
-# The end of a message says what to do, so that these characters are never cut off
+# The end of a message says what to do, so these characters are never cut off
 _END = 400
 _QUOTED = 100  # the most characters of a quoted name
 _LISTED = 30  # the most names that a message lists

@@ -147,7 +147,7 @@ class Instruction:
             ) from None
 
 
-# A round has far fewer phases than this, so that the keys of two rounds never overlap
+# A round has far fewer phases than this, so the keys of two rounds never overlap
 ROUND_KEYS = 10**6
 
 

@@ -208,7 +208,7 @@ def about(name: str) -> str:
 
 
 def why_not_private(name: str) -> str | None:
-    """Return the reason for which a method cannot be private per patient; None if it can.
+    """Return the reason why a method cannot be private per patient; None if it can.
 
     The reason is a predicate whose subject is the method. A plugin with its own site class counts
     as private only if that class says so.
@@ -218,7 +218,7 @@ def why_not_private(name: str) -> str | None:
     site, extended = site_class(name), _parent_method(plugin_server(name, METHODS))
     if site is site_class(extended):
         return settings_class(extended).why_not_private
-    # Only the author of a plugin knows what it sends, so that silence must not count as a promise
+    # Only the author of a plugin knows what it sends, so silence must not count as a promise
     if getattr(site, "bounded_per_patient", False):
         return None
     return (
@@ -332,7 +332,7 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     """Execute the plugin files in the setting 'plugin'.
 
     Args:
-        named: the setting's value; its entries that are no files are ignored.
+        named: the setting's value; entries that are names of modules are ignored.
         pins: module -> the only SHA-256 that its file may have; a module without one may have any.
 
     Raises:

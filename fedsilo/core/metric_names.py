@@ -14,7 +14,7 @@ A measurement's metric is one word (``accuracy``), perhaps of another site's mod
     routing.<site>.<mean, or q05 to q95>
 
 The server refuses a reply with any other key, with the site's name (``strategies.loop.plausible``).
-Whoever reads metrics afterwards (records, pictures, reports) reads them by ``read_metric``, so that
+Whoever reads metrics afterwards (records, pictures, reports) reads them by ``read_metric``, so
 no reader can meet a name that the check let through and the reader does not know.
 """
 

@@ -132,7 +132,7 @@ def terminal_text(text: str) -> str:
 
 
 class Markdown(str):
-    """A text that is Markdown already, so that ``as_markdown`` does not escape the text again."""
+    """A text that is Markdown already, so ``as_markdown`` does not escape the text again."""
 
     __slots__ = ()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import join_names
-from fedsilo.core.plugins import plug, wrong
+from fedsilo.core.plugins import resolve_plugin, wrong_plugin
 from fedsilo.core.settings_schema import key_of
 
 # The base class that a plugin's class must extend, for each room
@@ -29,7 +29,8 @@ _BASES = {
 def plugin_server(name: str, ours: Collection[str]) -> type:
     """Import a plugin's server class.
 
-    It is the class that the plugin's name gives, or the only one in the module that the name gives.
+    For a name ``module:Class`` it is that class. Otherwise the module must declare exactly one
+    class of ``Method``.
 
     Args:
         name: the plugin, as the setting 'method' names it.
@@ -38,7 +39,7 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
     Raises:
         SettingError: no plugin has that name, or its module has no class of ``Method``, or several.
     """
-    found, base = plug("method", name, ours), resolve_name(_BASES["strategies"])
+    found, base = resolve_plugin("method", name, ours), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
         own = _classes_in(found, base)
         if len(own) != 1:
@@ -48,7 +49,9 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
             )
         found = own[0]
     if not (inspect.isclass(found) and issubclass(found, base)):
-        raise wrong("method", name, found, "class of Method (fedsilo.strategies.loop.method)")
+        raise wrong_plugin(
+            "method", name, found, "class of Method (fedsilo.strategies.loop.method)"
+        )
     cls: type = found
     return cls
 
@@ -117,7 +120,7 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Raise a SettingError if a class's name is wrong, so that no method would use the class.
+    """Raise a SettingError if a class's name is wrong, so no method would use the class.
 
     A class of ``base`` must be named after a server class plus ``suffix``; names that begin with
     '_' are ignored.
@@ -144,7 +147,7 @@ def _refuse_undeclared(settings: type, what: str) -> None:
     odd = []
     if is_dataclass(settings):
         odd = [field.name for field in fields(settings) if "description" not in field.metadata]
-    # A Field that is still in the class has no annotation, so that dataclass did not see it
+    # A Field that is still in the class has no annotation, so dataclass did not see it
     odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
     if is_dataclass(settings) and not odd:
         return

@@ -32,7 +32,7 @@ _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
 _LOCAL = ("localhost", "127.0.0.1")  # names by which the server's own processes reach it
 
 
-def hospital_key() -> tuple[bytes, bytes]:
+def make_hospital_key() -> tuple[bytes, bytes]:
     """Make a private key and its public key, both in OpenSSH's format."""
     key = generate_private_key(SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())

@@ -27,10 +27,10 @@ from fedsilo.deployment.deployment import (
 )
 from fedsilo.deployment.flower_commands import (
     Say,
-    healthy,
-    offline,
-    online,
-    tell,
+    is_healthy,
+    list_missing_sites,
+    list_online_sites,
+    print_command,
     wait_for,
     wait_until_left,
 )
@@ -206,7 +206,7 @@ def make_secrets(deployment: Deployment) -> None:
     Raises:
         DeploymentError: other users may read an existing key.
     """
-    from fedsilo.deployment.certificates import hospital_key, make_authority, sign_server
+    from fedsilo.deployment.certificates import make_authority, make_hospital_key, sign_server
 
     def make_certificates(scratch: Path) -> None:
         make_authority(scratch)
@@ -225,7 +225,7 @@ def make_secrets(deployment: Deployment) -> None:
         secrets.chmod(0o700)
     for site in deployment.sites:
         if not (secrets / f"{site}.key").is_file():
-            private, public = hospital_key()
+            private, public = make_hospital_key()
             write_atomically(secrets / f"{site}.key", private, mode=0o600)
             write_atomically(secrets / f"{site}.pub", public, mode=0o600)
 
@@ -285,13 +285,13 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
                 if site not in deployment.nodes:
                     deployment = register(deployment, site, say)
             deployment.write_registry()
-    wait_for(deployment, offline)
+    wait_for(deployment, list_missing_sites)
     return deployment
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
     """Return the server's name if the server does not answer yet; else an empty list."""
-    if healthy(deployment):
+    if is_healthy(deployment):
         return []
     return [SERVER]
 
@@ -301,8 +301,8 @@ def status(folder: Path) -> list[MemberStatus]:
     deployment = read_deployment(folder)
     # A server in a container has no known process here, so its health is asked for instead
     online_sites: list[str] = []
-    if deployment.process(SERVER) or (deployment.address and healthy(deployment)):
-        online_sites = online(deployment)
+    if deployment.process(SERVER) or (deployment.address and is_healthy(deployment)):
+        online_sites = list_online_sites(deployment)
     members = [MemberStatus(SERVER, _pid(deployment, SERVER), "", deployment.log(SERVER))]
     for site in (*deployment.sites, *deployment.hospitals):
         state = "offline"
@@ -360,7 +360,7 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
 def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
     """Start a member's process, which keeps running after this command has ended."""
     command = deployment.command(member)
-    tell(command, say)
+    print_command(command, say)
     # A session of its own keeps Ctrl-C in this terminal away from it
     with deployment.log(member).open("ab") as log:
         process = subprocess.Popen(

@@ -20,7 +20,7 @@ from fedsilo.deployment.deployment import (
     DeploymentError,
     read_deployment,
 )
-from fedsilo.deployment.flower_commands import Say, flwr, offline, tell
+from fedsilo.deployment.flower_commands import Say, flwr, list_missing_sites, print_command
 from fedsilo.engines.planning import planned_settings
 from fedsilo.engines.ray_engine import stream
 from fedsilo.server_app.config.settings import RunSettings
@@ -66,7 +66,7 @@ def run(
     _refuse_incomplete(deployment)
     number = _start(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
     log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
-    tell(log, say)
+    print_command(log, say)
     error, _ = stream(log, deployment.environment(SERVER), make_console())
     status = _end(deployment, number)
     if status != _COMPLETED:
@@ -120,7 +120,7 @@ def _refuse_incomplete(deployment: Deployment) -> None:
     # Only a running server can be asked which sites are connected
     if not missing:
         state = "offline"
-        missing = offline(deployment)
+        missing = list_missing_sites(deployment)
     if missing:
         raise DeploymentError(
             f"members of {deployment.folder} are {state}: {', '.join(missing)}; start them by "

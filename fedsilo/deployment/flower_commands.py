@@ -21,7 +21,7 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
     """Run a ``flwr`` command and return its JSON answer; DeploymentError if it failed."""
     command = [tool("flwr"), *arguments, "--format", "json"]
     if say:
-        tell(command, say)
+        print_command(command, say)
     environment = deployment.environment(SERVER)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     try:
@@ -29,7 +29,7 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
     except json.JSONDecodeError:
         answer = {"error-message": last_line(done.stdout + done.stderr)}
     if not answer.get("success"):
-        healthy(deployment)  # raises a clearer error if the certificate is the cause
+        is_healthy(deployment)  # raises a clearer error if the certificate is the cause
         reason = " ".join(str(answer.get("error-message", answer)).split())
         raise DeploymentError(f"'flwr {' '.join(arguments[:2])}' failed: {reason}")
     return answer
@@ -61,23 +61,23 @@ def node_states(deployment: Deployment) -> dict[str, str]:
     return by_site
 
 
-def online(deployment: Deployment) -> list[str]:
+def list_online_sites(deployment: Deployment) -> list[str]:
     """Return the sites that are online at the server."""
     return [site for site, state in node_states(deployment).items() if state == "online"]
 
 
-def offline(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
+def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
     """Return the sites of this machine that are not online, or whose process has ended.
 
     ``seen`` are the sites that are online; None to ask the server.
     """
     if seen is None:
-        seen = online(deployment)
+        seen = list_online_sites(deployment)
     # The server notices only after a while that a process was killed, so the process counts too
     return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
 
 
-def healthy(deployment: Deployment) -> bool:
+def is_healthy(deployment: Deployment) -> bool:
     """Tell whether the server answers; DeploymentError if its certificate is not valid."""
     authority = deployment.secrets / "ca.crt"
     fault = file_fault(authority)  # a pipe would be waited for
@@ -131,13 +131,13 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
     """Wait until the server notices that a killed process is gone, because it admits only one."""
     limit = time.monotonic() + _START_LIMIT
-    if site in online(deployment):
+    if site in list_online_sites(deployment):
         say(f"{site} ended without signing off: waiting up to a minute until the server notices")
-    while site in online(deployment) and time.monotonic() < limit:
+    while site in list_online_sites(deployment) and time.monotonic() < limit:
         time.sleep(1.0)
 
 
-def tell(command: Sequence[str], say: Say) -> None:
+def print_command(command: Sequence[str], say: Say) -> None:
     """Print a command as a user could type it."""
     say(f"$ {shlex.join(command)}")
 

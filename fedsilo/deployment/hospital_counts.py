@@ -10,9 +10,9 @@ from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.noisy_counts import NoisyCounts, draw_again, kept_counts
 from fedsilo.client_app.site.node import own_folder, owner_only
 from fedsilo.core.errors import SettingError
-from fedsilo.deployment.doctor.hospital_checks import setup_of
+from fedsilo.deployment.doctor.hospital_checks import build_setup
 from fedsilo.deployment.kit import read_kit
-from fedsilo.deployment.rules import effective
+from fedsilo.deployment.rules import effective_rules
 from fedsilo.deployment.worker.hospital import parse_node_config
 
 
@@ -83,10 +83,10 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
         node = parse_node_config(node_config)
     else:
         home = kit.expanduser().resolve()
-        node = dict(setup_of(read_kit(home), home, node_config).node_config)
+        node = dict(build_setup(read_kit(home), home, node_config).node_config)
     context = Context(0, 0, dict(node), RecordDict(), {})
     site = str(node.get("site", ""))
-    folder, rules = own_folder(context, site), effective(context)
+    folder, rules = own_folder(context, site), effective_rules(context)
     if not site or folder is None or not rules.max_epsilon:
         raise SettingError(
             "only a hospital with 'site', 'state-dir' and 'max-epsilon' has noisy counts: name its "

@@ -21,7 +21,7 @@ from fedsilo.deployment.deployment import (
     find_name_fault,
     open_locked,
 )
-from fedsilo.deployment.flower_commands import Say, flwr, healthy, states_by_node
+from fedsilo.deployment.flower_commands import Say, flwr, is_healthy, states_by_node
 from fedsilo.deployment.kit import AUTHORITY, KEY, make_kit, read_kit
 
 
@@ -134,9 +134,9 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
     The key only admits the hospital at this server. Other hospitals know it by its signing key for
     secure sums, which the hospital makes itself.
     """
-    from fedsilo.deployment.certificates import hospital_key
+    from fedsilo.deployment.certificates import make_hospital_key
 
-    private, public = hospital_key()
+    private, public = make_hospital_key()
     write_atomically(deployment.secrets / f"{site}.pub", public, mode=0o600)
     return register(deployment, site, say), private
 
@@ -181,7 +181,7 @@ def _end(deployment: Deployment, site: str) -> None:
 
 
 def _refuse_silent(deployment: Deployment) -> None:
-    if not healthy(deployment):
+    if not is_healthy(deployment):
         raise DeploymentError(
             f"the server of {deployment.folder} does not answer: start it by 'fedsilo deploy up'"
         )

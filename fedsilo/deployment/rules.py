@@ -150,7 +150,7 @@ def _show_value(content: Mapping[str, Any], key: str) -> str:
     return f"'{key}' {json.dumps(content[key], default=str)}"
 
 
-def effective(context: Context) -> SiteFile:
+def effective_rules(context: Context) -> SiteFile:
     """Return the rules that hold at a site: the stricter of its site file and its node config.
 
     Without a site file, everything is allowed that needs no consent.
@@ -183,13 +183,13 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
     sentences = []
     for key in SENTENCES:
         if has_file or key not in _OF_A_FILE:
-            sentences.append(said_of(key, values[key]))
+            sentences.append(describe_rule(key, values[key]))
     if not has_file:
         sentences.append("without a site file there is no audit log")
     return sentences
 
 
-def said_of(key: str, value: Any) -> str:
+def describe_rule(key: str, value: Any) -> str:
     """Return the sentence for a key and its value."""
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)

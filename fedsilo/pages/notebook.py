@@ -1,4 +1,4 @@
-"""HTML for notebooks: the lines that the command line prints of a result, as small tables."""
+"""Converts the lines that a command prints for a result to HTML for notebooks."""
 
 from collections.abc import Iterable
 from html import escape

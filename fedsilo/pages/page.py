@@ -1,6 +1,6 @@
-"""A page that people read: one HTML file that loads nothing and runs nothing.
+"""Renders pages for people: one HTML file that loads nothing and runs nothing.
 
-Every page is a template of its own in ``templates``. It extends ``base.html``, which holds the only
+Every page is a template of its own in ``templates``. It extends ``base.html``, which has the only
 stylesheet, and it gets values by name: texts, rows of tables, pictures. The same values give the
 same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose rows begin with their heading; ``note`` below it explains the numbers."""
+    """A table on a page; the first cell of a row is its heading, ``note`` explains the numbers."""
 
     caption: str
     columns: Sequence[str]
@@ -37,7 +37,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """An SVG, what it shows in words for readers who cannot see it, and its caption."""
+    """A picture on a page: the SVG, a description for readers who cannot see it, and a caption."""
 
     svg: str
     alt: str

@@ -100,6 +100,7 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
 def _draw_violins(
     axes: Axes, positions: Sequence[int], weights: Sequence[Mapping[str, float]]
 ) -> None:
+    """Draw a violin and a box at each position from the quantiles of the weights."""
     boxes, violins = [], []
     for weight in weights:
         boxes.append({box: weight[quantile] for box, quantile in _QUANTILES.items()})
@@ -132,6 +133,7 @@ def violin_statistics(weight: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) -> Figure:
+    """Draw a heat map of the mean routing weights, with a row per site and a column per expert."""
     figure = new_figure(2.6 + 0.8 * len(experts), 1.8 + 0.6 * len(sites))
     axes = figure.subplots()
     annotated_heat_map(axes, weights, sites, experts, "mean weight of a test sample", top=1.0)
@@ -141,6 +143,7 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 
 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
+    """Draw two heat maps of the distances between prototypes: of features, and of embeddings."""
     size = len(experts)
     figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
     titles = {"input": "between standardised features", "embedded": "between router embeddings"}
@@ -184,6 +187,7 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
     lines: dict[str, dict[int, float]] = {}  # site -> epoch from 1 -> percent
     for epoch in sorted(document["epochs"], key=int):
         for site, share in document["epochs"][epoch].items():
+            # A site without a share keeps its place in the legend, with gaps in its line
             line = lines.setdefault(site, {})
             if share is not None:
                 line[int(epoch) + 1] = 100 * share

@@ -262,6 +262,11 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 
 def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
+    """Draw one JSON file of a run, and return the paths of its pictures.
+
+    Raises:
+        RunDirectoryError: the file has an unknown structure.
+    """
     try:
         pictures = _DRAWN_BY[name](directory.read_json(name))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

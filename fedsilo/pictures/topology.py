@@ -86,6 +86,7 @@ def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
+    """Draw one line per label over rounds into a panel; ``lines`` has round (text) -> value."""
     for label, series in lines.items():
         value_of = {int(round_): value for round_, value in series.items()}
         rounds = sorted(value_of)

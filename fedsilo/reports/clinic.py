@@ -1,4 +1,4 @@
-"""A report for the clinic: who took part, what is found and what is missed, how sure it is."""
+"""The report for the clinic: the sites, the model's errors by class, and its certainty."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _DRAWN_CLASSES = 6
 
 @dataclass(frozen=True)
 class Examination:
-    """A section on a question about a run that needs the sites' data.
+    """A section of the clinic report that needs the sites' data, such as accuracy by group.
 
-    An example is the accuracy by group of patients. Without an answer there are only sentences.
+    If it cannot be computed, it has only sentences that say why.
     """
 
     title: str
@@ -43,6 +43,9 @@ class Examination:
 
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
     """Build the template variables of ``clinic.html`` for a run.
+
+    They are its sites, result and limit, the tables and pictures of accuracy by site and by class,
+    and those of certainty.
 
     Args:
         run: the run, without what its pages must not show.
@@ -113,7 +116,7 @@ def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
         return None
     if not samples:
         return Estimate(accuracy)
-    # Noise of a hospital may move an accuracy out of the range from 0 to 1
+    # A hospital's noise may move an accuracy out of [0, 1]
     right = min(samples, max(0, round(accuracy * samples)))
     return Estimate(accuracy, wilson(right, samples))
 

@@ -1,4 +1,4 @@
-"""Describes the data flows of a run in short sentences by level of trust, and in a picture."""
+"""Describes the data flows of each level of trust in short sentences, and in a picture."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Files that a hospital puts next to a run for its own report: the audit log and the site file."""
+"""Reads the files that a hospital adds to its own report: the audit log and the site file."""
 
 import json
 from collections.abc import Mapping, Sequence

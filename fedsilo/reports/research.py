@@ -1,4 +1,4 @@
-"""A report for research: what was run, how it went, what differs by more than seeds, the cost."""
+"""The report for research: settings, curves, final metrics, comparisons, and costs."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -37,7 +37,9 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
-    The metrics are those of test samples; if no run has any, those of validation samples.
+    They are the settings, curves, final metrics, costs and failures, and the comparison of several
+    experiments. The metrics are those of test samples; if no run has any, those of validation
+    samples.
     """
     first = runs[0]
     several = len(runs) > 1

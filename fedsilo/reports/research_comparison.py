@@ -1,4 +1,4 @@
-"""The comparison in a report for research: means over seeds, paired differences, tests, cost."""
+"""The comparison in the research report: means over seeds, paired differences, tests, cost."""
 
 import itertools
 import math
@@ -42,7 +42,8 @@ BySeed = Mapping[int, float]
 def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables that compare two experiments or more.
 
-    Experiments on several data sets are named, but not compared.
+    They are the tests of each headline metric, the unequal budgets, and a picture of the costs.
+    Experiments on several data sets are named, but their metrics are not compared.
 
     Args:
         runs: all runs of the page.

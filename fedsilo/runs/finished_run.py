@@ -69,6 +69,7 @@ class FinishedRun(RunFiles):
         """Refuse symbolic links out of the directory before any file is read, and set the names."""
         refuse_links(self.path)
         if not self.name:
+            # A frozen dataclass refuses assignments; this is its only way to fill its own fields
             folder = self.path.resolve().name
             object.__setattr__(self, "name", folder)
             object.__setattr__(self, "experiment", _SEED.sub("", folder))
@@ -110,6 +111,7 @@ class FinishedRun(RunFiles):
         facts = self.silos[site or next(iter(self.silos))]
         if facts["classes"]:
             return list(facts["classes"])
+        # Any split will do, because each has one count per class
         counts: Sequence[Any] = next(iter(facts["label_counts"].values()), [])
         return [f"class {label}" for label in range(len(counts))]
 
@@ -262,6 +264,8 @@ class FinishedRun(RunFiles):
                 f"--state-dir {path_of(state_dir)} is one site's state: name the site by --site"
             )
         model = None
+        # Without a model file each site has its own model, so no site need be opened to know
+        # it
         if best or (self.path / MODEL).is_file():
             model = open_at_first_site(self.silos, open_at)
         if model is None or model.own:
@@ -301,7 +305,7 @@ class FinishedRun(RunFiles):
 
 
 # A run that went through ``FinishedRun.shown``. Functions that write a page ask for this type, so
-# that mypy refuses a run with hidden metrics.
+# mypy refuses a run with hidden metrics.
 Shown = NewType("Shown", FinishedRun)
 
 

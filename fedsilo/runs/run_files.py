@@ -113,6 +113,7 @@ class RunFiles:
 
     def last_metrics(self, split: str) -> dict[str, dict[str, float]]:
         """Return the metrics of a split in the last round: site -> metric -> value."""
+        # The cells are text, so the round is compared as text too
         last = str(self.summary["rounds"])
         values: dict[str, dict[str, float]] = {}
         for row in self.metric_rows:

@@ -1,4 +1,4 @@
-"""Rules that decide which of a run's results may be shown, so that none reveals a few patients.
+"""Rules that decide which of a run's results may be shown so that none reveals a few patients.
 
 With the floor f, the run's 'privacy.sums-min-count':
 
@@ -103,6 +103,7 @@ class Floors:
         A class without samples in a split has no AUC there. So the number of metrics by class that
         such a site sent would reveal that the hidden count is 0.
         """
+        # Only splits with samples at some site have metrics that could reveal a count
         used = set()
         for facts in self.silos.values():
             for split, number in facts["sizes"].items():
@@ -190,7 +191,7 @@ class Floors:
         a small split, or with an unknown name, never reaches the rules about values.
 
         Args:
-            at: the round. In the last one metrics by class are shown too, so that the rule for
+            at: the round. In the last one metrics by class are shown too, so the rule for
                 accuracy is stricter.
             site: the site's name.
             split: the split, or ``UPDATE`` for the norm and direction of an update.
@@ -228,9 +229,10 @@ class Floors:
 
         It does if at most one sample in all is right, or wrong. In the last round the metrics by
         class are shown too. With them, the accuracy tells how many samples of the ``hidden``
-        classes are right, so that the rule holds for those samples as well.
+        classes are right, so the rule holds for those samples as well.
         """
         counts = self.silos[site]["label_counts"][split]
+        # An accuracy times the samples is a whole number, apart from the rounding in the file
         right = round(value * sum(counts))
         left = [(right, sum(counts))]
         if metric == "accuracy" and at == self.rounds:

@@ -74,6 +74,7 @@ def open_site(
         )
     silo = load_silo(site, common)
     known = silos.get(site, {})
+    # A run whose silos.json has no schema passes
     if silo.schema != known.get("schema", silo.schema):
         raise DataError(
             f"the data of site {site} have another schema (columns, classes, size) than in the run "
@@ -81,6 +82,7 @@ def open_site(
         )
     if split:
         check_same_samples(run_dir, known, silo, split)
+    # A method without a shared model leaves no model file: then the site's own state is its model
     folder = state_dir or run_dir / "sites" / site
     path = run_dir / MODEL
     if best:
@@ -184,6 +186,7 @@ def _rebuild_last_message(
     cls = strategy_class(common.method)
     last = cls.state_class.restored(arrays, facts)
     method = cls(common, settings.own, _rebuild_participants(silos, silo))
+    # The evaluation is run only up to its first request, which is the message that is wanted
     query = first_question(lambda ask: method.evaluate(last, ask), [silo.name], last.stateful_sites)
     sent = query.send[silo.name]
     if sent:

@@ -20,7 +20,7 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
         attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
         prefix: the number of prompt keys, which are the first columns.
         renormalise: whether each row is scaled to sum to 1 again. Otherwise a row lacks the share
-            of the prompts, so that the maps give the prompts a gradient.
+            of the prompts, so the maps give the prompts a gradient.
 
     Returns:
         The mean attention between tokens, (batch, tokens, tokens).
@@ -65,7 +65,7 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     ``grid`` and ``size`` are the (height, width) before and after upsampling. The cells of the grid
     are counted row by row.
     """
-    # U is linear, so that upsampling each unit vector gives the rows of U^T
+    # U is linear, so upsampling each unit vector gives the rows of U^T
     cells = grid[0] * grid[1]
     basis = torch.eye(cells, dtype=torch.float64).reshape(cells, 1, *grid)
     upsampled = torch.nn.functional.interpolate(
@@ -112,7 +112,7 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Compute the moments of other sites' maps, float64.
+    """Compute the moments of other sites' maps in float64.
 
     A class without maps gets the count, mean and spread 0.
 

@@ -33,7 +33,7 @@ def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
 
     A class needs at least ``min_samples``, because a mean over few samples nearly reveals one of
     them. ``counts`` are the training samples per class. Server and site both apply this rule, so
-    that the server expects exactly the means that the site sends.
+    the server expects exactly the means that the site sends.
     """
     large: dict[int, int] = {}
     for label, count in enumerate(counts):

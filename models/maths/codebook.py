@@ -43,7 +43,7 @@ def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Di
 
 def straight_through(tokens: Tensor, codewords: Tensor) -> Tensor:
     """Return the values of ``codewords``, but pass their gradient to ``tokens`` unchanged."""
-    # The argmin has no gradient, so that the encoder takes the gradient of the codewords for its
+    # The argmin has no gradient, so the encoder takes the gradient of the codewords for its
     # own (Bengio et al. 2013). The codewords get no gradient here; only the codebook loss moves
     # them
     return tokens + (codewords - tokens).detach()

@@ -23,7 +23,7 @@ def evidence_of(logits: Tensor, kind: str = "softplus") -> Tensor:
 def skewed_prior(counts: Tensor) -> Tensor:
     """Compute the prior weights W of eq. 3, (K,) float32, from class counts N_k (K,).
 
-    W_k = K / (K - 1) * (1 - N_k / N), so that rare classes get a larger prior. Weights below
+    W_k = K / (K - 1) * (1 - N_k / N), so rare classes get a larger prior. Weights below
     ``PRIOR_FLOOR`` are raised to it, and then all weights are scaled to sum to K.
 
     Raises:
@@ -97,7 +97,7 @@ def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: flo
         kl_weight: lambda_KL, 0 to 1.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)
-    # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so that the
+    # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so the
     # KL term penalises only evidence for wrong classes
     misleading = targets * prior + (1 - targets) * alpha
     kl = dirichlet_kl(misleading, prior.expand_as(misleading))

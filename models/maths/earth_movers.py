@@ -18,7 +18,7 @@ from fedsilo.core.errors import SettingError, SiteError
 Solver = Literal["pot", "sinkhorn", "cvxpylayers"]
 LARGEST_LAYER = 25  # the most tokens in a map for cvxpylayers
 _LAYER_MS = 29.3  # ms per image of that many tokens, with gradients (docs/benchmarks.md)
-# Weight of the quadratic term in cvxpylayers' objective. The flow sums to 1, so that |x|^2 is at
+# Weight of the quadratic term in cvxpylayers' objective. The flow sums to 1, so |x|^2 is at
 # most 1 and the value at most half of this number off
 SMOOTHING = 1e-3
 _LEAST_MASS = 1e-3  # added to each token's mass before normalisation
@@ -127,7 +127,7 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
                 "models has diverged: lower 'train.learning-rate'"
             )
         if differentiable and solver != "cvxpylayers":
-            # The flow sums to 1, so that sum (1 - c) x is 1 - sum c x
+            # The flow sums to 1, so sum (1 - c) x is 1 - sum c x
             return 1 - transport_cost(costs, supply, demand, solver)
         return ((1 - costs) * optimal_flow(costs, supply, demand, solver)).sum(dim=(1, 2))
 
@@ -245,7 +245,7 @@ def _program(rows: int, columns: int) -> Any:
     flow = cp.Variable((rows, columns))
     costs = cp.Parameter((rows, columns))
     supply, demand = cp.Parameter(rows), cp.Parameter(columns - 1)
-    # The last column's sum follows from all other sums, so that it is left out. As a redundant
+    # The last column's sum follows from all other sums, so it is left out. As a redundant
     # equation it would make the optimality conditions singular, and gradients are solved from them.
     # A linear objective would make them singular too: hence the smoothing
     limits = [flow >= 0, cp.sum(flow, axis=1) == supply, cp.sum(flow, axis=0)[:-1] == demand]

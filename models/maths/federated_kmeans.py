@@ -57,7 +57,7 @@ def local_centroids(
     counts = np.bincount(labels, minlength=len(centres))
     keep = counts >= min_count
     if min_samples > 1:
-        # Features are ordered by sample, so that this division gives each feature its sample
+        # Features are ordered by sample, so this division gives each feature its sample
         samples = np.arange(len(features)) // each
         for cluster in range(len(centres)):
             inside = labels == cluster

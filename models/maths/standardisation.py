@@ -30,7 +30,7 @@ def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
     """Combine the sums of several sites into the mean and deviation over all their rows.
 
     The variance is divided by n, not by n - 1. A feature that is constant or unknown everywhere
-    gets the standard deviation 1, so that it is only shifted. The order of the sites decides the
+    gets the standard deviation 1, so it is only shifted. The order of the sites decides the
     last bits.
     """
     count = np.sum([site.count for site in sums], axis=0, dtype=np.float64)
@@ -46,9 +46,9 @@ def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
 
 
 def standardise(rows: Tensor, statistics: FeatureStatistics) -> Tensor:
-    """Subtract the mean from ``rows`` (n, features) and divide by the deviation, float32.
+    """Subtract the mean from ``rows`` (n, features) and divide by the standard deviation.
 
-    A missing value (NaN) becomes 0, which imputes the mean.
+    The result is float32. A missing value (NaN) becomes 0, which imputes the mean.
     """
     values = (rows.numpy().astype(np.float64) - statistics.mean) / statistics.std
     return torch.from_numpy(np.nan_to_num(values, nan=0.0).astype(np.float32))

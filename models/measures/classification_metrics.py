@@ -92,7 +92,7 @@ def _count_positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
     """
     order = scores.argsort(descending=True)
     ranked, hits = scores[order], positive[order].long()
-    # Samples of equal score cannot be separated, so that only the last of them ends a step. Steps
+    # Samples of equal score cannot be separated, so only the last of them ends a step. Steps
     # between them would make the area depend on the order of the samples
     ends = pad(torch.where(ranked[1:] != ranked[:-1])[0], [0, 1], value=len(scores) - 1)
     true = hits.cumsum(dim=0)[ends]

@@ -46,16 +46,16 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC. Hanley and
     McNeil's standard error (Radiology 143:29, 1982) is used in Newcombe's form (Statistics in
     Medicine 25:559, 2006), in which it does not matter which class is positive: SE² = A(1-A) (1 + N
-    (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in logit(A), and
-    so within 0 and 1.
+    (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in logit(A), so
+    it stays within 0 and 1.
     """
     if not 0 < auc < 1:
-        # All pairs are in the same order, so that the standard error would be 0
+        # All pairs are in the same order, so the standard error would be 0
         return None
     each = (positives + negatives) / 2 - 1
     spread = auc * (1 - auc) * (1 + each * ((1 - auc) / (2 - auc) + auc / (1 + auc)))
     error = math.sqrt(spread / (positives * negatives))
-    # The interval is symmetric on the logit scale and mapped back, so that it stays within 0 and 1.
+    # The interval is symmetric on the logit scale and mapped back, so it stays within 0 and 1.
     # The derivative of the logit is 1 / (A (1 - A)), hence the divisor
     middle, half = math.log(auc / (1 - auc)), _Z * error / (auc * (1 - auc))
     low, high = middle - half, middle + half

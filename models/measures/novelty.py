@@ -51,7 +51,7 @@ class Seen:
         every training sample lacks the feature.
         """
         if not len(self.values):
-            # The feature was missing in every training sample, so that any value is new
+            # The feature was missing in every training sample, so any value is new
             return np.ones(len(values))
         gap = np.abs(values[:, None] - self.values).min(axis=1)
         if not self.few:
@@ -85,7 +85,7 @@ class Novelty:
 
 @dataclass(frozen=True)
 class Familiar:
-    """The region that the training samples fill, as ``familiar`` estimates it.
+    """The region that the training samples fill, as ``estimate_region`` estimates it.
 
     Attributes:
         rows: number of training samples.
@@ -118,7 +118,9 @@ class Familiar:
         return Novelty(values, distance, _surprise(missing, self.rates) / self.lacking)
 
 
-def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] | None) -> Familiar:
+def estimate_region(
+    samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] | None
+) -> Familiar:
     """Estimate the region that the training samples fill.
 
     Args:

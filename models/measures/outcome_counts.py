@@ -93,7 +93,7 @@ def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
 
     Args:
         metrics: metric -> value, for each site.
-        family: ``confidence`` or ``uncertainty``.
+        family: one of ``BIN_FAMILIES``, such as ``confidence``.
     """
     total: dict[int, tuple[int, int, float]] = {}
     for by_name in metrics:

@@ -38,6 +38,7 @@ def mixture(
     Running statistics of batch norm are those of v, because a mean of variances is not the variance
     of the mixture.
     """
+    # Starting from v keeps its running statistics
     mixed = dict(own)
     for name, v in own.items():
         if not is_statistic(name):

@@ -45,6 +45,7 @@ def divergence(predicted: Tensor, target: Tensor) -> Tensor:
     Both arguments are logits (batch, classes), and both get gradients.
     """
     own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
+    # The expectation is over ``predicted``; torch's kl_div takes it over the target
     return (own.exp() * (own - other)).sum(dim=1).mean()
 
 

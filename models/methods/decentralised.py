@@ -118,6 +118,7 @@ def mix_models(
     # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,
     # and float64
     sites = sorted(models)
+    # Below 1 only if a neighbour's model is missing; the division restores a mean
     total = sum(weights[site] for site in sites)
     first = models[sites[0]]
     mixture = {}

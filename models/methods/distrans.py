@@ -28,7 +28,7 @@ from fedsilo.core.settings_schema import setting
 from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 
-OFFSET = "offset.weight"  # on the wire and in the network, (pixels, 1)
+OFFSET = "offset.weight"  # the name on the wire and in the network; (pixels, 1)
 OFFSETS = "offset/"  # offset/<site>, in a model with one for each site
 _HIDDEN = 100  # hidden units of the embedding, as in the authors' code
 OFFSET_ALPHA = 0.2  # alpha, the share by which channels move towards the offset and away from it
@@ -77,6 +77,7 @@ def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Ten
     The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x. ``images``
     and ``offsets`` are (batch, channels, height, width).
     """
+    # x -+ alpha (x - t) is the same as the two formulas, with one difference computed once
     shift = alpha * (images - offsets)
     return images - shift, images + shift
 
@@ -110,7 +111,7 @@ def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) ->
 class DoubleHead(nn.Module):
     """A dense part for both channels, and a layer of logits that reads the results of both.
 
-    Initially the logits are those of ``head`` for the mean of both results, so that a run starts
+    Initially the logits are those of ``head`` for the mean of both results, so a run starts
     from the same function as every other method.
     """
 
@@ -182,7 +183,7 @@ class DoubleChannelClassifier(TokenClassifier):
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to both channels' tokens, (batch, 2 l, c).
 
-        Both channels pass the encoder as one batch, so that batch norm sees both.
+        Both channels pass the encoder as one batch, so batch norm sees both.
         """
         tokens = super().encode(self.both_channels(inputs))
         return torch.cat(_halves(tokens), dim=1)

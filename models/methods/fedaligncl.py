@@ -205,7 +205,7 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
     """
     # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
     # target for the discriminator of another site, -E log D'(own). D' never leaves its site. It is
-    # trained to separate the same two sites the other way round, so that 1 - D replaces it. The sum
+    # trained to separate the same two sites the other way round, so 1 - D replaces it. The sum
     # is least at D = 1/2, where the site cannot be distinguished from the others
     with _freeze(discriminator):
         logits = discriminator(own)
@@ -222,6 +222,7 @@ def paired_alignment_loss(
     reach both, but no discriminator.
     """
     with _freeze(discriminator, *others):
+        # The own features are the source of the pair, the sent ones the target at each other site
         source = softplus(-discriminator(own)).mean()
         targets = [softplus(-other(sent)).mean() for other in others]
     return source + torch.stack(targets).mean()
@@ -248,7 +249,7 @@ def _freeze(*modules: nn.Module) -> Iterator[None]:
 
 def add_noise(own: Tensor, settings: FedAlignCLSettings, rng: torch.Generator) -> Tensor:
     """Add the noise of eq. 3, Z(F(x)), to embeddings (n, c); their gradient stays unchanged."""
-    # The noise is a constant for autograd, so that the gradient of the sum is that of ``own``
+    # The noise is a constant for autograd, so the gradient of the sum is that of ``own``
     noisy = perturb_arrays({EMBEDDINGS: own}, {EMBEDDINGS}, settings, rng)[EMBEDDINGS]
     return own + (noisy.to(own.device) - own.detach())
 
@@ -264,11 +265,12 @@ def perturb_arrays(
     With 'noise-scale' absolute the variance is 'noise-variance'; with relative the standard
     deviation is 'noise-variance' times that of the array. A variance of 0 changes nothing. Noise
     comes from ``rng``, or from the operating system if that is None. This is not differential
-    privacy: nothing is clipped, so that the sensitivity is unbounded.
+    privacy: nothing is clipped, so the sensitivity is unbounded.
     """
     if not settings.noise_variance:
         return dict(arrays)
     noisy = dict(arrays)
+    # Sorted, because the draws follow each other: equal seeds must give equal noise
     for name in sorted(names):
         array = arrays[name].detach().float().cpu()
         noise = normals(array.shape, rng, torch.float32)

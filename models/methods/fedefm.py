@@ -101,9 +101,9 @@ def map_tokens(
 
 
 def eval_mode_map(network: TokenClassifier, inputs: Tensor) -> Tensor:
-    """Compute the last feature map, (batch, rows, columns, channels), in eval mode, no gradient.
+    """Compute the last feature map (batch, rows, columns, channels) in eval mode.
 
-    The network's modes are restored afterwards.
+    The result has no gradient, and the network's modes are restored afterwards.
     """
     with torch.no_grad(), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
@@ -143,6 +143,7 @@ def multishot_loss(
         with torch.no_grad():
             expert_tokens, expert_map = expert.encode_with_map(inputs)
             taught = expert.classify(expert.features(expert_tokens))
+        # An expert whose features differ from the network's teaches it little
         weight = batch_closeness(own_map, expert_map, settings)
         term = distillation(logits, taught, settings.temperature)
         loss = loss + weight.to(loss.dtype) * beta * term

@@ -27,7 +27,7 @@ from fedsilo.core.settings_schema import setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
 BUFFER = "buffer/"  # buffer/<site>/<class> at the server
-_SUM_TOLERANCE = 1e-3  # a map is a product of float32 softmaxes, so that its sum is not exactly 1
+_SUM_TOLERANCE = 1e-3  # a map is a product of float32 softmaxes, so its sum is not exactly 1
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> T
     vacuities are equal, the earlier sample is taken.
     """
     of_class = torch.nonzero(labels == label).flatten()
+    # A stable sort keeps the samples' order where vacuities are equal
     return of_class[torch.argsort(vacuities[of_class], stable=True)[:count]]
 
 
@@ -118,7 +119,7 @@ def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -
 
 
 def map_fault(maps: Tensor) -> str | None:
-    """Return the reason for which arrays (n, cells) are no rollout maps; None if they are.
+    """Return the reason why arrays (n, cells) are not rollout maps; None if they are.
 
     Rollout maps are finite, not negative, and each sums to 1 within 0.001.
     """
@@ -126,6 +127,7 @@ def map_fault(maps: Tensor) -> str | None:
         return "a map contains non-finite values"
     if (maps < 0).any():
         return f"a map has a negative value ({maps.min().item():.3g})"
+    # float64, so only the sender's own rounding is measured
     for total in maps.double().sum(dim=-1).tolist():
         if abs(total - 1) > _SUM_TOLERANCE:
             return f"a map sums to {total:.4g}, not to 1"

@@ -51,6 +51,7 @@ def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
     (batch, d). A class without a prototype gets minus infinity.
     """
     wide = embeddings.float()
+    # One class at a time, because (batch, classes, d) at once would take much more memory
     distances = [(wide - prototype).square().sum(dim=1) for prototype in prototypes.values]
     return (-torch.stack(distances, dim=1)).masked_fill(~prototypes.known, -torch.inf)
 

@@ -40,7 +40,7 @@ def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor
 def linear_term(weights: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
     """Compute the inner product of weights and slopes over all tensors, a scalar.
 
-    Its gradient with respect to the weights is the slopes, so that it adds them to a step's
+    Its gradient with respect to the weights is the slopes, so it adds them to a step's
     gradient. Both lists have tensors of the same shapes in the same order.
     """
     products = []

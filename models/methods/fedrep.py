@@ -31,6 +31,7 @@ class FedRepSettings(FedPerSettings):
 
         They are 'fedrep.head-share' of the steps, but at least one, and fewer than all.
         """
+        # Whatever the rounding, head and body each get at least one step
         return min(max(round(self.head_share * steps), 1), steps - 1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:

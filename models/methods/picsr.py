@@ -37,7 +37,7 @@ from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arra
 PROTOTYPE = "prototype/"
 ROUTER = "router/"
 WARMUP, EXPERTS, ROUTING_STAGE = "warmup", "experts", "router"  # the stages of a run
-OWN_EXPERT, OWN_PROTOTYPE = "expert/", "prototype"  # in the reply of the site they belong to
+OWN_EXPERT, OWN_PROTOTYPE = "expert/", "prototype"  # names in the owner's reply
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -167,6 +167,7 @@ class Router(nn.Module):
         softmax over the sums of the rows is h(x).
         """
         similarities = invert_distances(distances, self.inversion)
+        # (experts, experts): a linear layer would add up each row, here the terms stay apart
         parts = self.importance.weight * similarities
         return torch.cat([parts, self.importance.bias[:, None]], dim=1)
 
@@ -359,6 +360,7 @@ def routing_document(
     for site, metrics in values.items():
         sites[site] = {expert: {} for expert in experts}
         for key, value in metrics.items():
+            # Metrics of other families, and experts that are not among ``experts``, are skipped
             read = read_metric(key)
             if read and read.word == ROUTING and read.place in sites[site]:
                 sites[site][read.place][read.part] = value

@@ -2,7 +2,7 @@
 
 Site i steps by g_i(y) - c_i + c, where c_i is its mean gradient of its last round and c the sites'
 mean of these, weighted by samples. Option II of the paper, c_i - c + (x - y) / (K eta), is for
-plain SGD the mean of the K steps' gradients; that mean is what is computed here, so that any
+plain SGD the mean of the K steps' gradients; that mean is what is computed here, so any
 optimiser can take the steps.
 
 In the paper all sites take the same number of steps K, and count alike. Here site i has n_i samples

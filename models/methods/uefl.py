@@ -34,7 +34,7 @@ from fedsilo.core.site_facts import SiteFacts
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
-ENTROPY = measurement(INCOMING, "val", "entropy")  # in an uncertainty reply
+ENTROPY = measurement(INCOMING, "val", "entropy")  # key in an uncertainty reply
 # Weight of |c - sg(z)|^2 in eq. 6, which pulls codewords to tokens
 CODEBOOK_WEIGHT = 1.0
 # Weight beta of |z - sg(c)|^2 in eq. 6, which pulls tokens to codewords, as in the authors' code
@@ -100,6 +100,7 @@ class UEFLSettings(OwnSettings):
             uncertain: whether the question is about the uncertain sites, or the certain ones.
             first: whether it is about the time before round 1, when all sites count as certain.
         """
+        # New books start from the uncertain sites; the first book comes from the certain ones
         if uncertain:
             return self.codeword_start == "kmeans"
         if first:
@@ -129,7 +130,7 @@ class UEFLSettings(OwnSettings):
         )
 
     def why_certain(self, round_: int) -> str:
-        """Build the message that no silo is uncertain after ``round_``, so that the run ends."""
+        """Build the message that no silo is uncertain after ``round_``, so the run ends."""
         level = {"least": "the least", "mean": "their mean"}[self.threshold]
         return (
             f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "
@@ -146,7 +147,7 @@ class UEFLSettings(OwnSettings):
         return round_ == end and iteration < self.max_iterations and round_ < rounds
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Return the reason for which UEFL cannot use a site; None if it can.
+        """Return the reason why UEFL cannot use a site; None if it can.
 
         It cannot use a site that withholds its measurements on validation samples, unless the run
         has only one iteration.
@@ -243,6 +244,7 @@ def uncertain_sites(
     level = min(values)
     if threshold == "mean":
         level = sum(values) / len(values)
+    # Eq. 9 says when a site is certain; all other sites are uncertain
     limit = (1 + gamma) * level
     return sorted(site for site, entropy in entropies.items() if entropy > limit)
 

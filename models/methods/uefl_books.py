@@ -65,6 +65,7 @@ def start_book(
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
+    # Two merges in one round must not draw the same first centres
     purpose = "merge"
     if book == 0:
         purpose = "refresh"
@@ -89,6 +90,7 @@ def centroid_fault(
             return None
         return f"it started {stated:g} codewords, and 'uefl.codes' is {codes}"
     centres, counts = arrays["centroids"], arrays["counts"]
+    # Counts are float32 on the wire, but must be whole numbers of 1 or more
     natural = bool((counts >= 1).all() and (counts == np.floor(counts)).all())
     if not len(centres) == len(counts) == stated or not natural:
         return f"{len(centres)} centroids came with counts {counts.tolist()}"

@@ -111,6 +111,7 @@ class CodeUse:
         ``codeword-distance`` is the mean squared error between tokens and codewords,
         ``codebook-loss`` its value in eq. 6, and ``perplexity`` that of the codes.
         """
+        # Both terms of eq. 6 have this value; they differ only in their gradients and weights
         distance = self.squared / self.elements
         return {
             "perplexity": perplexity(self.counts),

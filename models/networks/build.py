@@ -1,6 +1,6 @@
 """Build the network that the settings name.
 
-Every method trains the same network from the same initial weights, so that a comparison of two runs
+Every method trains the same network from the same initial weights, so a comparison of two runs
 compares their methods.
 """
 

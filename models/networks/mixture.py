@@ -53,7 +53,7 @@ class Mixture(SiteNetwork):
 
     The tokens of a mixture are (batch, experts, l * c + 1): the flattened tokens of each expert
     and, in the last place, the logarithm of its weight. Dropout changes none of these numbers, so
-    that Monte Carlo dropout computes them only once.
+    Monte Carlo dropout computes them only once.
     """
 
     def __init__(self, experts: Mapping[str, TokenClassifier]) -> None:

@@ -68,7 +68,7 @@ def prefix_attention(
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
     q, k = layer.q_norm(q), layer.k_norm(k)
     if prompts is not None:
-        # Prompts extend keys and values only. The sequence keeps its length, so that every layer
+        # Prompts extend keys and values only. The sequence keeps its length, so every layer
         # can have its own prompts, and the position embeddings still fit the grid of patches
         heads = prompts.reshape(2, 1, -1, layer.num_heads, layer.head_dim).transpose(2, 3)
         prefix = heads.expand(-1, batch, -1, -1, -1).to(k.dtype)

@@ -144,7 +144,7 @@ def _check_shapes(
     """Raise a ``SettingError`` if an array has another shape than the encoder's."""
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
-    # Weights for colour with grey images are the likeliest mistake, so that this is reported first
+    # Weights for colour with grey images are the likeliest mistake, so this is reported first
     if first.ndim == 4 and first.shape[1] != channels:
         raise SettingError(
             f"{setting}: {where} takes images of {first.shape[1]} channels, but those of "

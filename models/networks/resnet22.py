@@ -78,7 +78,7 @@ class ResNet22(nn.Module):
             )
             before, stride = after, 2  # each stage but the first halves the maps
         self.final_bn = nn.BatchNorm2d(before)
-        # A module and not torch.relu(), so that Grad-CAM can hook the last maps
+        # A module and not torch.relu(), so Grad-CAM can hook the last maps
         self.final_relu = nn.ReLU()
         self.channels = before
         self.checkpointed = checkpointed

@@ -98,7 +98,7 @@ class TokenClassifier(SiteNetwork):
         """Map features (batch, l, c) to logits (batch, classes).
 
         An evidential network returns log alpha as logits. Their softmax, alpha / S, is the expected
-        class probability, so that callers treat both kinds of network alike.
+        class probability, so callers treat both kinds of network alike.
         """
         logits: Tensor = self.head(features.flatten(1))
         if self.evidence:
@@ -176,7 +176,7 @@ def last_layers(module: nn.Module, count: int) -> list[str]:
     """
     layers = []
     for name, part in module.named_modules():
-        # Without those of its sublayers, so that a container is no layer
+        # Without those of its sublayers, so a container is no layer
         if any(parameter.requires_grad for parameter in part.parameters(recurse=False)):
             layers.append(name)
     return _below(module, layers[-count:])

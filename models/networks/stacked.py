@@ -1,7 +1,7 @@
 """One network that trains several sites at once: each layer has a stack of their weights.
 
 A batch holds the rows of one site after another, the same number for each site. A layer without
-weights treats each row by itself, so that it need not know the sites. A linear layer becomes one
+weights treats each row by itself, so it need not know the sites. A linear layer becomes one
 batched product; other layers with weights run under ``torch.func.vmap``.
 """
 
@@ -78,7 +78,7 @@ class StackedNetwork:
         """Train only the first ``sites`` sites from now on; the others have finished.
 
         ``arrays`` still has the final weights of all sites. ``optimiser`` gets the shorter
-        parameters and shorter moments, so that the remaining sites step as before.
+        parameters and shorter moments, so the remaining sites step as before.
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter: dict[Tensor, nn.Parameter] = {}
@@ -189,7 +189,7 @@ class _Norm(_Layer):
 class _Dropout(nn.Module):
     """Dropout from each site's own generator.
 
-    A site that trains alone on a CPU draws the same numbers, so that both give the same masks.
+    A site that trains alone on a CPU draws the same numbers, so both give the same masks.
     """
 
     def __init__(self, rate: float, rows: Rows) -> None:

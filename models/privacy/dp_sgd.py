@@ -7,7 +7,7 @@ Equations:
 
 Clipping and noise use whole numbers, see ``models.privacy.release``. Batch norm is replaced by
 group norm (``with_group_norm``): the output of batch norm for one sample depends on all samples of
-the batch, so that no bound on one patient's influence would hold.
+the batch, so no bound on one patient's influence would hold.
 """
 
 import math
@@ -34,7 +34,7 @@ def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tenso
     Args:
         count: number of samples.
         rate: q, above 0; with 1 or more the batch has all samples. Below 1 it is rounded down to a
-            multiple of 2^-53, so that epsilon is never underestimated.
+            multiple of 2^-53, so epsilon is never underestimated.
         rng: the generator, or None for a batch from the operating system, which nobody can repeat.
 
     Returns:
@@ -42,7 +42,7 @@ def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tenso
     """
     if rate >= 1:
         return torch.arange(count)
-    # Uniform numbers are k / 2^53. Exactly floor(q 2^53) of them pass, so that the real rate is
+    # Uniform numbers are k / 2^53. Exactly floor(q 2^53) of them pass, so the real rate is
     # never above q, for which epsilon is computed; without the added step one more could pass
     return torch.nonzero(uniforms(count, rng) + _STEP <= rate).flatten()
 
@@ -126,7 +126,10 @@ def _clip_one_by_one(
     labels: Tensor,
     release: Release,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Compute the result of ``clipped_gradients`` one sample at a time."""
+    """Compute the result of ``clipped_gradients`` with a forward and backward pass per sample.
+
+    Each sample is copied to memory of its own first.
+    """
     # The gradient of a sample is joined to one vector, because clipping array by array takes twice
     # the time
     trained = list(parameters.values())
@@ -161,7 +164,7 @@ def _gradients_per_sample(
         result: Tensor = functional_call(with_loss, dict(values), (one[None], label[None]))
         return result
 
-    # Each sample gets its own view of the parameters, so that the gradient of the sum of losses is
+    # Each sample gets its own view of the parameters, so the gradient of the sum of losses is
     # one gradient per sample. With "different" randomness each sample has its own dropout mask.
     # torch.func.grad does the same, but imports torch._dynamo, which takes seconds
     copies: dict[str, Tensor] = {}

@@ -20,7 +20,7 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     """Check that the privacy settings contradict neither each other nor other settings.
 
     ``table`` tells whether the data are a table. The means and deviations that standardise a table
-    may be computed from patients, so that they can break a promise.
+    may be computed from patients, so they can break a promise.
 
     Raises:
         SettingError: two settings contradict each other; only the first contradiction is named.

@@ -57,7 +57,7 @@ class Release:
 
         In a batch a sample's last bits depend on the size of the batch, and a server could craft
         weights that turn last bits into large differences. A simulation's noise protects nobody, so
-        that whole batches are allowed.
+        whole batches are allowed.
         """
         return self.source is None
 

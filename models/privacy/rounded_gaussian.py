@@ -83,7 +83,7 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
     squared = np.square(middle)
     w = squared[:, 0] + squared[:, 1]
     outside = w > 1 + 2.0**-40
-    # Near 0 and 1 the formulas are too steep for their error bound, so that more bits decide there
+    # Near 0 and 1 the formulas are too steep for their error bound, so more bits decide there
     steep = ~outside & ((w < 2.0**-60) | (w > 1 - 2.0**-40))
     values, error = _pairs_with_error(middle, np.where(outside | steep, 0.5, w))
     values, error = deviation * values, deviation * error
@@ -176,8 +176,8 @@ def _from_intervals(
         point lies outside the unit circle.
     """
     # Each line is bounded from below with ``down`` and from above with ``up``. decimal returns the
-    # nearest number for roots and logarithms, so that its two neighbours enclose the true value.
-    # A decimal digit is worth more than three bits, so that these are more digits than needed
+    # nearest number for roots and logarithms, so its two neighbours enclose the true value.
+    # A decimal digit is worth more than three bits, so these are more digits than needed
     digits = bits
     down = Context(prec=digits, rounding=ROUND_FLOOR, Emin=-(10**6), Emax=10**6)
     up = Context(prec=digits, rounding=ROUND_CEILING, Emin=-(10**6), Emax=10**6)

@@ -9,7 +9,7 @@ Equations (section 4 of the paper, numbers modulo 2^32):
 
 The mean is sum_k w_k u_k over sum_k w_k. The sites mask n_k too, because a server that chose the
 weights could leave a single site in the mean. For the same reason B and the bits are no settings of
-a run: min(n_k, B) / B changes differently at each site when B changes, so that a few runs with
+a run: min(n_k, B) / B changes differently at each site when B changes, so a few runs with
 different B would reveal every single u_k.
 
 Flower's own masks (``secaggplus_utils.pseudo_rand_gen``) have a seed of 32 bits, which anyone can
@@ -189,7 +189,7 @@ def mask_arrays(
     """Return copies of arrays with masks added and subtracted, modulo 2^32.
 
     ``plus`` are the keys of the added masks, ``minus`` those of the subtracted ones. Each key's
-    stream runs through the arrays in the order of their names, so that masks of two sites cancel.
+    stream runs through the arrays in the order of their names, so masks of two sites cancel.
     """
     # uint32 wraps around in numpy, which is the addition modulo 2^32 that masks need
     added = [MaskStream(key) for key in plus]

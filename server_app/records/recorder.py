@@ -102,7 +102,12 @@ class GrowingCsv:
             yield from reader
 
     def restore(self, final: dict[str, int]) -> None:
-        """Continue after the ``final`` bytes of a checkpoint.
+        """Continue after the bytes that a checkpoint declares as final.
+
+        Columns follow the file's own header, because an earlier version may have written fewer.
+
+        Args:
+            final: the number of ``bytes``, and their ``crc32``.
 
         Raises:
             CheckpointError: the file does not begin with those bytes.

@@ -309,18 +309,21 @@ class Round(Ask):
             return abbreviate(fault)  # shortened, because the text may quote the arrays
         return self.hooks.first("objection", self.number, question.phase, reply)
 
-    def _needed_metrics(self, phase: str, held: Collection[str]) -> Iterable[str]:
+    def _needed_metrics(self, phase: str, splits: Collection[str]) -> Iterable[str]:
         """Yield the names of the metrics that a reply to ``phase`` must have.
+
+        After training this is the training loss. If sites measure in the phase, these are accuracy,
+        entropy and loss of the received model on 'val' and 'test'.
 
         Args:
             phase: the phase of the question.
-            held: the splits of which the site has samples.
+            splits: the splits of which the site has samples; metrics on others are not needed.
         """
-        if phase in TRAINING and "train" in held:
+        if phase in TRAINING and "train" in splits:
             yield measurement(TRAINED, "train", "loss")
         if phase in self.measuring:
             for split in ("val", "test"):
-                if split in held:
+                if split in splits:
                     for metric in ("accuracy", "entropy", "loss"):
                         yield measurement(INCOMING, split, metric)
 

@@ -45,7 +45,7 @@ _FEW = 3  # between two sites nobody can tell which one is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Check that a hello's texts are printable and at most 200 characters long.
+    """Return a fault if a text is not printable or has more than 200 characters; else None.
 
     'software' may have at most 10 entries.
     """
@@ -66,7 +66,7 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Check that the distribution and the class names can be shown in tables and plots.
+    """Return a fault if the distribution or a class name breaks tables or plots; else None.
 
     "all" is refused as a distribution, because tables use it for the mean over sites. Dollar signs
     and backslashes are refused, because plots would read them as formulas.
@@ -81,7 +81,7 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Check that each fingerprint belongs to a split and is a SHA-256 in hexadecimal digits."""
+    """Return a fault if a fingerprint is no hexadecimal SHA-256 of a split; else None."""
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
@@ -90,7 +90,11 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Check that an input is an image of possible size, or a row with one value per feature."""
+    """Return a fault if an input is neither a possible image nor a fitting row; else None.
+
+    A shape has one or three dimensions. If there are features, a row has one value for each of
+    them.
+    """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
     are_lengths = all(0 < length <= _LENGTH for length in shape[:3])
@@ -102,7 +106,7 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Check that there are 2 to 10,000 classes, and that either all of them have names or none."""
+    """Return a fault if there are not 2 to 10,000 classes, or only some have names; else None."""
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
@@ -111,9 +115,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Check that a hello's counts are possible: label counts, left-out samples and the floor.
+    """Return a fault if a count is impossible: of labels, left-out samples, or the floor.
 
-    A site at trust 'sums' reports no label counts, so missing ones are no fault here.
+    None if all are possible. A site at trust 'sums' reports no label counts, which is no fault
+    here.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
@@ -128,10 +133,10 @@ def check_counts(facts: SiteFacts) -> str | None:
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Check that a table's sums of values and squares are possible for its training rows.
+    """Return a fault if a table's sums cannot come from its training rows; else None.
 
-    Counts are whole and at most the number of rows, sums are at most 1e18, and the sums of squares
-    satisfy the Cauchy-Schwarz inequality up to rounding. A hello without sums has no fault.
+    Counts must be whole and at most the number of rows, sums at most 1e18, and the sums of squares
+    must satisfy the Cauchy-Schwarz inequality up to rounding. A hello without sums has no fault.
     """
     sums = facts.sums
     if sums is None:

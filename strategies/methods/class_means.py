@@ -42,7 +42,10 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Warn if 'class-min-count' has no effect, because every site's own floor is higher."""
+        """Return a warning if 'class-min-count' has no effect; else an empty list.
+
+        It has none if every site's own floor is higher.
+        """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
         if least >= floor:
@@ -59,7 +62,7 @@ class ClassMeans(Local):
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """Describe the means that leave; if no site has a large enough class, say so."""
+        """List the data that leave a site: class means, or none if every class is too small."""
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.enough()}"
@@ -87,9 +90,9 @@ class ClassMeans(Local):
         return words
 
     def fewest(self) -> str:
-        """Describe the mean that rests on the fewest training samples: its site, class and number.
+        """Describe the mean over the fewest training samples: their number, its site and class.
 
-        At least one site must send a mean.
+        The text ends a sentence about the means. At least one site must send a mean.
         """
         means = []
         for site in self.participants.sites():
@@ -121,7 +124,7 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Describe the prototypes and the smallest number of samples behind one.
+        """Return sentences on the prototypes, with the fewest samples behind one of them.
 
         For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
         """
@@ -212,7 +215,7 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Describe the mean logits, the fewest samples behind one, and their recipients."""
+        """Return a sentence on the mean logits, the fewest samples of one, and the recipients."""
         recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
             f"each round: for each class that {self.enough()}, the mean "

@@ -150,7 +150,7 @@ class Decentralised(Method):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return topology.json: the graph, its mixing weights, and cycle times of several graphs.
 
-        Cycle times are left out if this process has not timed every silo, for example because it
+        Cycle times are empty if this process has not timed every silo, for example because it
         only resumed a run after its last round.
         """
         times: dict[str, float] | None = None
@@ -166,7 +166,7 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights: neighbours receive a silo's own, and all silos the mean."""
+        """List the data that leave a silo: its weights for its neighbours, their mean for all."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours in the topology '{self.kind()}', and their mean over all silos to all "
@@ -225,7 +225,7 @@ class Star(Decentralised):
         return replace(state, arrays=with_prefix(MODEL, mean))
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights; no silo sees another silo's."""
+        """List the data that leave a silo: its weights, of which other silos get only the mean."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; "
             "their mean over all silos goes to all silos"

@@ -51,7 +51,7 @@ class DisTrans(FedAvg):
     )
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights and, unless it stays at the site, the offset."""
+        """List the data that leave a site: the weights and, unless it stays there, the offset."""
         network = super().disclosures()
         if self.settings.offset_aggregation == "none":
             return network

@@ -84,7 +84,7 @@ class SCAFFOLD(FedAvg):
         return f"metric '{INVERSE_STEPS}' is {share:g}, not 1 over 1 to {most} steps"
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights, the control variates and the number of steps."""
+        """List the data that leave a site: weights, control variates and the number of steps."""
         gradient = (
             "the mean gradient of the round's steps, with the weights and protected like them"
         )
@@ -146,7 +146,7 @@ class FedNova(FedAvg):
         return f"metric '{STEPS}' is {steps:g}, not 1 to {most}"
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights and the number of steps."""
+        """List the data that leave a site: the weights and the number of steps."""
         return super().disclosures().also(_steps_that_leave(self.common))
 
 
@@ -190,5 +190,5 @@ class Moon(FedAvg):
         return State(self.starting_weights() | named)
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights and the projection head."""
+        """List the data that leave a site: the weights and the projection head."""
         return super().disclosures().also("the projection head, trained, each round")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedsilo.core.array_names import arrays_below, of_others, with_prefix
+from fedsilo.core.array_names import arrays_below, select_others, with_prefix
 from fedsilo.core.messages import INCOMING, TRAIN, measurement
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
@@ -61,10 +61,10 @@ class FedAlignCL(FedAvg):
         return name
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights, the shared embeddings and the added noise.
+        """List the data that leave a site: the weights, shared embeddings, and forgotten shares.
 
-        With 'align-target' "others", the discriminator's weights are described too; with the
-        curriculum, the share of forgotten images.
+        The noise on them is described too. With 'align-target' "others" the weights of the site's
+        discriminator leave with the embeddings.
         """
         own, noisy, noise = self.settings, " without noise", ""
         if own.noise_variance:
@@ -105,7 +105,7 @@ class FedAlignCL(FedAvg):
         notes: dict[str, EmbeddingNotes] = {}
         for site in ask.sites:
             count = self._embeddings_of(site, state)
-            send[site] = {**weights, **of_others(site, state.arrays, *self.beside)}
+            send[site] = {**weights, **select_others(site, state.arrays, *self.beside)}
             expect[site] = {**weights, **self._embedding_specs(count)}
             notes[site] = EmbeddingNotes(count)
         before = dict.fromkeys(ask.sites, weights)
@@ -148,7 +148,8 @@ class FedAlignCL(FedAvg):
     def _embeddings_of(self, site: str, state: State) -> int:
         """Return the number of embeddings to request from ``site`` in the round after ``state``.
 
-        It is 0 unless the round after that one aligns.
+        It is 'shared-embeddings', or fewer if the site has fewer training samples. It is 0 unless
+        the round after the requesting one aligns, because embeddings are used one round later.
         """
         asks = state.round + 2  # embeddings that arrive in a round are used in the next one
         if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):

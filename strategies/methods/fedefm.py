@@ -162,7 +162,10 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """Describe the silo's own model, the visiting models and their closeness."""
+        """List the data that leave a silo: its model, its visitors' models and their closeness.
+
+        If 'fedefm.visit' is "average", only its own model leaves.
+        """
         own = super().disclosures()
         if self.settings.visit == "average":
             return own

@@ -49,7 +49,7 @@ class FedPer(FedAvg):
         return {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
 
     def disclosures(self) -> Disclosures:
-        """Describe the shared weights, and name the arrays that stay."""
+        """List the data that leave a site: the shared weights; the arrays that stay are named."""
         shared, *more = super().disclosures().leaves
         return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
 

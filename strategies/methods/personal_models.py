@@ -69,7 +69,7 @@ class FedAvgFT(FedAvg):
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights, which leave only in the rounds before the fine-tuning."""
+        """List the data that leave a site: the weights, only in the rounds before fine-tuning."""
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "
@@ -121,7 +121,7 @@ class FedBABU(FedAvgFT):
         return replace(state, arrays={**state.arrays, **self.average(trained, body)})
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights without the head."""
+        """List the data that leave a site: FedAvg+FT's, but without the last layer."""
         (said,) = super().disclosures().leaves
         head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
         return Disclosures(said.replace("of the network", head))
@@ -133,6 +133,6 @@ class Ditto(FedAvg):
     capabilities = replace(FedAvg.capabilities, paced_epochs=False)
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights of the global model."""
+        """List the data that leave a site: the global model's weights, never its own model."""
         shared, *more = super().disclosures().leaves
         return Disclosures(f"{shared}; the site's own model stays", *more)

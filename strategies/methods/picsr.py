@@ -63,7 +63,10 @@ class PICSR(Method):
     state_class = PersonalState
 
     def disclosures(self) -> Disclosures:
-        """Describe the expert, the prototype, the router and the routing statistics."""
+        """List the data that leave a site: expert, prototype, router and routing statistics.
+
+        With finetuned experts the weights of the warm-up rounds leave too.
+        """
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
             "once: the site's prototype, the mean of its standardised training samples (without "

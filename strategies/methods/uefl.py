@@ -94,7 +94,7 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Warn about sites with many clusters too small to be sent; empty without such sites."""
+        """Return warnings about sites with many clusters too small to be sent; else empty."""
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
             features[site] = facts.sizes()["train"] * self._features
@@ -262,5 +262,5 @@ class UEFL(Method):
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:
-        """Name the weights, codebooks and centroids."""
+        """List the data that leave a site: weights, codebooks and centroids."""
         return Disclosures(*self.settings.list_disclosures())

@@ -18,10 +18,10 @@ from fedsilo.comparison.budgets import tuned_over
 from fedsilo.comparison.trials import _read_summary
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
 from fedsilo.deployment.deployment import DeploymentError, plan, read_deployment
-from fedsilo.deployment.doctor.credentials import CERTIFICATE, secret
+from fedsilo.deployment.doctor.credentials import CERTIFICATE, check_secret
 from fedsilo.deployment.doctor.findings import Refused
 from fedsilo.deployment.doctor.server import _refuse_damaged
-from fedsilo.deployment.flower_commands import healthy
+from fedsilo.deployment.flower_commands import is_healthy
 from fedsilo.deployment.worker import hospital
 from fedsilo.reports.hospital_files import read_audit_log, read_own_site_file
 from fedsilo.reports.survey.document import read_survey_document
@@ -65,7 +65,7 @@ def answered(path: Path) -> bool:
     made = plan(path.parent, ["north"], [8000, 9092, 9101], {})
     made.secrets.mkdir()
     path.rename(made.secrets / "ca.crt")
-    return healthy(made)
+    return is_healthy(made)
 
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -75,7 +75,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "a trial's summary": _read_summary,
     "a survey": read_survey_document,
     "a meeting": read_meeting,
-    "a certificate": lambda path: secret(path, CERTIFICATE, private=False),
+    "a certificate": lambda path: check_secret(path, CERTIFICATE, private=False),
     "a database": _refuse_damaged,
     "an authority": answered,
 }

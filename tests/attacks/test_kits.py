@@ -23,8 +23,8 @@ from fedsilo.core.errors import FedsiloError, RefusedError, SettingError
 from fedsilo.core.messages import CONFIG, SECURE_KEYS, SECURE_SHARES, TRAIN, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import build
-from fedsilo.deployment.certificates import hospital_key, make_authority
-from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready
+from fedsilo.deployment.certificates import make_authority, make_hospital_key
+from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, prepare_node
 from fedsilo.deployment.doctor.site import SiteSetup
 from fedsilo.deployment.hospital_keys import mark_keys
 from fedsilo.deployment.kit import AUTHORITY, KEY, KitError, make_kit, read_kit
@@ -63,7 +63,7 @@ def kit(authority: bytes, tmp_path: Path) -> Path:
 
 def _write_kit(path: Path, authority: bytes, made: str = "2026-01-02") -> Path:
     path.touch(mode=0o600)
-    files = {AUTHORITY: authority, KEY: hospital_key()[0]}
+    files = {AUTHORITY: authority, KEY: make_hospital_key()[0]}
     path.write_bytes(make_kit("north", "fl.example.org:9092", "7", made, files))
     return path
 
@@ -81,7 +81,7 @@ def _agree(sentences: Sequence[str]) -> None:
 def _start(path: Path, trust: str, confirm: Callable[[Sequence[str]], None] = _agree) -> SiteSetup:
     more = ["max-epsilon=3.0"] if trust == "nobody" else []
     request = HospitalRequest(path, {"trust": trust, "rule": more, "node_config": CPU})
-    return ready(request, confirm, look=lambda setup: None)
+    return prepare_node(request, confirm, check_setup=lambda setup: None)
 
 
 @pytest.mark.parametrize("trust", ["sums", "nobody"])
@@ -299,6 +299,6 @@ def test_one_key_that_was_not_compared_is_enough_to_refuse(missing: str, tmp_pat
 def test_a_key_of_the_node_config_signs_nothing(tmp_path: Path) -> None:
     """A service file of the version before still names the kit's key."""
     node = {"state-dir": str(tmp_path), "signing-key": str(tmp_path / "node.key")}
-    (tmp_path / "node.key").write_bytes(hospital_key()[0])
+    (tmp_path / "node.key").write_bytes(make_hospital_key()[0])
     with pytest.raises(FedsiloError, match="remove the entry"):
         signer_of(False, 0, "north", node)

@@ -11,7 +11,7 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.core.processes import RUN_MARK, end_trees, free_ports, tool
-from fedsilo.deployment.certificates import hospital_key, make_authority
+from fedsilo.deployment.certificates import make_authority, make_hospital_key
 from fedsilo.deployment.commands import up
 from fedsilo.deployment.deployment import (
     FEDERATION,
@@ -30,7 +30,7 @@ def _secrets(folder: Path) -> Path:
     """Make the secrets of another federation: another authority, keys that nobody registered."""
     other = folder / "other"
     make_authority(other)
-    private, _ = hospital_key()
+    private, _ = make_hospital_key()
     (other / "stranger.key").touch(mode=0o600)
     (other / "stranger.key").write_bytes(private)
     return other

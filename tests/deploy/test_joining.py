@@ -15,7 +15,7 @@ from fedsilo.cli.main import main
 from fedsilo.core.processes import app_folder, free_ports
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import FEDERATION, read_deployment
-from fedsilo.deployment.flower_commands import flwr, online
+from fedsilo.deployment.flower_commands import flwr, list_online_sites
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.deploy.conftest import LOW
 from tests.support.deployed import ended_with_tests
@@ -97,7 +97,7 @@ def test_three_join_one_is_revoked_and_one_renewed_by_commands_alone(
     for site in SITES:
         kits[site] = Path(shutil.copy(folder / "kits" / f"{site}.zip", tmp_path))
     hospitals = {site: start(kit) for site, kit in kits.items()}
-    _wait(lambda: online(read_deployment(folder)) == list(SITES), log)
+    _wait(lambda: list_online_sites(read_deployment(folder)) == list(SITES), log)
 
     def run(name: str) -> RunDirectory:
         config = tmp_path / f"{name}.toml"
@@ -128,7 +128,7 @@ def test_three_join_one_is_revoked_and_one_renewed_by_commands_alone(
     hospitals["s2a"].wait(timeout=_LIMIT)
     shutil.copy(folder / "kits" / "s2a.zip", kits["s2a"])
     start(kits["s2a"])
-    _wait(lambda: online(read_deployment(folder)) == ["s1a", "s2a"], log)
+    _wait(lambda: list_online_sites(read_deployment(folder)) == ["s1a", "s2a"], log)
     assert sites(run("two")) == ["s1a", "s2a"]
 
     # Registered at the SuperLink alone: doctor names the other registration, which is missing

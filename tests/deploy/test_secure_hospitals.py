@@ -14,7 +14,7 @@ import pytest
 from fedsilo.cli.main import main
 from fedsilo.core.processes import app_folder, free_ports
 from fedsilo.deployment.deployment import read_deployment
-from fedsilo.deployment.flower_commands import online
+from fedsilo.deployment.flower_commands import list_online_sites
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import ended_with_tests
 
@@ -79,7 +79,7 @@ def test_three_hospitals_compare_their_keys_and_sum(
         shutil.copy(folder / "kits" / f"{site}.zip", tmp_path)
         start(site)
     limit = time.monotonic() + _LIMIT
-    while online(read_deployment(folder)) != list(SITES):
+    while list_online_sites(read_deployment(folder)) != list(SITES):
         assert time.monotonic() < limit, [(tmp_path / f"{s}.log").read_text() for s in SITES]
         time.sleep(0.5)
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsilo.client_app.privacy.signing import own_code
 from fedsilo.client_app.site.node import OWN
-from fedsilo.deployment.certificates import hospital_key, make_authority
+from fedsilo.deployment.certificates import make_authority, make_hospital_key
 from fedsilo.deployment.deployment import SERVER, read_deployment
 from fedsilo.deployment.doctor import hospital_checks
 from fedsilo.deployment.kit import AUTHORITY, KEY, make_kit
@@ -29,7 +29,7 @@ def made_kit(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Return the kit of north, for a server in a container."""
     folder = tmp_path_factory.mktemp("authority")
     make_authority(folder)
-    files = {AUTHORITY: (folder / "ca.crt").read_bytes(), KEY: hospital_key()[0]}
+    files = {AUTHORITY: (folder / "ca.crt").read_bytes(), KEY: make_hospital_key()[0]}
     return make_kit("north", "server:9092", "7", "2026-01-02T00:00:00", files)
 
 

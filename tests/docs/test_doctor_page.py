@@ -7,7 +7,7 @@ import pytest
 
 from fedsilo.deployment.doctor import run_checks as run
 from fedsilo.deployment.doctor import server, site
-from fedsilo.deployment.doctor.findings import Finding, Status, document
+from fedsilo.deployment.doctor.findings import Finding, Status, build_document
 
 TARGETS = {"site": site.CHECKS, "server": server.CHECKS, "run": run.CHECKS}
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text()
@@ -26,6 +26,6 @@ def test_every_check_has_its_line(target: str) -> None:
 
 
 def test_the_keys_of_the_json_are_those_of_the_page() -> None:
-    found = document("site", [Finding("one", Status.PASSED, "well")])
+    found = build_document("site", [Finding("one", Status.PASSED, "well")])
     assert _named("| key | what |") == list(found)
     assert _named("| key of a finding | what |") == list(found["findings"][0])

@@ -1,7 +1,7 @@
 """The palette of all pictures: colours that colour-blind people can tell apart, also in grey.
 
 Names have the colours of Okabe and Ito (2008, "Color universal design"), as given by Wong, Nature
-Methods 8:441 (2011). Lines also differ by marker and dash, so that a picture can be printed.
+Methods 8:441 (2011). Lines also differ by marker and dash, so a picture can be printed.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ WRONG = VERMILLION  # a wrong answer; words beside it say so as well
 AMOUNTS, SIGNED = "Blues", "PuOr"
 SALIENCY = "plasma"  # over an image
 
-# The end of viridis is hardly visible on white, so that it is cut off
+# The end of viridis is hardly visible on white, so it is cut off
 _RAMP, _LIGHTEST = "viridis", 0.95
 _MARKERS = "os^vDP*X"
 _DASHES = ("-", "--", ":", "-.")

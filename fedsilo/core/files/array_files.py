@@ -81,7 +81,7 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
         DataError: the member is not an array.
         ValueError: the header does not fit, or the array holds Python objects.
     """
-    # Memory is reserved only after this check, so that a false header cannot exhaust it
+    # Memory is reserved only after this check, so a false header cannot exhaust it
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)
         if start[: npy.MAGIC_LEN - 2] != npy.MAGIC_PREFIX:
@@ -115,9 +115,9 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
 
 
 def _read_into(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
-    """Read a member's remaining bytes into the array ``flat``, in parts of a MiB.
+    """Read a member's remaining bytes into the array ``flat``, a MiB at a time.
 
-    So they are never in memory twice.
+    In one piece they would be in memory twice.
 
     Raises:
         EOFError, ValueError: the member has fewer bytes than the array, or more.

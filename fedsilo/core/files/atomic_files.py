@@ -106,7 +106,7 @@ def write_atomically(
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-    # Closing the file writes again what did not fit, so that its error comes last
+    # Closing the file writes again what did not fit, so its error comes last
     except OSError as error:
         _put_name(error, path)
         raise

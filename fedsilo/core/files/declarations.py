@@ -1,7 +1,7 @@
 """Check declaration files by pydantic models; an error is one line that names the place.
 
 The line names the place by its keys and never quotes a value, which may be that of a patient.
-pydantic takes 75 ms to import, so that modules with models are imported only to read a file.
+pydantic takes 75 ms to import, so modules with models are imported only to read a file.
 """
 
 import difflib
@@ -49,7 +49,7 @@ class FileModel(BaseModel):
         """Check the content's keys before its values, and return the content unchanged.
 
         Raises:
-            PydanticCustomError: the content is no mapping, or a key is unknown or missing.
+            PydanticCustomError: the content is not a mapping, or a key is unknown or missing.
         """
         predicate = cls._fault_of_keys(content)
         if not predicate:

@@ -1,6 +1,6 @@
 """Folders of derived files under a seal: altered ones are made again and never used.
 
-The seal holds a SHA-256 of each file, and the folder's name, so that another folder's files are not
+The seal holds a SHA-256 of each file, and the folder's name, so another folder's files are not
 taken for its own. It is written when the folder is made and compared at each opening. Files are
 hashed again only if one changed since the last comparison, by size, times and inode; a disk that
 loses bits by itself changes none of those.
@@ -124,7 +124,7 @@ def fault(folder: Path) -> str | None:
             if file_sha256(folder / name) != digest:
                 return "were altered"
         # A file that changed within a tick of the clock could change again without a new time, so
-        # that such a comparison is not remembered
+        # such a comparison is not remembered
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
             with suppress(OSError):  # a cache that is mounted read-only
                 write_atomically(folder / STAMP, json.dumps(stamps), 0o600)

@@ -1,6 +1,6 @@
 """States (the server's checkpoints, a site's private state): arrays and facts in one file.
 
-They are safetensors files whose metadata carry JSON and a digest over everything, so that a file
+They are safetensors files whose metadata carry JSON and a digest over everything, so a file
 cut short or altered is refused.
 """
 
@@ -47,7 +47,7 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     """Read the arrays and the facts that ``save_state`` stored, and check their digest.
 
     Raises:
-        CheckpointError: the file is cut short, altered, too large, or no state file.
+        CheckpointError: the file is cut short, altered, too large, or not a state file.
     """
     try:
         os.close(open_regular(path, os.O_RDONLY))  # safetensors would wait for a pipe

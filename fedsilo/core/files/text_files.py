@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
     """Read a text file in UTF-8, or in UTF-16 with a byte-order mark.
 
     Raises:
-        DataError: the file is missing, or holds no such text; the error says what it holds.
+        DataError: the file is missing or is not text; the error says what it is instead.
     """
     fault = file_fault(path)
     if fault is None:
@@ -45,7 +45,7 @@ def decode_text(content: bytes) -> str:
     """Decode UTF-8, or UTF-16 with a byte-order mark; every line end becomes a line feed.
 
     Raises:
-        ValueError: the bytes are no such text; the error says what they look like and what to do.
+        ValueError: the bytes are not text; the error says what they look like and what to do.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -88,7 +88,7 @@ def normalise_name(name: str) -> str:
 
 
 def same_text(token: str) -> str:
-    """Normalise the text of a value, so that equal values become equal texts.
+    """Normalise the text of a value so that equal values become equal texts.
 
     Outer blanks go, Unicode is composed (NFC), and a plain decimal number loses superfluous zeros:
     '4.0' and '4' are the same level. Numbers with an exponent stay as they are, because ward '1E1'
@@ -113,7 +113,7 @@ class Marks:
     """A set of texts that stand for something else than a value, such as '?' for a missing one.
 
     ``in`` compares texts in the form of ``same_text``. A table has many cells and few marks, so
-    that answers for odd texts are remembered and plain numbers are looked up only if a mark is a
+    answers for odd texts are remembered and plain numbers are looked up only if a mark is a
     number.
     """
 
@@ -139,7 +139,7 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
     """Split a CSV text into its non-empty lines: (line number in the file, cells).
 
     Raises:
-        DataError: the text is no CSV; the error names the file, ``where``, and the line.
+        DataError: the text is not CSV; the error names the file, ``where``, and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -160,7 +160,7 @@ def read_rows(
         delimiter: the character between two values.
 
     Raises:
-        DataError: the file is missing or no CSV, a row has too few or too many values, or a column
+        DataError: the file is missing or not CSV, a row has too few or too many values, or a column
             is missing, unknown or named twice.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)

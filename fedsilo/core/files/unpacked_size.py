@@ -30,7 +30,8 @@ def most_unpacked(path: Path) -> int:
     """Return the largest size in bytes to which a packed file may unpack.
 
     Raises:
-        SettingError: the environment variable FEDSILO_MOST_UNPACKED is no whole number above 0.
+        SettingError: the environment variable FEDSILO_MOST_UNPACKED is not a whole number
+            above 0.
     """
     given = os.environ.get(VARIABLE, "")
     if given and not (given.isdecimal() and int(given)):
@@ -97,7 +98,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     """
     content = bytearray()
     with archive.open(entry) as member:
-        # The size in the entry may be false, so that the bytes are counted part by part
+        # The size in the entry may be false, so the bytes are counted part by part
         for part in iter(lambda: member.read(_PART), b""):
             content += part
             check_unpacked(path, len(content))
@@ -108,11 +109,11 @@ def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to
     """Unpack a zip's member to the file ``to``, counting its bytes; return their number.
 
     Raises:
-        DataError: there are more than ``most_unpacked``; a part of the file is then written.
+        DataError: there are more than ``most_unpacked``; the file ``to`` is then incomplete.
     """
     size = 0
     with archive.open(entry) as member, to.open("wb") as file:
-        # The size in the entry may be false, so that the bytes are counted part by part
+        # The size in the entry may be false, so the bytes are counted part by part
         for part in iter(lambda: member.read(_PART), b""):
             size += len(part)
             check_unpacked(path, size)

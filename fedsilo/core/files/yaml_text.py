@@ -35,7 +35,7 @@ _YAML_FAULTS = (
 
 
 class YamlError(ValueError):
-    """A text is no YAML, or ambiguous; ``detail`` has PyYAML's words, which may quote the text."""
+    """A text is not YAML, or is ambiguous; ``detail`` has PyYAML's words, which may quote it."""
 
     def __init__(self, sentence: str, detail: str = "") -> None:
         super().__init__(sentence)
@@ -80,8 +80,8 @@ def parse_yaml(text: str, file: str = "it") -> Any:
     """Parse a YAML text; an empty text gives None. ``file`` names its origin in errors.
 
     Raises:
-        YamlError: the text is no YAML, has a key twice in a mapping, refers to itself, or is deeper
-            or larger than any declaration.
+        YamlError: the text is not YAML, has a key twice in a mapping, refers to itself, or is
+            deeper or larger than any declaration.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -212,7 +212,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
     one. YAML 1.1 reads 1e-3, which has no point, as a text; here it is a number.
 
     Raises:
-        SettingError: the text is no YAML, or of another type.
+        SettingError: the text is not YAML, or of another type.
     """
     kind: type = type(parse_yaml(example))
     try:

@@ -20,7 +20,7 @@ class OwnSettings:
         why_not_private: the reason why the method cannot be differentially private per patient,
             as a predicate, or None if it can.
         sums_suffice: whether the server needs only the sum of the sites' arrays, weighted by
-            samples, so that secure aggregation can hide each site's arrays.
+            samples, so secure aggregation can hide each site's arrays.
     """
 
     title: ClassVar[str] = ""
@@ -41,7 +41,7 @@ class OwnSettings:
         """
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Return the reason for which the method cannot use a site, on one line; None if it can.
+        """Return the reason why the method cannot use a site, on one line; None if it can.
 
         An unfit site is left out before training begins. 'run.min-sites' decides whether the run
         continues without that site.

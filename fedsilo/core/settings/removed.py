@@ -29,7 +29,7 @@ class Removed:
         default: the value that it had unless a run changed it.
         instead: what to do without the setting, as an imperative.
         decides_state: whether the setting decided how a site's private state is read. Its default
-            still counts in the digest of ``private_state``, so that earlier states open.
+            still counts in the digest of ``private_state``, so earlier states open.
     """
 
     default: Value
@@ -125,7 +125,7 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return key -> former default for removed settings that decide how private state is read.
 
-    The digest of a site's private state still contains them, so that earlier states open.
+    The digest of a site's private state still contains them, so earlier states open.
 
     Args:
         settings: today's settings by key. A removed setting with a group counts only if this group
@@ -141,7 +141,7 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 class _Notes:
-    """The former names that this process has read, so that one note can name them all."""
+    """The former names that this process has read, so one note can name them all."""
 
     def __init__(self) -> None:
         self._unsaid: dict[str, str] = {}

@@ -30,7 +30,7 @@ _UNKNOWN = "Invalid node ID"  # what Flower says of a node that is not registere
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC obeys, in this order
 
 
-def secret(path: Path, marker: str, private: bool) -> Path:
+def check_secret(path: Path, marker: str, private: bool) -> Path:
     """Check that a secret is readable and holds the text ``marker``; return its path.
 
     With ``private``, no other user may read it.
@@ -66,14 +66,14 @@ def read_certificate(path: Path) -> Certificate:
     """Read a certificate in PEM format; Refused if it is missing or damaged."""
     from cryptography.x509 import load_pem_x509_certificate
 
-    secret(path, CERTIFICATE, private=False)
+    check_secret(path, CERTIFICATE, private=False)
     try:
         return load_pem_x509_certificate(path.read_bytes())
     except ValueError as error:
         raise Refused(f"certificate {path} cannot be read", "make a new one") from error
 
 
-def certificate(path: Path, now: datetime | None = None) -> Path:
+def check_certificate(path: Path, now: datetime | None = None) -> Path:
     """Check that a certificate is valid at the time ``now`` (None for the clock's); return it."""
     found, today = read_certificate(path), now or datetime.now(UTC)
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
@@ -88,20 +88,20 @@ def certificate(path: Path, now: datetime | None = None) -> Path:
     return path
 
 
-def lasting_certificate(path: Path, now: datetime, days: int) -> str:
+def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
     """Check that a certificate is valid for at least ``days`` more days; describe its validity."""
-    end = read_certificate(certificate(path, now)).not_valid_after_utc
+    end = read_certificate(check_certificate(path, now)).not_valid_after_utc
     left = (end - now).days
     if left < days:
         raise Refused(f"certificate {path} ends on {end:%Y-%m-%d}, in {left} days", _RENEW)
     return f"{path} is valid until {end:%Y-%m-%d}, {left} days"
 
 
-def matching_key(path: Path, certificate_path: Path) -> Path:
+def check_matching_key(path: Path, certificate_path: Path) -> Path:
     """Check that a private key belongs to a certificate; return the key's path."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    secret(path, PRIVATE_KEY, private=True)
+    check_secret(path, PRIVATE_KEY, private=True)
     certified = read_certificate(certificate_path).public_key()
     fault, fix = "", ""
     # The server starts by itself, so nobody is there to type a password
@@ -115,7 +115,7 @@ def matching_key(path: Path, certificate_path: Path) -> Path:
     return path
 
 
-def signed_by(path: Path, authority: Path) -> None:
+def check_signature(path: Path, authority: Path) -> None:
     """Check that the authority has signed a certificate, because hospitals trust no other."""
     from cryptography.exceptions import InvalidSignature
 
@@ -126,7 +126,7 @@ def signed_by(path: Path, authority: Path) -> None:
         raise Refused(fault, "use the pair of one deployment") from error
 
 
-def handshake(address: str, authority: Path) -> None:
+def check_handshake(address: str, authority: Path) -> None:
     """Check that a server answers with a valid certificate; without one, Flower retries for ever.
 
     ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
@@ -136,7 +136,7 @@ def handshake(address: str, authority: Path) -> None:
         Refused: the server does not answer or has no TLS, or its certificate has expired or belongs
             to another host or authority.
     """
-    host, port = parts(address)
+    host, port = split_address(address)
     context = ssl.create_default_context(cafile=str(authority))
     context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
     try:
@@ -161,7 +161,7 @@ def handshake(address: str, authority: Path) -> None:
     raise Refused(f"server {address} {fault}", fix)
 
 
-def parts(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     """Split an address such as ``[::1]:9092`` into host and port; Refused if it is no address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -169,7 +169,7 @@ def parts(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
+def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     """Check that the server accepts this machine's time, by a signed call that it must refuse.
 
     Flower admits a hospital only if the signed time is at most some minutes off. The call is a
@@ -277,7 +277,7 @@ class _Fleet:
             said = str(error.details())
             if error.code() in unreached:
                 fault = f"a call does not reach server {self._address} ({one_line(said, 200)})"
-                raise Refused(fault, _unreached_fix(parts(self._address)[0])) from None
+                raise Refused(fault, _unreached_fix(split_address(self._address)[0])) from None
             return said
         return ""
 

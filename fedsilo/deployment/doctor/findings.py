@@ -161,7 +161,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 _WIDTH = 12  # characters; the names of checks are padded to this column width
 
 
-def lines_of(finding: Finding) -> Iterator[str]:
+def format_finding(finding: Finding) -> Iterator[str]:
     """Yield the line of a finding with its fix, then a line for each detail."""
     text = finding.said
     if finding.about:
@@ -173,13 +173,13 @@ def lines_of(finding: Finding) -> Iterator[str]:
         yield f"{'':8}{'':{_WIDTH}}   {detail}"
 
 
-def last_line(findings: Iterable[Finding]) -> str:
+def summarise(findings: Iterable[Finding]) -> str:
     """Summarise the findings: the numbers of passed, failed and skipped checks."""
     count = Counter(finding.status for finding in findings)
     return ", ".join(f"{count[status]} {status.lower()}" for status in Status)
 
 
-def document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
+def build_document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
     """Build the JSON document of ``--json``; ``target`` is ``site``, ``server`` or ``run``."""
     count = Counter(finding.status for finding in findings)
     return {

@@ -11,7 +11,7 @@ _MIN_FREE = 2.0  # gigabytes for a CUDA context, the libraries' buffers, and a s
 _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has only 10 bits
 
 
-def look(device: str) -> Passed | Failed:
+def check_gpu(device: str) -> Passed | Failed:
     """Check and describe the device of a node config: auto, cpu, cuda or cuda:N.
 
     Raises:

@@ -22,7 +22,7 @@ from fedsilo.core.files.atomic_files import build_folder, read_regular, write_at
 from fedsilo.core.processes import free_ports
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import node_command
-from fedsilo.deployment.doctor.credentials import certificate
+from fedsilo.deployment.doctor.credentials import check_certificate
 from fedsilo.deployment.doctor.findings import Status, examine
 from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
 from fedsilo.deployment.kit import AUTHORITY, CARD, KEY, Kit, KitError, read_kit
@@ -34,7 +34,7 @@ from fedsilo.server_app.config.settings import RunSettings
 
 @dataclass(frozen=True)
 class HospitalRequest:
-    """The kit and the options that a hospital's operator gives."""
+    """The kit that a hospital's operator received, and the options that he gives with it."""
 
     kit: Path  # the zip, or the folder into which it was opened
     options: HospitalOptions
@@ -81,10 +81,10 @@ def refuse_failing(setup: SiteSetup) -> None:
 Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator says yes
 
 
-def ready(
+def prepare_node(
     request: HospitalRequest,
     confirm: Confirm,
-    look: Callable[[SiteSetup], None] = refuse_failing,
+    check_setup: Callable[[SiteSetup], None] = refuse_failing,
 ) -> SiteSetup:
     """Check a kit and everything that its node needs, open the kit, and return the node's setup.
 
@@ -93,7 +93,8 @@ def ready(
         confirm: takes the sentences that the operator must confirm, and raises an error without a
             yes. Before the first start these are the kit's code and the rules; for a new kit, the
             differences from the kit before.
-        look: raises an error for a setup that cannot start; a test passes one that asks no server.
+        check_setup: raises an error for a setup that cannot start. Without a server to ask, a
+            caller passes a function that checks nothing.
 
     Raises:
         KitError: the kit cannot be used, belongs to another site than the folder, its site already
@@ -104,7 +105,7 @@ def ready(
     kit = read_kit(request.kit.expanduser())
     home = request.home(kit)
     if not home.is_dir() or not any(home.iterdir()):
-        rules = _confirm_rules(request, kit, None, home, confirm, look)
+        rules = _confirm_rules(request, kit, None, home, confirm, check_setup)
         build_folder(home, lambda folder: _write(kit, rules, folder))
         with _lock_during(home, kit.card.site):
             _refuse_faster(kit, rules, home)
@@ -113,7 +114,7 @@ def ready(
     _refuse_other(kit, before)
     # Locked until everything is written, so that no other start sees half of the files replaced
     with _lock_during(home, kit.card.site):
-        rules = _confirm_rules(request, kit, before, home, confirm, look)
+        rules = _confirm_rules(request, kit, before, home, confirm, check_setup)
         if before.card.seal != kit.card.seal:
             kit.write(home)
         if request.site_file or not os.path.lexists(home / SITE):
@@ -127,15 +128,15 @@ def _confirm_rules(
     before: Kit | None,
     home: Path,
     confirm: Confirm,
-    look: Callable[[SiteSetup], None],
+    check_setup: Callable[[SiteSetup], None],
 ) -> str:
     """Check a kit and let the operator confirm it; return the text of the hospital's rules.
 
     Nothing is written. ``before`` is the kit that ``home`` has now, or None if the folder is new.
-    Errors as ``ready``.
+    Errors as ``prepare_node``.
     """
     rules = _rules_of(request, kit, home)
-    sentences = _check_in_scratch(request, kit, rules, home, look)
+    sentences = _check_in_scratch(request, kit, rules, home, check_setup)
     questions = _to_confirm(kit, before, home, sentences)
     if questions:
         confirm(questions)
@@ -164,7 +165,7 @@ def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
     _opened_here(home).write(home.stat().st_ino)
-    setup = setup_of(kit, home, request.node_config)
+    setup = build_setup(kit, home, request.node_config)
     # The key is made now, so that people can compare it by telephone before the first run
     with owner_only():
         signing_key(setup.own_folder)
@@ -176,7 +177,7 @@ def _check_in_scratch(
     kit: Kit,
     rules: str,
     home: Path,
-    look: Callable[[SiteSetup], None],
+    check_setup: Callable[[SiteSetup], None],
 ) -> list[str]:
     """Check the kit and the rules in a temporary folder, and return sentences on the rules.
 
@@ -186,10 +187,10 @@ def _check_in_scratch(
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
     with open_temporarily(kit, rules) as scratch:
         try:
-            certificate(scratch / AUTHORITY)
-            setup = setup_of(kit, scratch, (state, *request.node_config))
+            check_certificate(scratch / AUTHORITY)
+            setup = build_setup(kit, scratch, (state, *request.node_config))
             sentences = list(explain_rules(setup.rules))
-            look(setup)
+            check_setup(setup)
         except FedsiloError as error:  # the operator knows the kit, but not the scratch folder
             raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
     return sentences
@@ -285,7 +286,7 @@ def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
         yield Path(folder)
 
 
-def setup_of(
+def build_setup(
     kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
 ) -> SiteSetup:
     """Build the setup of a kit's node whose files are in ``home``."""
@@ -303,13 +304,15 @@ def setup_of(
     )
 
 
-def start_command(setup: SiteSetup, health: str = "", *, is_shown: bool = False) -> list[str]:
+def lock_and_build_command(
+    setup: SiteSetup, health: str = "", *, is_shown: bool = False
+) -> list[str]:
     """Lock the hospital's folder for the node, and build the command that starts the node.
 
     The caller must become that command by ``exec``: then the node keeps the lock while it runs.
 
     Args:
-        setup: the setup that ``ready`` returned.
+        setup: the setup that ``prepare_node`` returned.
         health: the address of Flower's health server, or empty for none.
         is_shown: whether the command is only shown, so that nothing is locked.
 
@@ -318,7 +321,7 @@ def start_command(setup: SiteSetup, health: str = "", *, is_shown: bool = False)
     """
     assert setup.key is not None
     if not is_shown:
-        hold(setup.key.parent, setup.name)
+        lock_kit_folder(setup.key.parent, setup.name)
     address, config = (setup.host, setup.port), setup.node_config
     words = node_command(setup.superlink, *setup.secrets(), *address, config)
     if health:
@@ -328,15 +331,15 @@ def start_command(setup: SiteSetup, health: str = "", *, is_shown: bool = False)
 
 @contextmanager
 def _lock_during(home: Path, site: str) -> Iterator[None]:
-    """Lock a kit's folder during the block; errors as ``hold``."""
-    lock = hold(home, site)
+    """Lock a kit's folder during the block; errors as ``lock_kit_folder``."""
+    lock = lock_kit_folder(home, site)
     try:
         yield
     finally:
         os.close(lock)
 
 
-def hold(home: Path, site: str) -> int:
+def lock_kit_folder(home: Path, site: str) -> int:
     """Lock a kit's folder and return the lock's file descriptor, which ``exec`` keeps open.
 
     Raises:

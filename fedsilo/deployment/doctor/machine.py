@@ -29,7 +29,7 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def software() -> Passed:
+def check_software() -> Passed:
     """Describe the installed versions; Refused if a package is missing or has another version."""
     app = installed_app()
     wrong = _wrong_versions(app.project["project"])
@@ -77,7 +77,7 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
     return wrong
 
 
-def writable_folder(path: Path, what: str) -> Path:
+def check_writable_folder(path: Path, what: str) -> Path:
     """Check that this user can write into a folder; return it. ``what`` names it in errors."""
     fault, fix = "", ""
     if not path.is_dir():
@@ -89,7 +89,7 @@ def writable_folder(path: Path, what: str) -> Path:
     return path
 
 
-def data_folder(path: Path) -> Path:
+def check_data_folder(path: Path) -> Path:
     """Check that a folder of data is readable and not empty; return it."""
     fault, fix = "", _BRING
     try:
@@ -105,7 +105,7 @@ def data_folder(path: Path) -> Path:
     return path
 
 
-def site_file(path: Path) -> bool:
+def has_site_file(path: Path) -> bool:
     """Tell whether a site file exists; compose mounts /dev/null if the hospital has none.
 
     Anything else at the path is refused, because continuing would ignore the hospital's rules.
@@ -122,7 +122,7 @@ def site_file(path: Path) -> bool:
     return True
 
 
-def room(folders: Iterable[Path], least: float) -> str:
+def check_disk_space(folders: Iterable[Path], least: float) -> str:
     """Describe the free space of folders.
 
     Raises:
@@ -150,14 +150,14 @@ def room(folders: Iterable[Path], least: float) -> str:
     return ", ".join(said)
 
 
-def nearest(folder: Path) -> Path:
+def find_existing_folder(folder: Path) -> Path:
     """Return the folder if it exists, else its nearest existing parent."""
     while not folder.is_dir():
         folder = folder.absolute().parent
     return folder
 
 
-def memory(least: float, most: float = 0.0) -> str:
+def check_memory(least: float, most: float = 0.0) -> str:
     """Describe the free memory, within the container's limit too.
 
     Args:
@@ -180,7 +180,7 @@ def memory(least: float, most: float = 0.0) -> str:
     return f"{free:.1f} GB free"
 
 
-def own_port(host: str, port: int, what: str, own: str) -> str:
+def check_port(host: str, port: int, what: str, own: str) -> str:
     """Check that a port is free, or in use by the program ``what`` that should listen there.
 
     ``own`` is a word of that program's command line, such as the path of its key. It tells the

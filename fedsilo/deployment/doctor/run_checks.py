@@ -18,7 +18,7 @@ from fedsilo.deployment.doctor.findings import (
     Status,
     require,
 )
-from fedsilo.deployment.flower_commands import offline, online
+from fedsilo.deployment.flower_commands import list_missing_sites, list_online_sites
 from fedsilo.engines.inline_engine import inline_grid
 from fedsilo.engines.planning import plan_run, planned_settings
 from fedsilo.server_app.config.settings import RunSettings
@@ -99,8 +99,8 @@ def _members(setup: RunSetup) -> Passed | Failed:
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
     if not deployment.process(SERVER):
         return Failed(f"the server of {deployment.folder} is down", again)
-    seen = online(deployment)
-    gone = offline(deployment, seen)
+    seen = list_online_sites(deployment)
+    gone = list_missing_sites(deployment, seen)
     if gone:
         return Failed(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
     # Only told, because nobody here can start a process at another hospital

@@ -15,7 +15,12 @@ from fedsilo.core.files.atomic_files import scratch_folder
 from fedsilo.deployment.deployment import FEDERATION, SERVER, Deployment, key_fingerprint
 from fedsilo.deployment.doctor import credentials, machine
 from fedsilo.deployment.doctor.findings import Check, Failed, Passed, Refused, Verdict, require
-from fedsilo.deployment.flower_commands import healthy, node_states, offline, unknown_nodes
+from fedsilo.deployment.flower_commands import (
+    is_healthy,
+    list_missing_sites,
+    node_states,
+    unknown_nodes,
+)
 from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
 
 _DAYS = 14  # a certificate must stay valid for this many days
@@ -70,44 +75,45 @@ class ServerSetup:
 
 def _authority(setup: ServerSetup) -> str:
     authority = require(setup.authority, "no --ssl-ca-certfile is named")
-    return credentials.lasting_certificate(authority, setup.now(), _DAYS)
+    return credentials.check_lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _certificate(setup: ServerSetup) -> str:
     certificate = require(setup.certificate, "no --ssl-certfile is named")
-    said = credentials.lasting_certificate(certificate, setup.now(), _DAYS)
+    said = credentials.check_lasting_certificate(certificate, setup.now(), _DAYS)
     if setup.authority:
-        credentials.signed_by(certificate, setup.authority)
+        credentials.check_signature(certificate, setup.authority)
     return said
 
 
 def _key(setup: ServerSetup) -> str:
     key = require(setup.key, "no --ssl-keyfile is named")
     assert setup.certificate is not None, "this check runs only after 'certificate' has passed"
-    return f"{credentials.matching_key(key, setup.certificate)} is the certificate's"
+    credentials.check_matching_key(key, setup.certificate)
+    return f"{key} is the certificate's"
 
 
 def _fleet(setup: ServerSetup) -> str:
-    return machine.own_port(*credentials.parts(setup.fleet), "the Fleet API", setup.mark)
+    return machine.check_port(*credentials.split_address(setup.fleet), "the Fleet API", setup.mark)
 
 
 def _control(setup: ServerSetup) -> Verdict:
-    host, port = credentials.parts(setup.control)
+    host, port = credentials.split_address(setup.control)
     # Whoever reaches the Control API needs no key, only a connection
     if host not in ("127.0.0.1", "::1", "localhost"):
         fault = f"the Control API would listen on {host}, where anyone could start runs and "
         return Failed(f"{fault}admit hospitals", "--host 127.0.0.1")
-    return machine.own_port(host, port, "the Control API", setup.mark)
+    return machine.check_port(host, port, "the Control API", setup.mark)
 
 
 def _answer(setup: ServerSetup) -> str:
-    host, port = credentials.parts(setup.fleet)
+    host, port = credentials.split_address(setup.fleet)
     if host == "0.0.0.0":  # all interfaces, of which this machine reaches its own
         host = "127.0.0.1"
     address = f"{host}:{port}"
     authority = require(setup.authority, "no --ssl-ca-certfile is named")
     require(machine.runs_on(port, setup.mark), "the SuperLink does not run yet")
-    credentials.handshake(address, authority)
+    credentials.check_handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 
@@ -115,7 +121,9 @@ def _database(setup: ServerSetup) -> Verdict:
     reason = "no --database is named: runs and hospitals are forgotten at each restart"
     database = require(setup.database, reason)
     _refuse_damaged(database)
-    seconds = commit_seconds(machine.writable_folder(database.parent, "the database's folder"))
+    seconds = commit_seconds(
+        machine.check_writable_folder(database.parent, "the database's folder")
+    )
     # The median: one slow commit may be another program's fault
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:
@@ -164,12 +172,12 @@ def commit_seconds(folder: Path) -> list[float]:
 def _disk(setup: ServerSetup) -> str:
     folders: list[Path] = []
     if setup.runs:
-        folders.append(machine.nearest(setup.runs))
+        folders.append(machine.find_existing_folder(setup.runs))
     if setup.database:
-        folders.append(machine.nearest(setup.database.parent))
+        folders.append(machine.find_existing_folder(setup.database.parent))
     require(folders, "neither --database nor --out is named")
     # Both may be one folder, which is described once
-    return machine.room(dict.fromkeys(folders), _DISK)
+    return machine.check_disk_space(dict.fromkeys(folders), _DISK)
 
 
 def _registry(setup: ServerSetup) -> Verdict:
@@ -203,7 +211,7 @@ def _nodes(setup: ServerSetup) -> Verdict:
     """Compare the SuperLink's registrations with the deployment; list each site's state."""
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = require(setup.deployment, reason)
-    require(healthy(deployment), "the server does not answer; start it by 'fedsilo deploy up'")
+    require(is_healthy(deployment), "the server does not answer; start it by 'fedsilo deploy up'")
     states = node_states(deployment)
     # A site needs both registrations: the SuperLink's admits its key, the registry's its name
     gone = [site for site, state in states.items() if state == "unregistered"]
@@ -220,7 +228,7 @@ def _nodes(setup: ServerSetup) -> Verdict:
             f"remove it by 'flwr supernode unregister NODE {FEDERATION}', and register the "
             "hospital by 'fedsilo deploy add NAME'",
         )
-    away = [f"{site} is {states[site]}" for site in offline(deployment)]
+    away = [f"{site} is {states[site]}" for site in list_missing_sites(deployment)]
     if away:
         return Failed(
             f"not all sites are online: {', '.join(away)}",
@@ -231,7 +239,7 @@ def _nodes(setup: ServerSetup) -> Verdict:
 
 
 CHECKS: tuple[Check[ServerSetup], ...] = (
-    Check("software", lambda _: machine.software()),
+    Check("software", lambda _: machine.check_software()),
     Check("authority", _authority),
     Check("certificate", _certificate),
     Check("key", _key, ("certificate",)),
@@ -240,7 +248,7 @@ CHECKS: tuple[Check[ServerSetup], ...] = (
     Check("answer", _answer, ("authority",)),
     Check("database", _database),
     Check("disk", _disk),
-    Check("memory", lambda _: machine.memory(_MEMORY)),
+    Check("memory", lambda _: machine.check_memory(_MEMORY)),
     Check("registry", _registry),
     Check("nodes", _nodes),
 )

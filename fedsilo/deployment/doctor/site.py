@@ -25,7 +25,7 @@ from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.deployment.doctor import credentials, machine
 from fedsilo.deployment.doctor.findings import Check, Failed, Passed, Verdict, require
-from fedsilo.deployment.rules import effective, explain_rules
+from fedsilo.deployment.rules import effective_rules, explain_rules
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.strategies.methods.registry import strategy_class
@@ -85,8 +85,8 @@ class SiteSetup:
 
     @cached_property
     def rules(self) -> SiteFile:
-        """The rules from site file and node config together; errors as ``effective``."""
-        return effective(self.context)
+        """The rules from site file and node config together; errors as ``effective_rules``."""
+        return effective_rules(self.context)
 
     @cached_property
     def site(self) -> OpenedSite:
@@ -128,7 +128,7 @@ class SiteSetup:
 
 
 def _software(setup: SiteSetup) -> Passed:
-    found = machine.software()
+    found = machine.check_software()
     refuse_other_flower()
     return found
 
@@ -160,11 +160,11 @@ def _node_config(setup: SiteSetup) -> Verdict:
 def _rules(setup: SiteSetup) -> Verdict:
     path, is_named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
     # A missing file must not pass as "no rules": the hospital meant to limit something
-    if path and not machine.site_file(path):
+    if path and not machine.has_site_file(path):
         return Failed(f"site file {path} is missing", "copy it there, or remove 'site-file'")
     rules = setup.rules
     if rules.audit_log:
-        machine.writable_folder(Path(rules.audit_log).parent, "the audit log's folder")
+        machine.check_writable_folder(Path(rules.audit_log).parent, "the audit log's folder")
     said = "there is none, but floors and quotas still apply"
     if is_named:
         said = f"{path} can be read"
@@ -173,12 +173,12 @@ def _rules(setup: SiteSetup) -> Verdict:
 
 def _certificate(setup: SiteSetup) -> str:
     authority = require(setup.authority, "no --root-certificates are named")
-    return credentials.lasting_certificate(authority, setup.now(), _DAYS)
+    return credentials.check_lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _key(setup: SiteSetup) -> str:
     key = require(setup.key, "no --auth-supernode-private-key is named")
-    credentials.secret(key, credentials.OPENSSH_KEY, private=True)
+    credentials.check_secret(key, credentials.OPENSSH_KEY, private=True)
     return f"only the owner can read {key}"
 
 
@@ -205,13 +205,13 @@ def _server(setup: SiteSetup) -> str:
     authority = require(
         setup.authority, "no --root-certificates are named to check the server with"
     )
-    credentials.handshake(address, authority)
+    credentials.check_handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 
 def _clock(setup: SiteSetup) -> str:
     require(setup.key, "no key is named to ask the server with")
-    return credentials.same_clock(setup.superlink, *setup.secrets(), setup.now())
+    return credentials.check_clock(setup.superlink, *setup.secrets(), setup.now())
 
 
 def _admission(setup: SiteSetup) -> str:
@@ -225,7 +225,7 @@ def _admission(setup: SiteSetup) -> str:
 def _port(setup: SiteSetup) -> str:
     # The path of the key, in the command line of the SuperNode, tells it from other programs
     own = str(setup.key or "")
-    return machine.own_port(setup.host, setup.port, "the SuperNode's Runtime API", own)
+    return machine.check_port(setup.host, setup.port, "the SuperNode's Runtime API", own)
 
 
 def _disk(setup: SiteSetup) -> str:
@@ -235,23 +235,22 @@ def _disk(setup: SiteSetup) -> str:
         if named is None:
             continue
         # Before the first start the folder itself does not exist yet
-        existing = machine.nearest(named)
+        existing = machine.find_existing_folder(named)
         if existing not in folders:
             folders.append(existing)
     for folder in folders:
-        machine.writable_folder(folder, "folder")
-    return machine.room(folders, _DISK)
+        machine.check_writable_folder(folder, "folder")
+    return machine.check_disk_space(folders, _DISK)
 
 
 def _memory(setup: SiteSetup) -> str:
-    return machine.memory(_MEMORY, setup.rules.max_memory * MEGABYTE / machine.GIGABYTE)
+    return machine.check_memory(_MEMORY, setup.rules.max_memory * MEGABYTE / machine.GIGABYTE)
 
 
 def _data_folder(setup: SiteSetup) -> str:
     reason = "the node config names no 'data-dir'; some data sets need none"
-    return (
-        f"{machine.data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
-    )
+    folder = machine.check_data_folder(require(setup.folder("data-dir"), reason))
+    return f"{folder} exists and is not empty"
 
 
 def _data(setup: SiteSetup) -> Passed:
@@ -343,7 +342,7 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
 def _gpu(setup: SiteSetup) -> Verdict:
     from fedsilo.deployment.doctor import gpu  # PyTorch
 
-    return gpu.look(str(setup.node_config.get("device", "auto")))
+    return gpu.check_gpu(str(setup.node_config.get("device", "auto")))
 
 
 CHECKS: tuple[Check[SiteSetup], ...] = (

@@ -35,7 +35,7 @@ _STEADY = 60.0  # seconds after which a start of the worker counts as a success
 _PATIENCE = 10.0  # seconds in which a process may end by itself
 
 
-def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
+def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
     """Return the commands of SuperNode and worker, for the arguments of ``flower-supernode``.
 
     Both read the file ``secret``; ``pid`` is the id of this process.
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
             secret = Path(folder) / "secret"
             write_atomically(secret, secrets.token_bytes(32), mode=0o600)
-            return _stay(*commands(arguments, secret, os.getpid()))
+            return _stay(*build_commands(arguments, secret, os.getpid()))
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
     except OSError as error:  # a full disk, for the secret

@@ -101,7 +101,7 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
         )
     waits = ShortWaits()
     module.time = waits  # type: ignore[attr-defined]  # the name that its functions look up
-    module._push_messages = watching(module._push_messages, waits)  # type: ignore[attr-defined]
+    module._push_messages = give_up_while_waiting(module._push_messages, waits)  # type: ignore[attr-defined]
     return None
 
 
@@ -136,7 +136,7 @@ def give_up_unanswered(state: Any) -> int:
     return given_up
 
 
-def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
+def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[..., None]:
     """Return Flower's ``_push_messages`` with a check that gives up messages while it waits.
 
     Args:

@@ -48,7 +48,7 @@ def card_text(
         form: the format of an exported program, or empty.
         facts: name -> value of further facts about the exported file.
     """
-    # The view has no metric of too few patients, so the card shows none
+    # shown() removes metrics of too few patients, so the card cannot show them
     templates = environment("fedsilo.inference.export", html=False)
     run = whole.shown()
     sites = list(run.silos)

@@ -1,4 +1,4 @@
-"""The checks of new cases: each has a value, and a limit beyond which it is an alarm."""
+"""The checks of new cases; a check whose value is beyond its limit is an alarm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CaseCheck:
-    """One check of new cases."""
+    """The result of one check of new cases."""
 
     name: str  # name of the check
     value: str  # the measured value as text
@@ -131,7 +131,7 @@ def _edges(old: Array, new_count: int, floor: int) -> Array:
     values: Array = np.unique(old)
     if len(values) == 2:
         return np.asarray(values.mean(keepdims=True))
-    # New samples are divided too, so few of them get few cells
+    # New samples are divided by the same edges, so a small number of them gets few cells
     cells = int(np.clip(min(len(old), new_count) // (2 * floor), 2, _CELLS))
     return np.unique(np.quantile(old, np.arange(1, cells) / cells))
 
@@ -163,7 +163,7 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
     kept_old: list[int] = []
     kept_now: list[int] = []
     for old_count, now_count in zip(old, now, strict=True):
-        # A cell that is itself too small takes the next one in, so the first cell grows as well
+        # A cell that is still too small takes in the next one, so the first cell grows, too
         if kept_old and (old_count < floor or kept_old[-1] < floor):
             kept_old[-1] += old_count
             kept_now[-1] += now_count

@@ -1,7 +1,7 @@
-"""Metrics by group of patients, and the decision curve, for the clinic report.
+"""Sections of the clinic report: metrics by group of patients, and the decision curve.
 
-Both predict the test samples again, so they need the sites' data. A group has enough patients in
-each class, and so has the range between two thresholds of the curve.
+Both predict the test samples again, so they need the sites' data. A group is shown only if it has
+enough patients in each class, a threshold only if enough patients are between it and the next one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOWEST = -0.15  # the curve for acting on all falls without limit, so it is cut
 
 @dataclass(frozen=True)
 class Examined:
-    """Test samples of all sites whose metrics may be shown, together."""
+    """The pooled test samples of all sites whose metrics may be shown, with their predictions."""
 
     sites: Sequence[str]  # their names
     classes: Sequence[str]
@@ -67,7 +67,7 @@ class GroupColumn:
         values = rows[:, list(self.places)]
         if self.levels:
             names = list(self.levels)
-            # The first level has no feature: all features of its rows are 0
+            # The first level has no feature, so all features of its rows are 0
             found = torch.where(values.max(dim=1).values > 0.5, values.argmax(dim=1) + 1, 0)
         else:
             names = ["all"]
@@ -84,7 +84,7 @@ class GroupColumn:
 
 @dataclass(frozen=True)
 class Group:
-    """Patients of a group: counts and right answers by class."""
+    """A group of patients: the number of patients and of right predictions, by class."""
 
     name: str
     counts: tuple[int, ...]
@@ -103,7 +103,7 @@ class Group:
         return samples >= floor and 2 <= right <= samples - 2
 
     def merge_with(self, other: Group) -> Group:
-        """Return one group of the patients of this group and of ``other``, the next one."""
+        """Return a group with the patients of this group and of ``other``, the next one."""
         counts = _add(self.counts, other.counts)
         return Group(_join_names(self.name, other.name), counts, _add(self.right, other.right))
 
@@ -156,7 +156,7 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
             kept.append(kept.pop().merge_with(group))
         else:
             kept.append(group)
-    # The last group has no next one. Merged with the one before, it may still be too small.
+    # The last group has no next one; after a merge with the one before it may still be too small
     while len(kept) > 1 and not kept[-1].is_enough(floor):
         last = kept.pop()
         kept.append(kept.pop().merge_with(last))
@@ -223,7 +223,7 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """
     before = 0.0
     for threshold in _THRESHOLDS:
-        # Patients between the threshold and its neighbours on both sides; 0.5 is always one
+        # Patients between the threshold and its neighbours; 0.5 always counts as a neighbour
         start, end = before, math.inf
         if threshold > _EVEN:
             start = max(before, _EVEN)
@@ -259,7 +259,7 @@ def examine_decisions(found: Examined) -> Examination:
 
 @dataclass(frozen=True)
 class _Benefit:
-    """The net benefits per patient at a threshold."""
+    """The net benefits per patient at one threshold."""
 
     threshold: float
     of_model: float  # acting on the patients whose score reaches the threshold

@@ -1,4 +1,4 @@
-"""``fedsilo monitor``: check new cases against a finished run, where the site's data are."""
+"""``fedsilo monitor``: check new cases against a finished run, where the site's data are stored."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tup
 
 @dataclass(frozen=True)
 class NewData:
-    """New cases, and the class of each that could be read, -1 where it is not known."""
+    """New cases, with the class of each readable case; -1 if it is unknown."""
 
     inputs: Inputs
     labels: Tensor  # (k,) int64, of the readable inputs
@@ -306,7 +306,7 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
     numbers = {}
     for number, name in enumerate(classes):
         numbers[same_text(name)] = number
-    # After all names, because a value counts even if it is the name of another class
+    # After all names, so that a declared label wins over the name of another class
     for number, values in enumerate(classes.values()):
         for value in values:
             numbers[same_text(value)] = number

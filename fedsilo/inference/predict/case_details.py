@@ -42,7 +42,7 @@ _PICTURES = 50  # largest number of images on a page
 
 @dataclass(frozen=True)
 class Value:
-    """One input of one case."""
+    """The value of one column of a case, as a page shows it."""
 
     name: str  # the column's title, with its name and unit
     text: str
@@ -54,7 +54,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ValueTexts:
-    """Makes the values of cases."""
+    """Formats the values of a table's cases for a page."""
 
     schema: TableSchema
     training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
@@ -69,7 +69,7 @@ class ValueTexts:
             unusual: the columns to mark as unusual.
             adds: column -> its contribution to the probability of the answer; a missing one is 0.
         """
-        # Not 0, by which a row without explanations could not be divided
+        # At least 1e-9, because contributions are divided by it
         most = max([*map(abs, adds.values()), 1e-9])
         values = []
         for column in self.schema.columns:
@@ -161,11 +161,11 @@ class ValueTexts:
 
 @dataclass(frozen=True)
 class Reasons:
-    """The explanations of the cases' answers, by a case's index among the readable inputs."""
+    """The explanations of answers, by the index of a case among the readable inputs."""
 
     # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    # A PNG of the image beside its map, and the same in words
+    # A PNG of the image beside its map, and a description in words
     pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
     limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 

@@ -1,10 +1,10 @@
 """Measures how far a case is from the training samples of its model that are on this machine.
 
-It is computed where predictions are made, and nothing of it leaves. A table's rows are compared as
-the network gets them, images by the network's penultimate features. A case is unusual if its score
-is beyond a limit, which held-out samples decide. With 45 of them or more, at most 5 % of such
-samples are unusual, nine times in ten. A code, such as a cholesterol of 0 where none was measured,
-does not make all values between it and the measured ones usual.
+Novelty is computed where predictions are made, and no part of it is sent. A table's rows are
+compared as the network gets them, images by the network's penultimate features. A case is unusual
+if its score is above a limit, which is set by held-out samples. With 45 of them or more, at most 5
+% of such samples are unusual, nine times in ten. A code, such as a cholesterol of 0 for "not
+measured", must not make the values between it and the measured ones usual.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _TIMES = 5  # the same as a multiple of the median distance between two neighbou
 
 @dataclass(frozen=True)
 class Code:
-    """A number that many training samples have, far from all others, such as a cholesterol of 0.
+    """A number that stands apart from all others and that many training samples share.
 
-    It may stand for "not measured". Both numbers are standardised.
+    An example is a cholesterol of 0, which may mean "not measured". Both numbers are standardised.
 
     Attributes:
         value: the number itself, the lowest or highest of its feature.
@@ -80,7 +80,7 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
         # highest
         steps = np.diff(numbers)
         apart = max(_APART, _TIMES * float(np.median(steps)))
-        # Outliers are far from all others too, but no ten patients share one
+        # An outlier is far from all others, too, but ten patients do not share it
         if counts[0] >= _CODED and steps[0] > apart:
             codes[place] = Code(float(numbers[0]), float(numbers[1]))
         elif counts[-1] >= _CODED and steps[-1] > apart:
@@ -90,7 +90,7 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
 
 @dataclass(frozen=True)
 class Reference:
-    """The training data of a model, as far as this machine knows them."""
+    """The training samples of a model that are on this machine, with the limit and the codes."""
 
     sites: tuple[str, ...]  # sites whose samples are the reference
     known: Familiar
@@ -186,7 +186,7 @@ class CaseNovelty:
         """
         scores: Floats = self.found.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
-        # No limit excuses a value in a gap: a unit such as mmol/L for mg/dL puts it there
+        # Whatever the limit, a value in a gap is suspicious: mmol/L instead of mg/dL puts it there
         return np.where(gaps > 0, np.maximum(scores, 1.0 + gaps), scores)
 
     def unusual(self) -> Booleans:

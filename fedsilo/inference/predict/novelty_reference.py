@@ -20,7 +20,7 @@ from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.explanations.embeddings import penultimate, single_classifier
 from fedsilo.inference.predict.case_novelty import SHARE, Code, Reference, find_codes
 from fedsilo.models.measures.calibration import rows_needed
-from fedsilo.models.measures.novelty import FEWEST, Booleans, Floats, familiar, limit_of
+from fedsilo.models.measures.novelty import FEWEST, Booleans, Floats, estimate_region, limit_of
 from fedsilo.runs.trained_model import TrainedModel
 
 # The most images whose features are computed, for training and for held-out samples each
@@ -56,7 +56,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     training = _samples(model, silos, "train")
     held = _samples(model, silos, split)
     # Fitted on training samples only; the held-out ones below decide what counts as unusual
-    known = familiar(training.values, training.missing, training.groups)
+    known = estimate_region(training.values, training.missing, training.groups)
     scores = known.novelty(held.values, held.missing).score
     limit: float | None = limit_of(scores, SHARE)
     if limit == np.inf:  # too few held-out samples for any limit
@@ -79,7 +79,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of all sites here, in the form in which novelty compares them."""
+    """Samples of all sites on this machine, in the form in which novelty compares them."""
 
     values: Floats  # (n, f) standardised rows of a table, or features of images
     missing: Booleans  # (n, f) whether a value was missing
@@ -142,7 +142,7 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
     network = model.network
     # The run's precision may be 16 bits, but distances need fp32
     exact = model.lab.compute.exact()
-    # Each site gives as many, so that a large site does not decide what is familiar
+    # At most so many per site, so that a large site does not decide what is familiar
     each = max(1, _IMAGES // len(silos))
 
     def penultimate_features(images: Tensor) -> Tensor:

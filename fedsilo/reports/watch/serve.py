@@ -1,4 +1,4 @@
-"""Serve the page of a run on the loopback: no other machine sees it, and it loads nothing."""
+"""Serves the page of a run on this machine only; the page loads nothing else."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 class WatchServer(ThreadingHTTPServer):
-    """A server of the page, which calls ``look`` for each request; port 0 is any free one.
+    """An HTTP server of the page, which calls ``look`` for each request.
+
+    Port 0 stands for any free port.
 
     Raises:
         SettingError: the port is in use or not allowed.
@@ -170,7 +172,7 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
 
     Args:
         folder: the run directory.
-        written: the times at which its files were last written, which are part of the cache's key.
+        written: the times at which metrics and traffic were last written; new times draw anew.
     """
     run = FinishedRun(folder)
     metrics = run.metric_rows

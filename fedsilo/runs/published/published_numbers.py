@@ -96,7 +96,7 @@ class Row:
     means: Mapping[str, Sequence[str]]
     digits: int | None  # decimals of such a mean
 
-    def printed(self) -> Numbers:
+    def numbers_by_part(self) -> Numbers:
         """Return the row's numbers: site, distribution or "all" -> metric -> number."""
         printed: Numbers = {}
         for part, line in zip(self.parts, self.lines, strict=True):
@@ -114,6 +114,7 @@ class Row:
         for part, members in self.means.items():
             mean = self._mean([printed[member] for member in members])
             numbers[part] = mean | printed.get(part, {})
+        # Insertion order is the order of the table's rows, and the total is its last row
         if "all" in printed and "all" not in self.means:
             numbers["all"] = printed["all"]
         return numbers
@@ -151,7 +152,8 @@ class Paper:
     def _name_of(self, settings: Mapping[str, Value]) -> str:
         """Return the paper's name for a run's method; empty if the paper has no such method.
 
-        It is the first of ``names`` one of whose groups of settings the run has.
+        A name has one or more groups of settings. The first name with a group whose settings are
+        all those of the run is returned.
         """
         for name, runs in self.names.items():
             for run in runs:
@@ -216,6 +218,7 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
         table: the keys of the table, which hold for each of its rows.
         own: the keys of the row, which override the table's.
     """
+    # The last mapping wins: a row's own keys, then those of its table
     row = {"means": {}, **table, **own}
     settings = table.get("settings", {}) | own.get("settings", {})
     scale = 1
@@ -260,6 +263,7 @@ def _conditions(
     for block in blocks:
         if not _applies(block, row):
             continue
+        # Defaults come first, so a block's own settings can override them
         named = block.get("defaults", [])
         for key, value in usual.items():
             if key in named:
@@ -288,10 +292,11 @@ def _merge_rows(rows: Sequence[Row]) -> Numbers:
     A paper prints further metrics of a setting in another table. Rows with equal accuracies are
     about the same runs; all others are ignored.
     """
-    first, *others = [row.printed() for row in rows]
+    first, *others = [row.numbers_by_part() for row in rows]
     joined = first
     for other in others:
         if _has_same_accuracies(first, other):
+            # The first row's number stays if both tables print one
             joined = {part: other.get(part, {}) | numbers for part, numbers in joined.items()}
     return joined
 

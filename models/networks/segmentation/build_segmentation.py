@@ -121,7 +121,7 @@ def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """
     truth = masks.long()
     entropy = nn.functional.cross_entropy(logits.float(), truth)
-    # A catheter covers a few per cent of the pixels, so that cross-entropy alone is near its
+    # A catheter covers a few per cent of the pixels, so cross-entropy alone is near its
     # minimum if all pixels are called background. Dice is summed over the batch, because for one
     # image without a catheter the ratio would be 0 / 0
     shares = logits.float().softmax(dim=1)[:, 1:]

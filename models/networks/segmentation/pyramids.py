@@ -128,7 +128,7 @@ class TransPyramid(Pyramid):
 
     The paper puts a ViT of 16 pixels per patch on ResNet-50's maps at 1/16. Here a ViT of 2^s
     pixels per patch reads ``ConvEncoder``'s maps at 1/2^s. ``ConvEncoder`` halves three times only,
-    so that a strided convolution does the further halvings. The ViT loses its embedding of images
+    so a strided convolution does the further halvings. The ViT loses its embedding of images
     and keeps all other parts.
     """
 

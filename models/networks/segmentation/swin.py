@@ -43,7 +43,7 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
         img_size=size,
         in_chans=in_channels,
         window_size=window,
-        # The channels must be a multiple of the heads, so that they are rounded down to one
+        # The channels must be a multiple of the heads, so they are rounded down to one
         embed_dim=6 * width // heads * heads,
         depths=_DEPTHS[:stages],
         num_heads=tuple(heads * 2**stage for stage in range(stages)),
@@ -144,7 +144,7 @@ class PatchExpand(nn.Module):
         """Enlarge maps (batch, h, w, before) to (batch, factor * h, factor * w, after)."""
         batch, rows, columns, _ = x.shape
         # (batch, row, column, row in cell, column in cell): the two middle axes are swapped, so
-        # that a cell's rows follow each other; without that the image would be shuffled
+        # a cell's rows follow each other; without that the image would be shuffled
         cells = self.linear(x).reshape(batch, rows, columns, self.factor, self.factor, -1)
         sides = (rows * self.factor, columns * self.factor)
         expanded: Tensor = self.norm(cells.transpose(2, 3).reshape(batch, *sides, -1))

@@ -35,7 +35,7 @@ def superlink(monkeypatch: pytest.MonkeyPatch) -> FakeSuperLink:
     fake = FakeSuperLink()
     for module in (joining, flower):
         monkeypatch.setattr(module, "flwr", fake.flwr)
-    monkeypatch.setattr(joining, "healthy", lambda _: fake.answers)
+    monkeypatch.setattr(joining, "is_healthy", lambda _: fake.answers)
     return fake
 
 

@@ -276,7 +276,7 @@ def test_a_call_that_fails_as_the_certificate_has_ended_says_so(
 
     failed = subprocess.CompletedProcess([], 1, "", "Connection to the SuperLink is unavailable.")
     monkeypatch.setattr(flower.subprocess, "run", lambda *words, **options: failed)
-    monkeypatch.setattr(flower, "healthy", ended)
+    monkeypatch.setattr(flower, "is_healthy", ended)
     with pytest.raises(DeploymentError, match="certificate has expired"):
         flower.flwr(planned, "supernode", "list")
 

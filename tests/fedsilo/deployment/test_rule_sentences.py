@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from fedsilo.client_app.site.policy import SiteFile, parse_site_file
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.settings_schema import Value, key_of
-from fedsilo.deployment.rules import SENTENCES, effective, explain_rules, said_of
+from fedsilo.deployment.rules import SENTENCES, describe_rule, effective_rules, explain_rules
 from tests.support.errors import refuses
 
 OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
@@ -43,8 +43,8 @@ def test_a_key_changes_its_own_sentence_and_no_other(name: str) -> None:
 
 
 def test_a_value_of_braces_is_said_as_it_is() -> None:
-    assert said_of("site", "{0.__class__}") == "the file is for site {0.__class__}"
-    assert said_of("methods", ("fed*", "*")) == "a run may ask for any method"
+    assert describe_rule("site", "{0.__class__}") == "the file is for site {0.__class__}"
+    assert describe_rule("methods", ("fed*", "*")) == "a run may ask for any method"
 
 
 def _context(**node: Value) -> Context:
@@ -55,7 +55,7 @@ def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> No
     text = 'methods: [fedavg]\ndatasets: ["*"]\nrecords: ["*"]\nmax-messages: 50\n'
     text += "minimum-measured: 30\n"
     (tmp_path / "site.yaml").write_text(text)
-    rules = effective(
+    rules = effective_rules(
         _context(
             site="north",
             site_file=str(tmp_path / "site.yaml"),
@@ -72,7 +72,7 @@ def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> No
 
 
 def test_without_a_site_file_all_may_be_asked_that_needs_no_consent() -> None:
-    told = explain_rules(effective(_context(site="north", allow_folds=True)), has_file=False)
+    told = explain_rules(effective_rules(_context(site="north", allow_folds=True)), has_file=False)
     assert "a run may ask for any method" in told
     assert "a run may choose which samples train, validate and test" in told
     assert "a run may not ask for embeddings or attention maps of single images" in told
@@ -84,8 +84,8 @@ def test_a_site_that_trusts_nobody_needs_a_cap_wherever_it_is_named(tmp_path: Pa
     (tmp_path / "site.yaml").write_text(text)
     node = {"site": "north", "site_file": str(tmp_path / "site.yaml")}
     with refuses(RefusedError, "max-epsilon", "delta"):
-        effective(_context(**node))
-    assert effective(_context(**node, max_epsilon=3.0)).max_epsilon == 3
+        effective_rules(_context(**node))
+    assert effective_rules(_context(**node, max_epsilon=3.0)).max_epsilon == 3
 
 
 def test_the_example_is_explained() -> None:

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsilo.models.measures.novelty import Seen, familiar, limit_of
+from fedsilo.models.measures.novelty import Seen, estimate_region, limit_of
 
 
 def test_values_between_seen_ones_are_0_and_others_1_and_their_distance() -> None:
@@ -18,7 +18,7 @@ def test_the_distance_is_mahalanobis_to_the_nearest_mean() -> None:
     rng = np.random.default_rng(0)
     groups = np.arange(4000) % 2
     samples = rng.normal(size=(4000, 2)) * (2.0, 0.5) + 20.0 * groups[:, None]
-    known = familiar(samples, np.zeros(samples.shape, bool), groups)
+    known = estimate_region(samples, np.zeros(samples.shape, bool), groups)
     none = np.zeros((3, 2), bool)
     found = known.novelty(np.array([[0.0, 1.0], [4.0, 0.0], [20.0, 19.0]]), none)
     assert known.reach * found.distance == pytest.approx([2.0, 2.0, 2.0], rel=0.1)
@@ -31,7 +31,7 @@ def test_what_no_training_sample_lacks_is_more_than_1_and_what_many_lack_is_less
     rng = np.random.default_rng(1)
     missing = np.zeros((98, 2), bool)
     missing[:49, 1] = True
-    known = familiar(rng.normal(size=(98, 2)), missing, None)
+    known = estimate_region(rng.normal(size=(98, 2)), missing, None)
     found = known.novelty(np.zeros((3, 2)), np.array([[True, False], [False, True], [False] * 2]))
     assert found.missing == pytest.approx(
         [math.log(100) / math.log(20), math.log(2) / math.log(20), 0.0]
@@ -44,7 +44,7 @@ def test_nine_times_in_ten_at_most_5_percent_of_new_samples_are_beyond_the_limit
     for seed in range(60):
         draw = np.random.default_rng(seed)
         train, held, new = (draw.normal(size=(n, 5)) for n in (100, 99, 1000))
-        known = familiar(train, np.zeros(train.shape, bool), None)
+        known = estimate_region(train, np.zeros(train.shape, bool), None)
         limit = limit_of(known.novelty(held, np.zeros(held.shape, bool)).score, 0.05)
         shares.append((known.novelty(new, np.zeros(new.shape, bool)).score > limit).mean())
     assert np.mean(np.array(shares) <= 0.055) >= 0.85

@@ -32,7 +32,7 @@ from PIL import Image
 
 from fedsilo.core.processes import free_ports
 from fedsilo.core.settings_schema import Value
-from fedsilo.deployment.certificates import hospital_key, make_authority, sign_server
+from fedsilo.deployment.certificates import make_authority, make_hospital_key, sign_server
 from fedsilo.deployment.deployment import key_fingerprint
 from fedsilo.deployment.doctor import server as server_checks
 from fedsilo.deployment.doctor import site as site_checks
@@ -71,7 +71,7 @@ def make_secrets(folder: Path) -> None:
     make_authority(folder)
     sign_server(folder, ["localhost"])
     for name in ("north", "south"):
-        private, public = hospital_key()
+        private, public = make_hospital_key()
         (folder / f"{name}.key").touch(mode=0o600)
         (folder / f"{name}.key").write_bytes(private)
         (folder / f"{name}.pub").write_bytes(public)

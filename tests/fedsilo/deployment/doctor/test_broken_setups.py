@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedsilo.deployment.certificates import sign_server
-from fedsilo.deployment.doctor.findings import Finding, Status, exit_code, lines_of
+from fedsilo.deployment.doctor.findings import Finding, Status, exit_code, format_finding
 from tests.fedsilo.deployment.doctor.conftest import (
     Hospital,
     Server,
@@ -376,7 +376,7 @@ def _refused(found: list[Finding], broken: Broken) -> None:
     """Assert that one line tells of it, with the fix, and that nothing says it has passed."""
     (told,) = (finding for finding in found if finding.check == broken.check)
     assert told.status is Status.FAILED, told
-    (line,) = lines_of(told)
+    (line,) = format_finding(told)
     assert "\n" not in line
     assert broken.said in line
     assert broken.fix in line.replace(told.said, "") or broken.fix in told.said

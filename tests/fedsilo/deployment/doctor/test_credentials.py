@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fedsilo.deployment.doctor.credentials import handshake, is_online, same_clock
+from fedsilo.deployment.doctor.credentials import check_clock, check_handshake, is_online
 from fedsilo.deployment.doctor.findings import Refused
 from tests.fedsilo.deployment.doctor.conftest import listening
 
@@ -57,10 +57,10 @@ def test_a_certificate_must_hold_today_and_for_this_host(
     with listening(_context(tmp_path)) as address:
         if said:
             with pytest.raises(Refused, match=said) as told:
-                handshake(address, authority)
+                check_handshake(address, authority)
             assert str(told.value).startswith(f"server {address} cannot be trusted")
         else:
-            handshake(address, authority)
+            check_handshake(address, authority)
 
 
 def test_the_server_of_another_authority_is_refused(secrets: Path, other_secrets: Path) -> None:
@@ -68,12 +68,12 @@ def test_the_server_of_another_authority_is_refused(secrets: Path, other_secrets
         listening(_context(other_secrets)) as address,
         pytest.raises(Refused, match="certificate"),
     ):
-        handshake(address, secrets / "ca.crt")
+        check_handshake(address, secrets / "ca.crt")
 
 
 def test_a_port_without_tls_is_refused(secrets: Path) -> None:
     with listening(None) as address, pytest.raises(Refused, match="does not speak TLS"):
-        handshake(address, secrets / "ca.crt")
+        check_handshake(address, secrets / "ca.crt")
 
 
 def test_a_call_that_a_proxy_stops_is_no_missing_registration(
@@ -84,8 +84,8 @@ def test_a_call_that_a_proxy_stops_is_no_missing_registration(
     asked = (address, secrets / "ca.crt", secrets / "north.key")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "")
-    handshake(address, secrets / "ca.crt")  # as before: the plain connection uses no proxy
-    for ask in (lambda: is_online(*asked, 7, now), lambda: same_clock(*asked, now)):
+    check_handshake(address, secrets / "ca.crt")  # as before: the plain connection uses no proxy
+    for ask in (lambda: is_online(*asked, 7, now), lambda: check_clock(*asked, now)):
         with pytest.raises(Refused, match="a call does not reach server") as told:
             ask()
         assert (
@@ -105,4 +105,4 @@ def test_a_server_that_does_not_answer_is_silent(secrets: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(Refused, match="does not answer"):
-        handshake(f"127.0.0.1:{port}", secrets / "ca.crt")
+        check_handshake(f"127.0.0.1:{port}", secrets / "ca.crt")

@@ -17,12 +17,12 @@ from fedsilo.deployment.doctor.findings import (
     Refused,
     Skipped,
     Status,
-    document,
+    build_document,
     examine,
     exit_code,
-    last_line,
-    lines_of,
+    format_finding,
     require,
+    summarise,
 )
 from fedsilo.server_app.config import resources
 
@@ -45,9 +45,9 @@ def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
     assert [str(finding.status) for finding in found] == ["FAILED", "SKIPPED", "SKIPPED", "PASSED"]
     assert found[1].said == "it needs 'one', which has not passed"
     assert {finding.about for finding in found} == {"north"}
-    assert list(lines_of(found[0])) == ["FAILED  one          north: it is broken -- fix it"]
-    assert list(lines_of(found[3]))[1].strip() == "more"
-    assert last_line(found) == "1 passed, 1 failed, 2 skipped"
+    assert list(format_finding(found[0])) == ["FAILED  one          north: it is broken -- fix it"]
+    assert list(format_finding(found[3]))[1].strip() == "more"
+    assert summarise(found) == "1 passed, 1 failed, 2 skipped"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_an_error_is_one_line_and_stops_no_other_check(
 ) -> None:
     found = list(examine((_raising(error), Check[None]("two", lambda _: "")), None))
     assert [finding.status for finding in found] == [Status.FAILED, Status.PASSED]
-    (line,) = lines_of(found[0])
+    (line,) = format_finding(found[0])
     assert said in line
     assert fix in line
 
@@ -89,7 +89,7 @@ def test_given_nothing_skips_and_something_is_returned() -> None:
 def test_the_exit_code_tells_failed_from_skipped_only(statuses: str, code: int) -> None:
     found = [Finding("one", Status(status), "") for status in statuses.split()]
     assert exit_code(found) == code
-    assert document("site", found)["exit-code"] == code
+    assert build_document("site", found)["exit-code"] == code
 
 
 @pytest.mark.parametrize("checks", [site.CHECKS, server.CHECKS, run.CHECKS])
@@ -116,7 +116,7 @@ def test_a_containers_bound_counts_and_what_is_only_cached_makes_room(
     monkeypatch.setattr(resources, "_CGROUP", tmp_path)
     free = psutil.virtual_memory()._replace(available=10**18)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    assert machine.memory(1.0) == f"{left / 1e9:.1f} GB free"
+    assert machine.check_memory(1.0) == f"{left / 1e9:.1f} GB free"
     if left < 1e18:
         with pytest.raises(Refused, match=r"2.5 GB of memory are free.*container's limit"):
-            machine.memory(2.6)
+            machine.check_memory(2.6)

@@ -31,7 +31,7 @@ def test_machine_code_fits_its_major_number_and_compiled_code_later_ones(
 
 def test_the_cpu_is_no_gpu_to_look_at() -> None:
     with pytest.raises(Skipped, match="'device' is cpu"):
-        gpu.look("cpu")
+        gpu.check_gpu("cpu")
 
 
 def _machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
@@ -49,8 +49,8 @@ def _machine(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 def test_a_gpu_without_room_and_one_too_many_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, 10**9)
     with pytest.raises(Refused, match=r"GPU 0 has 1.0 of 80.0 GB free.*nvidia-smi"):
-        gpu.look("auto")
-    found = gpu.look("cuda:1")
+        gpu.check_gpu("auto")
+    found = gpu.check_gpu("cuda:1")
     assert isinstance(found, Failed)
     assert found.said == "'device' is cuda:1, but PyTorch finds only 1 GPUs"
 
@@ -59,21 +59,21 @@ def test_wheels_without_code_for_a_gpu_are_named(monkeypatch: pytest.MonkeyPatch
     _machine(monkeypatch, 10**10)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
     with pytest.raises(Refused, match=r"capability 6.1, but PyTorch .* was built for sm_75"):
-        gpu.look("cuda")
+        gpu.check_gpu("cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_auto_is_skipped_and_cuda_refused() -> None:
     with pytest.raises(Skipped, match="the CPU is"):
-        gpu.look("auto")
-    found = gpu.look("cuda")
+        gpu.check_gpu("auto")
+    found = gpu.check_gpu("cuda")
     assert isinstance(found, Failed)
     assert "use the cpu" in found.fix
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_told_by_name_after_a_convolution() -> None:
-    found = gpu.look("cuda")
+    found = gpu.check_gpu("cuda")
     assert isinstance(found, Passed)
     assert torch.cuda.get_device_name(0) in found.said
     assert "bf16" in found.said

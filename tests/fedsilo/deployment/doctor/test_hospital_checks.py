@@ -22,9 +22,9 @@ from fedsilo.deployment.doctor import machine
 from fedsilo.deployment.doctor.hospital_checks import (
     Confirm,
     HospitalRequest,
-    hold,
-    ready,
-    start_command,
+    lock_and_build_command,
+    lock_kit_folder,
+    prepare_node,
 )
 from fedsilo.deployment.kit import AUTHORITY, KEY, Card, KitError, make_kit, read_kit
 from tests.fedsilo.deployment.doctor.conftest import certificate
@@ -81,7 +81,7 @@ def _disagree(sentences: Sequence[str]) -> None:
 def _refused(request: HospitalRequest, said: str, confirm: Confirm = _agree) -> None:
     before = sorted(request.kit.parent.rglob("*"))
     with pytest.raises(FedsiloError) as refused:
-        ready(request, confirm)
+        prepare_node(request, confirm)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "fedsilo-kit-" not in str(refused.value), "no scratch folder is named"
@@ -89,14 +89,14 @@ def _refused(request: HospitalRequest, said: str, confirm: Confirm = _agree) -> 
 
 
 def test_a_kit_is_opened_beside_itself_for_its_owner_alone(kit: Path, fleet: int) -> None:
-    setup = ready(_request(kit), _agree)
+    setup = prepare_node(_request(kit), _agree)
     home = kit.parent / "north"
     assert (setup.name, setup.superlink, setup.node) == ("north", f"localhost:{fleet}", 7)
     assert home.stat().st_mode & 0o777 == 0o700
     assert all(p.stat().st_mode & 0o077 == 0 for p in home.rglob("*"))
     assert setup.rules.trust == "sums"
     assert own_code(home / "state" / OWN / "north"), "its signing key is made at the first start"
-    words = start_command(setup, "127.0.0.1:8081")
+    words = lock_and_build_command(setup, "127.0.0.1:8081")
     options = {name: value for name, value in itertools.pairwise(words) if name.startswith("--")}
     assert options["--auth-supernode-private-key"] == str(home / "node.key")
     assert options["--node-config"] == (
@@ -107,19 +107,19 @@ def test_a_kit_is_opened_beside_itself_for_its_owner_alone(kit: Path, fleet: int
 
 def test_a_hospital_that_trusts_nobody_does_not_start_without_a_cap(kit: Path) -> None:
     _refused(_request(kit, "nobody"), "add 'max-epsilon' and 'delta'")
-    setup = ready(_request(kit, trust="nobody", rule=["max-epsilon=3.0"]), _agree)
+    setup = prepare_node(_request(kit, trust="nobody", rule=["max-epsilon=3.0"]), _agree)
     assert setup.rules.max_epsilon == 3.0
 
 
 def test_a_kit_or_its_folder_starts_again_and_keeps_site_file_and_state(kit: Path) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     home = kit.parent / "north"
     (home / "state" / "seed").write_text("1")
     rules = (home / "site.yaml").read_text() + "max-rounds: 3\n"
     (home / "site.yaml").write_text(rules)
     key = own_code(home / "state" / OWN / "north")
     for again in (kit, home):
-        setup = ready(_request(again), _disagree)  # nothing is asked
+        setup = prepare_node(_request(again), _disagree)  # nothing is asked
         assert setup.key == home / "node.key"
         assert setup.rules.max_rounds == 3
     assert (home / "state" / "seed").read_text() == "1"
@@ -129,7 +129,7 @@ def test_a_kit_or_its_folder_starts_again_and_keeps_site_file_and_state(kit: Pat
 def test_before_the_first_start_code_and_rules_are_confirmed(kit: Path) -> None:
     said: list[str] = []
     _refused(_request(kit), "not confirmed", _disagree)
-    ready(_request(kit, method=["fedavg"]), said.extend)
+    prepare_node(_request(kit, method=["fedavg"]), said.extend)
     text = "\n".join(said)
     assert f"kit {read_kit(kit).code} of north, for the server localhost:" in text
     assert "the server may learn sums over several sites" in text
@@ -138,30 +138,30 @@ def test_before_the_first_start_code_and_rules_are_confirmed(kit: Path) -> None:
 
 
 def test_rules_that_are_written_again_are_confirmed_again(kit: Path) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     home = kit.parent / "north"
     (home / "site.yaml").unlink()
     _refused(_request(home, "server"), "not confirmed", _disagree)
     assert not (home / "site.yaml").exists()
     said: list[str] = []
-    ready(_request(home, "nobody", rule=["max-epsilon=2"]), said.extend)
+    prepare_node(_request(home, "nobody", rule=["max-epsilon=2"]), said.extend)
     assert any("all runs together may not tell more than epsilon 2" in line for line in said)
 
 
 def test_no_second_start_comes_between_while_the_operator_is_asked(kit: Path) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     home = kit.parent / "north"
     (home / "site.yaml").unlink()
     refusals: list[str] = []
 
     def start_again(sentences: Sequence[str]) -> None:
         with pytest.raises(KitError) as refused:
-            os.close(hold(home, "north"))
+            os.close(lock_kit_folder(home, "north"))
         refusals.append(str(refused.value))
 
-    ready(_request(home), start_again)
+    prepare_node(_request(home), start_again)
     assert "already runs" in refusals[0]
-    os.close(hold(home, "north"))  # the lock is released afterwards
+    os.close(lock_kit_folder(home, "north"))  # the lock is released afterwards
 
 
 def test_two_first_starts_keep_the_files_of_the_faster_one(kit: Path) -> None:
@@ -169,30 +169,30 @@ def test_two_first_starts_keep_the_files_of_the_faster_one(kit: Path) -> None:
     codes: list[str] = []
 
     def start_another(sentences: Sequence[str]) -> None:
-        ready(_request(kit, "sums"), _agree)
+        prepare_node(_request(kit, "sums"), _agree)
         codes.append(own_code(home / "state" / OWN / "north"))
 
     with pytest.raises(KitError, match="another start has just opened"):
-        ready(_request(kit, "server"), start_another)
+        prepare_node(_request(kit, "server"), start_another)
     assert '"sums"' in (home / "site.yaml").read_text()
     assert [own_code(home / "state" / OWN / "north")] == codes, "its signing key stays"
 
 
 def test_an_option_that_contradicts_the_hospitals_own_file_is_refused(kit: Path) -> None:
-    ready(_request(kit, "nobody", rule=["max-epsilon=3.0"]), _agree)
+    prepare_node(_request(kit, "nobody", rule=["max-epsilon=3.0"]), _agree)
     _refused(_request(kit, "server"), 'has \'trust\' "nobody", but the option says "server"')
 
 
 def test_an_opened_folder_that_somebody_sent_is_confirmed_with_its_rules_and_key(
     kit: Path,
 ) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     sent = shutil.copytree(kit.parent / "north", kit.parent / "sent" / "north")
     rules = (sent / "site.yaml").read_text().replace('"sums"', '"server"')
     (sent / "site.yaml").write_text(rules)
     _refused(_request(sent, trust=""), "not confirmed", _disagree)
     said: list[str] = []
-    ready(_request(sent, trust=""), said.extend)
+    prepare_node(_request(sent, trust=""), said.extend)
     text = "\n".join(said)
     assert "was not opened on this disk" in text
     assert f"it brings the signing key {own_code(sent / 'state' / OWN / 'north')}" in text
@@ -204,7 +204,7 @@ def test_the_folder_of_the_version_before_starts_once_it_is_confirmed(
 ) -> None:
     """It has the server's registry and the kit's rules, and no record of what was confirmed."""
     home = kit.parent / "north"
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     shutil.rmtree(home / "state")
     (home / "opened.json").unlink()
     (home / "registry.json").write_text("{}")
@@ -213,15 +213,15 @@ def test_the_folder_of_the_version_before_starts_once_it_is_confirmed(
     card["seal"] = Card.model_validate(card).compute_seal()
     (home / "kit.json").write_text(json.dumps(card))
     _refused(_request(home, trust=""), "not confirmed", _disagree)
-    ready(_request(home, trust=""), _agree)
+    prepare_node(_request(home, trust=""), _agree)
     assert own_code(home / "state" / OWN / "north")
-    ready(_request(home, trust=""), _disagree)
+    prepare_node(_request(home, trust=""), _disagree)
 
 
 def test_a_renewed_kit_replaces_the_nodes_key_alone_and_says_so(
     kit: Path, secrets: Path, fleet: int
 ) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     home = kit.parent / "north"
     key = own_code(home / "state" / OWN / "north")
     other = shutil.copytree(secrets, kit.parent / "renewed")
@@ -229,7 +229,7 @@ def test_a_renewed_kit_replaces_the_nodes_key_alone_and_says_so(
     new = _kit(kit.parent, other, f"localhost:{fleet}", "2026-03-01T00:00:00")
     _refused(_request(new), "not confirmed", _disagree)
     said: list[str] = []
-    setup = ready(_request(new), said.extend)
+    setup = prepare_node(_request(new), said.extend)
     text = "\n".join(said)
     assert f"kit {read_kit(new).code} of north replaces kit {read_kit(kit).code}" in text
     assert "made: 2026-01-02T00:00:00 becomes 2026-03-01T00:00:00" in text
@@ -239,7 +239,7 @@ def test_a_renewed_kit_replaces_the_nodes_key_alone_and_says_so(
     assert setup.rules.trust == "sums"
     assert own_code(home / "state" / OWN / "north") == key, "the others need not compare again"
     assert read_kit(home).code == read_kit(new).code
-    ready(_request(new), _disagree)
+    prepare_node(_request(new), _disagree)
     # A server whose clock was wrong once could make no newer one
     _refused(_request(kit), "not confirmed", _disagree)
 
@@ -247,11 +247,11 @@ def test_a_renewed_kit_replaces_the_nodes_key_alone_and_says_so(
 def test_a_second_start_is_refused_here_and_elsewhere(
     kit: Path, request: pytest.FixtureRequest
 ) -> None:
-    ready(_request(kit), _agree)
-    lock = hold(kit.parent / "north", "north")
+    prepare_node(_request(kit), _agree)
+    lock = lock_kit_folder(kit.parent / "north", "north")
     _refused(_request(kit), "north already runs from")
     os.close(lock)
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     state = request.getfixturevalue("online")
     _refused(_request(kit, folder=kit.parent / "there"), "north is already connected to localhost:")
     assert state.beats == 0, "a heartbeat would keep a killed node online"
@@ -269,7 +269,7 @@ def test_a_full_disk_of_the_hospital_is_refused_whatever_the_disk_of_scratch_fil
 def test_doctor_looks_at_the_state_of_an_opened_kit_and_at_a_scratch_folder_for_a_zip(
     kit: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     home = kit.parent / "north"
     for named, state in ((home, str(home / "state")), (kit, "fedsilo-kit-")):
         with suppress(SystemExit):  # nothing says whom the zip's hospital trusts
@@ -300,7 +300,7 @@ def test_a_server_of_another_authority_and_one_that_is_silent_are_refused(
 def test_a_kit_of_another_server_does_not_replace_what_is_there(
     kit: Path, secrets: Path, fleet: int
 ) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     other = _kit(kit.parent, secrets, f"127.0.0.1:{fleet}", "2026-03-01T00:00:00")
     _refused(_request(other), "is for another server")
     south = _kit(kit.parent, secrets, f"localhost:{fleet}", site="south")
@@ -322,10 +322,10 @@ def test_data_that_are_not_there_are_refused(kit: Path) -> None:
 
 
 def test_the_folder_of_a_kit_that_was_altered_starts_nothing(kit: Path) -> None:
-    ready(_request(kit), _agree)
+    prepare_node(_request(kit), _agree)
     (kit.parent / "north" / "ca.crt").write_text("other")
     with pytest.raises(KitError, match=r"was altered: ca\.crt does not match the seal"):
-        ready(_request(kit), _agree)
+        prepare_node(_request(kit), _agree)
 
 
 def test_the_command_becomes_the_node_and_keeps_the_lock(

@@ -14,14 +14,14 @@ import pytest
 
 from fedsilo.core.errors import SettingError
 from fedsilo.deployment.worker import hospital
-from fedsilo.deployment.worker.hospital import CANNOT, commands, main
+from fedsilo.deployment.worker.hospital import CANNOT, build_commands, main
 
 SECRET = Path("/tmp/fedsilo-x/secret")
 TOLD = ["--superlink", "a:9092", "--port", "9999", "--node-config", 'site="north"']
 
 
 def test_both_are_told_of_one_secret_and_the_runtime_apis_place() -> None:
-    supernode, worker = commands(TOLD, SECRET, 7)
+    supernode, worker = build_commands(TOLD, SECRET, 7)
     assert supernode[1:3] == ["-m", "fedsilo.deployment.worker.supernode"]
     assert supernode[3 : 3 + len(TOLD)] == TOLD
     assert supernode[-4:] == ["--isolation", "process", "--superexec-auth-secret-file", str(SECRET)]
@@ -29,7 +29,7 @@ def test_both_are_told_of_one_secret_and_the_runtime_apis_place() -> None:
         *("--runtime", "127.0.0.1:9999", "--secret", str(SECRET), "--hospital", "7")
     ]
     told = ["--host", "::1", "--node-config", 'site="n" site-file="/etc/site.yaml"']
-    _, worker = commands(told, SECRET, 7)
+    _, worker = build_commands(told, SECRET, 7)
     assert worker[3:5] == ["--runtime", "[::1]:9094"]
     assert worker[-2:] == ["--site-file", "/etc/site.yaml"]
 
@@ -45,7 +45,7 @@ def test_both_are_told_of_one_secret_and_the_runtime_apis_place() -> None:
 )
 def test_what_would_open_the_worker_is_refused(more: list[str], why: str) -> None:
     with pytest.raises(SettingError, match=why):
-        commands([*TOLD, *more], SECRET, 7)
+        build_commands([*TOLD, *more], SECRET, 7)
 
 
 def test_another_flower_is_refused_with_the_command_that_installs_the_known_one(

@@ -40,7 +40,7 @@ def test_each_method_has_its_own_column_and_the_mean_of_four(
 ) -> None:
     found = published(method)
     (row,) = (row for row in paper("picsr").rows if row.name == column)
-    assert {site: found[site] for site in HOSPITALS} == row.printed()
+    assert {site: found[site] for site in HOSPITALS} == row.numbers_by_part()
     assert list(found) == [*HOSPITALS, "all"]
     for site, (accuracy, sd) in (("cleveland", cleveland), ("va", va)):
         assert found[site]["accuracy"] == pytest.approx(accuracy / 100)
@@ -60,7 +60,7 @@ def test_each_method_has_its_own_column_and_the_mean_of_four(
 def test_numbers_are_shares_of_the_test_patients_over_five_runs(
     column: str, site: str, patients: int
 ) -> None:
-    (found,) = (row.printed() for row in paper("picsr").rows if row.name == column)
+    (found,) = (row.numbers_by_part() for row in paper("picsr").rows if row.name == column)
     right = found[site]["accuracy"] * 5 * patients
     assert right == pytest.approx(round(right), abs=0.5e-4 * 5 * patients + 1e-9)
 

@@ -273,7 +273,7 @@ def test_every_row_is_shown_for_some_run() -> None:
         known = as_mapping(UEFLSettings())
         asked = {key: value for key, value in own.items() if key in known}
         found = published(method, **base, **asked)
-        first = row.printed()[row.parts[0]]
+        first = row.numbers_by_part()[row.parts[0]]
         shown[row.table] = shown.get(row.table, 0) + (found[row.parts[0]].items() >= first.items())
     # Of tables 4 and 8 the rows that contradict an earlier table are not shown
     assert shown == {1: 2, 2: 2, 3: 15, 4: 2, 5: 2, 6: 6, 7: 5, 8: 4}
@@ -312,7 +312,7 @@ def test_every_row_has_an_experiment_and_a_small_one(
 ) -> None:
     large = resolve(experiments[_name(row)].values)
     part = row.parts[0]
-    shown, printed = _published(large)[part], row.printed()[part]
+    shown, printed = _published(large)[part], row.numbers_by_part()[part]
     contradicting = ("uefl-table4-fl", "uefl-table8-codes-16", "uefl-table8-codes-64")
     assert (shown.items() >= printed.items()) != (_name(row) in contradicting)
     small = resolve(experiments[f"{_name(row)}-cpu"].values)
