@@ -227,8 +227,8 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
     """Let a site that fails after opening its data add 0 to the secret sum, instead of raising.
 
     Otherwise the server would learn that this site failed, and a malicious server could make the
-    failure depend on a single patient. Errors at other levels of trust, of a hello or a survey, and
-    from before the data were opened are raised unchanged.
+    failure depend on a single patient. An exception is raised unchanged if the run's trust is not
+    'sums', if the message is a hello or a survey, or if the data were not opened yet.
     """
     message, context, opened = answering.message, answering.context, answering.opened
     opened.hidden = not tells_single_answers(context.node_config, context.run_config)

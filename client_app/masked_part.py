@@ -19,8 +19,8 @@ from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.core.messages import ARRAYS, Instruction
 from fedsilo.core.settings.common_settings import SUMS
-from fedsilo.models.privacy.gaussian_mechanism import clipped_to, finite
-from fedsilo.models.privacy.summed_metrics import bounds, portion
+from fedsilo.models.privacy.gaussian_mechanism import clip_to_norm, replace_nonfinite
+from fedsilo.models.privacy.summed_metrics import bounds, to_unit_range
 from fedsilo.strategies.wire.records import NDArray, to_record, unpack
 from fedsilo.strategies.wire.secure_keys import SECURE, read_texts
 from fedsilo.strategies.wire.signatures import digest
@@ -115,21 +115,21 @@ class MaskedPart:
         if update is not None:
             part = dict(update)
             if self.session.stand_in is not None:  # an error would depend on a single patient
-                part = {name: finite(array) for name, array in update.items()}
+                part = {name: replace_nonfinite(array) for name, array in update.items()}
             if _shapes(part) != _shapes(zeros):
                 raise SiteError(
                     f"the server asks to sum {sorted(zeros)}, but method "
                     f"'{self.session.settings.method}' sends {sorted(part)}"
                 )
         # Clipped even if nothing was trained: zeros and updates must take the same path
-        clipped = clipped_to(part, self.session.settings.clip_norm)
+        clipped = clip_to_norm(part, self.session.settings.clip_norm)
         secure = self.secure_site(update is None)
         portions = {}
         for name in read_texts(secure.asked, "metrics"):
             # Scaled to 0 to 1, so that all metrics fit one quantisation; the server scales the mean
             # back
             least, largest = self._bounds_of(name)
-            portions[name] = portion(metrics.get(name), least, largest)
+            portions[name] = to_unit_range(metrics.get(name), least, largest)
         return dict(secure.mask(clipped, received, portions))
 
     def _received_arrays(self) -> dict[str, NDArray]:
@@ -220,6 +220,11 @@ class MaskedPart:
         )
 
     def _secure_record(self) -> ConfigRecord:
+        """Return the message's record of secure aggregation.
+
+        Raises:
+            SiteError: the message has none.
+        """
         record = self.content.config_records.get(SECURE)
         if record is None:
             raise SiteError(f"the message has no record '{SECURE}'")

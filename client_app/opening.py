@@ -205,7 +205,11 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Refuse a run without clipping and noise, because it has no epsilon to count for the cap."""
+    """Check that a run clips and adds noise, because otherwise it has no epsilon to count.
+
+    Raises:
+        RefusedError: the run is not private.
+    """
     if not settings.is_private():
         raise RefusedError(
             "the site has a cap on epsilon, but the run's 'privacy.sample-clip-norm' is 0: without "

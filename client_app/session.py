@@ -89,11 +89,13 @@ class SiteSession(OpenedSite):
 
     @classmethod
     def admit(cls, site: OpenedSite) -> SiteSession:
-        """Build the session of an opened site, and check that the site can take part.
+        """Build the session of an opened site, and check that the site can take part in the run.
+
+        The checks are those of the hospital's limits and of the method. With the hospital's own cap
+        on epsilon, the label counts get noise, for which its ledger pays the first time.
 
         Raises:
-            EpsilonSpentError: noisy label counts must be drawn for the first time, but would exceed
-                the hospital's cap on epsilon.
+            EpsilonSpentError: the noisy label counts would exceed the hospital's cap on epsilon.
             SiteError: the site has too few samples for the method.
             RefusedError: the hospital's limits forbid the run, or it has not given a necessary
                 consent.

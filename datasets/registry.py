@@ -14,13 +14,13 @@ from fedsilo.core.files.locations import Places, find_places
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.methods import METHODS
 from fedsilo.core.plugins import (
-    Plug,
+    PluginPlace,
     find_plugins,
     locate_plugin,
     module_of,
-    plug,
     plugin_entries,
-    wrong,
+    resolve_plugin,
+    wrong_plugin,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_of
@@ -82,12 +82,12 @@ def _load_plugin(name: str) -> DataSet:
         SettingError: the plugin does not exist, its object is not a ``DataSet``, or the object's
             own ``name`` is that of one of fedsilo's data sets.
     """
-    found = plug("dataset", name, DATA_SETS)
+    found = resolve_plugin("dataset", name, DATA_SETS)
     data = found
     if isinstance(found, type) and not inspect.isabstract(found):
         data = found()
     if not isinstance(data, DataSet):
-        raise wrong("dataset", name, found, "DataSet of fedsilo.datasets.silo.silos")
+        raise wrong_plugin("dataset", name, found, "DataSet of fedsilo.datasets.silo.silos")
     if data.name in DATA_SETS:  # its silos would be looked up in that one's cache
         raise SettingError(
             f"data set '{name}' calls itself '{data.name}', but that name is taken: give it another"
@@ -108,11 +108,11 @@ def _is_ours(key: str, name: str) -> bool:
     return name in _OURS[key] or (key == "network" and name.startswith(TIMM))
 
 
-def plugs_of(settings: CommonSettings) -> list[Plug]:
+def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
     """Find the plugins that a run's method, network, data set and partition name; import none.
 
     Returns:
-        A ``Plug`` for each of these four settings that names none of fedsilo's own; may be empty.
+        The place of each of these four settings' plugins; empty if all name fedsilo's own parts.
 
     Raises:
         SettingError: a setting names neither one of fedsilo's own nor a plugin.

@@ -109,7 +109,7 @@ class Aligner:
         """
         for site in sorted(self.others):
             other = self.others[site]
-            # As many of the other site's m embeddings as the batch has, so that D sees both sites
+            # Drawn from the m other embeddings, as many as the batch has, so that D sees both sites
             # equally
             chosen = torch.randperm(len(other), generator=self.rng)[: len(own)]
             self.discriminator_optimiser.zero_grad(set_to_none=True)

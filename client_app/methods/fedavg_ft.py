@@ -14,10 +14,11 @@ class FedAvgFTSite(SiteMethod):
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received weights; if none were sent, with the stored own ones.
+        """Build the network with the received weights; if none were sent, with the stored ones.
 
         Raises:
-            SiteError: there are neither, because the site missed the round of fine-tuning.
+            SiteError: there are neither, because the site missed the round in which it would have
+                stored weights.
         """
         arrays = lab.arrays() or lab.state()
         if not arrays:

@@ -31,8 +31,9 @@ class FedDynSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train with both terms and send the network; then update and store the local gradient.
 
-        The update subtracts alpha times (trained minus received weights). The local gradient starts
-        at 0, and is that of the last reply which the server used.
+        The update subtracts alpha times (trained minus received weights). The gradient is 0 in the
+        first round, and after a reply that the server did not use it continues from the last one
+        that was used.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

@@ -292,7 +292,7 @@ class SecureSite:
         lengths = {len(one) for one in (splits, masks, seals, publics, signatures)}
         if lengths != {len(sites)}:
             raise SiteError("record 'secure' has not one key of each kind for each site")
-        # With a repeated key the server could play two sites and count them as two towards the
+        # A repeated key would let the server play two sites and count them as two towards the
         # threshold
         if len({*masks, *seals}) != 2 * len(sites):
             raise RefusedError("two sites have the same key: only one of them can be real")

@@ -122,6 +122,11 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 
 
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
+    """Check that all sites of a simulation sign with the keys that follow from the run's seed.
+
+    Raises:
+        RefusedError: a site signs with another key; the text gives its code.
+    """
     for site, code in codes.items():
         if code != key_code(public_text(simulated_key(seed, site))):
             raise RefusedError(

@@ -20,7 +20,7 @@ from fedsilo.client_app.site.node import build_settings, is_simulated, own_cache
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.core.files.locations import BACKBONES, find_places
 from fedsilo.core.methods import load_plugin_files
-from fedsilo.core.plugins import module_of, other_plugs, plug_digests, plugin_entries
+from fedsilo.core.plugins import changed_plugins, digest_plugins, module_of, plugin_entries
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import key_of, keys_of, keys_with, setting
 from fedsilo.datasets.partition.silo_sets import GAIA
@@ -45,8 +45,8 @@ class NodeCap:
 def site_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by this node's own folders, device and limits.
 
-    The stricter value wins for 'sums-min-count' and for the cap on epsilon. Also imports the
-    plugins that the settings name.
+    For 'sums-min-count' and the cap on epsilon the stricter value wins. The plugins that the
+    settings name are imported; at a real site these are only the hospital's own.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
@@ -69,7 +69,7 @@ def site_settings(context: Context) -> CommonSettings:
     settings = dataclasses.replace(settings, **own)
     if not is_simulated(context):
         settings = _with_own_places(settings, context)
-    # At a real site this is the hospital's own 'plugin', which has replaced the run's above
+    # A real site's own 'plugin' has replaced the run's above
     if settings.plugin:
         load_plugin_files(settings.plugin)
     if not is_simulated(context):
@@ -131,7 +131,7 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
         )
     elif plugs:
         # Read only now: digests of a plugin that is not installed would need its files
-        other = other_plugs(plug_digests(plugs), settings.plugin_digests)
+        other = changed_plugins(digest_plugins(plugs), settings.plugin_digests)
         if other:
             fault = (
                 f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "

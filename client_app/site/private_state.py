@@ -149,8 +149,7 @@ class SiteState:
     def _older_keys(self, instruction: Instruction) -> list[tuple[int, int]]:
         """Return the (round, step) of each stored state from before ``instruction``, sorted.
 
-        States from the instruction's own step or later can exist, because a resumed server may ask
-        again for a round that this site has already finished.
+        Newer states may exist too, because a resumed server can ask again for a finished round.
         """
         now = (instruction.round, instruction.step)
         return [key for key in self._keys() if key < now]

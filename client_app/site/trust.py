@@ -84,8 +84,8 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 def constant_error(error: Exception) -> FedsiloError:
     """Return the error to send in place of one that may depend on a patient.
 
-    Its text is constant. Only an EpsilonSpentError keeps its text, because it depends on the
-    request and on noisy counts, and the server plans with it.
+    Its text is always the same. Only an EpsilonSpentError keeps its text: it depends on the request
+    and on noisy counts but on no patient, and the server needs it to plan.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

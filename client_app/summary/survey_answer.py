@@ -55,7 +55,7 @@ class StoredAnswer:
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     parts: Mapping[str, str]  # the parts of the answer, as sent or ready to be sent
-    settings: Mapping[str, Value]  # by key, the run's settings that decided the samples and counts
+    settings: Mapping[str, Value]  # the settings that decided the samples, by key
     fingerprint: Mapping[str, str]  # the fingerprint of the data
 
 
@@ -355,8 +355,7 @@ class AnswerBuilder:
         for one in measures:
             values = self._known_values(one, split, include_few_values)
             if values is not None and _TAIL * len(values) >= self.floor:
-                # At least ``floor`` samples lie beyond each, so neither is the value of one of few
-                # patients
+                # Each has at least ``floor`` samples beyond it, so it is no extreme patient's value
                 low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
                 found[one.name] = float(low), float(high)
         return found

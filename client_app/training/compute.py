@@ -328,7 +328,7 @@ class Streamed:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._arrived[turn] = event
-        if moved.data_ptr() == batch.data_ptr():  # on the CPU nothing was copied
+        if moved.data_ptr() == batch.data_ptr():  # nothing was copied on the CPU
             return moved.clone()
         return moved
 

@@ -77,10 +77,10 @@ def effective_samples(weights: Tensor) -> float:
 
 
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
-    """Check that each optimiser step has at least ``minimum`` different samples.
+    """Check that each optimiser step uses at least ``minimum`` different samples.
 
     A sample counts only if its weight is more than a hundredth of the largest in its batch, because
-    a smaller gradient does not help to hide the others.
+    a gradient with a smaller weight does not help to hide the others.
 
     Args:
         batches: the sample numbers of each step, (batch,) each; an empty list passes.
@@ -88,7 +88,7 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
         weights: the weight of each sample in the loss, (n,); None if all count the same.
 
     Raises:
-        RefusedError: a step has fewer; the text gives both numbers.
+        RefusedError: a step uses fewer; the text gives both numbers.
     """
     sizes = []
     for batch in batches:

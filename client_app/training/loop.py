@@ -398,9 +398,10 @@ def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int,
 def anneal_evidence(
     training: LocalTraining, settings: CommonSettings, rounds: int
 ) -> Callable[[int], None]:
-    """Return a function that sets the evidential KL weight for a pass of this round, from 0.
+    """Return a function that sets the evidential KL weight before each pass of this round.
 
-    The weight grows with the number of epochs in all rounds so far.
+    It takes the pass's number, from 0. The weight grows with the number of epochs in all rounds so
+    far.
 
     Args:
         training: the training; the evidential losses of its network get the weight.

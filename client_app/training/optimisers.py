@@ -107,11 +107,11 @@ def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
 
 
 def check_optimiser(settings: CommonSettings) -> None:
-    """Check the run's optimiser by one step on small tensors.
+    """Check that the run's optimiser can be built, and can take a step on small tensors.
 
     Raises:
-        SettingError: the optimiser cannot be built or cannot step; or 'train.optimiser-state' is
-            "run", but its state has other shapes than the weights.
+        SettingError: it cannot; or its state has other shapes than the weights, which cannot be
+            stored over rounds, although 'train.optimiser-state' is "run".
     """
     weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 3))])
     optimiser = open_optimiser(weights, settings)

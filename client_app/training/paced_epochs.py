@@ -113,16 +113,17 @@ def open_pacing(
     settings: CommonSettings,
     new_order: Callable[[int], Tensor],
 ) -> Pacing:
-    """Return the site's position in its epoch at the start of a round.
+    """Return the site's position in its epoch, and the order of its samples, for this round.
 
-    It continues from the stored position within the same epoch; otherwise an epoch begins.
+    Within an epoch the stored ones are continued; at the start of an epoch, or without a state of
+    this epoch, the position is 0 and the order new.
 
     Args:
         stored: the site's state before this message; may be empty.
         round_: the round, from 1.
         samples: the number of the site's training samples.
         settings: the number of steps in an epoch and in a round.
-        new_order: returns the order (samples,) of the samples in an epoch that begins now.
+        new_order: returns the order (samples,) of the samples in a given epoch.
 
     Raises:
         SiteError: the number of training samples has changed within the epoch.

@@ -21,7 +21,7 @@ from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places, find_places
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.one_line import reason_of
-from fedsilo.core.plugins import plug, wrong
+from fedsilo.core.plugins import resolve_plugin, wrong_plugin
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import as_mapping, defaults, keys_with
@@ -363,9 +363,9 @@ def _refuse_small_silos(
 
 
 def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
-    found = plug("partition", settings.partition, PARTITIONS)
+    found = resolve_plugin("partition", settings.partition, PARTITIONS)
     if not callable(found):
-        raise wrong("partition", settings.partition, found, "function (labels, silos, rng)")
+        raise wrong_plugin("partition", settings.partition, found, "function (labels, silos, rng)")
     return cast(Callable[..., Any], found)
 
 

@@ -99,7 +99,14 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task.
 
-    Each of ``weights`` is trained over the seeds. If one fails, nothing is written.
+    For each starting point in ``weights`` a network is trained with each seed, on the pooled
+    training images of the sites. The best epoch by the validation images is measured on the test
+    images. Metrics, curves and the best model of the first starting point go to the folder ``out``;
+    if a training fails, nothing is written.
+
+    Raises:
+        FedsiloError: a starting point, setting or site is unknown, weights do not fit the network,
+            images are missing, or training diverged.
     """
     from fedsilo.finetuning.finetune import open_study, train_starts
     from fedsilo.finetuning.finetune_request import check_starts, open_starts
@@ -109,10 +116,12 @@ def finetune(
     for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():
         refuse_below(1, option, number)
     refuse_below(0, "distil-epochs", distil_epochs)
+    # Cheap checks first: opening the starting points may read large files
     names, folder, data = several(weights), Path(out), path_of(data_dir)
     check_starts(names, from_site)
     refuse_target(folder, "another --out")
     starts = open_starts(names, data, from_site, path_of(state_dir))
+    # The weights decide the network, the network decides which settings are inherited
     chosen = choose_network(task, network, starts.sources, distil=distil_epochs > 0)
     changes = read_changes(texts_of(settings), device, data)
     common = build_settings(task, chosen, starts.run_models, dataset, changes)
@@ -145,9 +154,18 @@ def predict(
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
 
-    Give exactly one of ``images``, ``manifest``, ``table`` and ``split``. For predicted classes,
-    ``frame()`` of the result has the rows of the CSV file: ``predicted``, ``p.<class>``,
-    ``entropy`` and so on.
+    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. If
+    ``run_dir`` is a folder that ``finetune`` wrote for segmentation, masks are predicted, and
+    options about sites and coverage are refused. ``watch`` is called with the number of cases that
+    are done and of all cases.
+
+    Returns:
+        The predictions. For classes, ``frame()`` has the rows of the CSV file, with the columns
+        ``predicted``, ``p.<class>``, ``entropy`` and so on. Without ``out`` no CSV file is written.
+
+    Raises:
+        FedsiloError: no source or several are given, the model or the cases cannot be opened, a
+            file to write exists, or the calibration is missing.
     """
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction
@@ -160,6 +178,7 @@ def predict(
     folder, written, page = folder_of(run_dir), path_of(out), path_of(html)
     files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
     source = choose_source(id, **files, split=split)
+    # A fine-tuned segmentation model has no sites, calibration or rounds: their options are refused
     if masks.is_finetuned(folder):
         others = {"site": site, "coverage": coverage, "calibration": calibration, "html": html}
         others |= {"state-dir": state_dir, "answer-all": answer_all, "best": best}
@@ -172,6 +191,7 @@ def predict(
     calibrated = None
     if coverage is not None or calibration is not None:
         calibrated = open_calibration(model, path_of(calibration))
+    # The reference describes the training samples, so that unlike cases can be left unanswered
     inputs, reference = open_inputs(model, source), reference_of(model, site)
     found = prediction.predict_inputs(
         model, inputs, calibrated, coverage, reference, answer_all, watch
@@ -193,8 +213,17 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site.
 
-    ``coverage`` is the highest that prediction sets will be asked for: it decides how many
-    validation rows are needed. Without ``out`` an earlier file in the run directory is replaced.
+    On the site's validation rows a temperature is fitted, and the scores for prediction sets are
+    stored. ``coverage`` is the highest coverage for which ``predict`` will make prediction sets: it
+    decides how many validation rows are needed, at least ten.
+
+    Returns:
+        The calibration, which is also written to ``out``. Without ``out`` it is written to the run
+        directory, where it replaces an earlier calibration of the site.
+
+    Raises:
+        FedsiloError: the site has too few validation rows, they have changed since the run, or
+            ``out`` exists.
     """
     from fedsilo.inference.predict.calibration import (
         calibrate_model,
@@ -234,7 +263,15 @@ def monitor(
 ) -> Monitored:
     """Check whether new cases still resemble the training data of a run.
 
-    ``alarms`` of the result lists the checks that are beyond their limit.
+    The distributions of the features are compared with the training data of the site. If enough
+    cases have labels, accuracy, calibration and coverage are checked too.
+
+    Returns:
+        The checks; ``alarms`` has those beyond their limit, and ``missing`` says which checks were
+        not possible.
+
+    Raises:
+        FedsiloError: ``data`` does not exist or cannot be read, or the run cannot be opened.
     """
     from fedsilo.inference.monitor.monitor import check_new_cases
     from fedsilo.inference.predict.calibration import check_coverage
@@ -263,12 +300,25 @@ def export(
     state_dir: options.StateDir = None,
     plugin: options.OwnPlugin = None,
 ) -> Export:
-    """Write a run's model as a program that needs no fedsilo."""
+    """Write a run's model as a program that needs no fedsilo.
+
+    A new folder gets the program, test vectors and a model card. The program's probabilities are
+    compared with fedsilo's first.
+
+    Returns:
+        The folder, the largest difference of a probability, and the types and shapes of the inputs
+        and outputs.
+
+    Raises:
+        FedsiloError: the folder exists, the model cannot be written in this format, or the
+            program's answers differ.
+    """
     from fedsilo.inference.export.export import export_model
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
     folder = folder_of(run_dir)
+    # Named by format and site, so that several exports of a run fit in its directory
     of_site = f"-{site}" if site else ""
     target = path_of(out) or folder / f"export-{form}{of_site}"
     refuse_target(target, "another --out")
@@ -287,7 +337,13 @@ def card(
     ] = None,
     plugin: options.OwnPlugin = None,
 ) -> Path:
-    """Write the model card of a run; return its path."""
+    """Write the model card of a run; return its path.
+
+    The card is a Markdown file. With ``site`` it describes that site's own model.
+
+    Raises:
+        FedsiloError: the run has no such site or has not ended, or the file exists.
+    """
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.inference.export.card import card_text
     from fedsilo.runs.finished_run import FinishedRun

@@ -55,10 +55,17 @@ def compare(
 ) -> Comparison:
     """Run experiments over seeds and compare them.
 
-    The seeds are 0 to ``seeds - 1``. Finished runs in ``<out>/<experiment>-seed<n>`` are used
-    again, and stay if a later run fails. The comparison's ``results`` are a frame with a row per
-    experiment, group, metric and seed; ``tested`` has the tests, and ``budgets`` the rounds, steps,
-    samples, bytes and seconds of each row.
+    The seeds are 0 to ``seeds - 1``, and the run directories are ``<out>/<experiment>-seed<n>``. A
+    run that has ended is not repeated, and remains if a later run fails.
+
+    Returns:
+        The comparison: ``results`` is a frame with a row per experiment, group, metric and seed;
+        ``tested`` has the tests of differences; ``budgets`` has the rounds, steps, samples, bytes
+        and seconds of each experiment.
+
+    Raises:
+        FedsiloError: an experiment, metric or test is unknown; budgets differ without ``unequal``,
+            which is checked before the first run and again after the last; or a run failed.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.comparison.jobs import plan_job, run_all, runs_of
@@ -80,6 +87,7 @@ def compare(
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
     if own_splits:
         study.refuse_one_split(planned)
+    # Only missing runs are started, so an interrupted comparison can be repeated
     unfinished = [job for job in planned if not job.is_finished()]
     if unfinished:
         study.refuse_without(split, unfinished)
@@ -120,8 +128,15 @@ def tune(
 ) -> Tuned:
     """Choose an experiment's settings by validation on its training data.
 
-    The choice and all trials are written to ``<out>/tune-<experiment>``; trials that are there are
-    used again.
+    Each point of the search is trained for every validation fold and seed, and the point with the
+    best metric is chosen; test data are not used. The choice and all trials are written to
+    ``<out>/tune-<experiment>``. Trials that a former call left there are not repeated.
+
+    Returns:
+        The points, best first, with the content of chosen.json and the folder.
+
+    Raises:
+        FedsiloError: the experiment, the grid or the metric cannot be used, or a number is below 1.
     """
     from fedsilo.comparison.slurm import read_jobs
     from fedsilo.comparison.tune import plan_search, search
@@ -150,8 +165,18 @@ def crossvalidate(
 ) -> CrossValidation:
     """Repeat cross-validation within each site.
 
-    The other experiments are compared with the first. Budgets are compared by settings and
-    finished rounds, because trials record no optimiser steps. Finished runs are used again.
+    Each repetition cuts every site's data into new folds, the same for all experiments. The other
+    experiments are compared with the first. Their budgets must be equal in settings and finished
+    rounds; optimiser steps are not compared, because these runs do not record them. A run that has
+    ended is not repeated.
+
+    Returns:
+        The intervals of each metric and of the differences from the first experiment, with the
+        budgets.
+
+    Raises:
+        FedsiloError: an experiment is unknown; its data cannot be cut; budgets differ without
+            ``unequal``; or a run failed.
     """
     from fedsilo.comparison import budgets as compared
     from fedsilo.comparison import crossvalidate as study
@@ -164,12 +189,15 @@ def crossvalidate(
     given, at_once = options.run_sources(sources), read_jobs(str(jobs), several(slurm))
     plans = {name: plan_run(name, given)[0] for name in _read_names(experiments)}
     commons = {name: settings.common for name, settings in plans.items()}
+    # plan_folds refuses experiments on other data, so the first one's data set stands for all
     first, *_ = commons.values()
     compared.refuse_mixed_optimisers(commons)
     planned = study.plan_folds(plans, folds, repeats)
     experiments = format_count(len(plans), "experiment")
     what = f"{experiments}, {folds} folds, {format_count(repeats, 'repeat')}"
     tell(f"{what}: {format_count(len(plans) * folds * repeats, 'run')}")
+    # Checked before the runs by their settings, and after them by the rounds that they finished,
+    # because early stopping may have ended some
     budgets = compared.planned_budgets(plans, given)
     if not unequal:
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
@@ -182,7 +210,12 @@ def crossvalidate(
 
 
 def _read_names(experiments: Sequence[str]) -> list[str]:
-    """Return the names of experiments; a name that is given twice counts once."""
+    """Return the names of the experiments, each once, in the order in which they are first given.
+
+    Raises:
+        SettingError: no experiment is named.
+    """
+    # Keys of a dictionary are unique and keep their order
     names = list(dict.fromkeys(several(experiments)))
     if not names:
         raise SettingError("no experiment is named: name at least one experiment")

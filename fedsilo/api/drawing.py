@@ -23,7 +23,7 @@ from fedsilo.core.arguments import (
 from fedsilo.core.errors import SettingError
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
-_LARGEST_SEED = 2**32 - 1  # scikit-learn takes no larger one
+_LARGEST_SEED = 2**32 - 1  # scikit-learn refuses larger ones
 
 if TYPE_CHECKING:
     from fedsilo.explanations.sample import Explanation
@@ -33,7 +33,16 @@ if TYPE_CHECKING:
 
 @options.command
 def plot(run_dir: options.RunDir) -> Iterator[Path]:
-    """Draw the learning curves of a finished run again."""
+    """Draw the learning curves of a finished run again.
+
+    All pictures in the run directory are replaced: the learning curves and those of its method.
+
+    Returns:
+        The path of each picture.
+
+    Raises:
+        RunDirectoryError: the run has not ended, or one of its files cannot be read.
+    """
     from fedsilo.pictures.learning_curves import draw_run
     from fedsilo.server_app.records.run_directory import RunDirectory
 
@@ -55,7 +64,20 @@ def explain(
     picture: Annotated[options.MaybePath, "also draw the explanation as PNG"] = None,
     plugin: options.OwnPlugin = None,
 ) -> Explanation:
-    """Explain a prediction for one patient of the site, or for a new one."""
+    """Explain a prediction for one patient of the site, or for a new one.
+
+    The patient is number ``row`` of the site's ``split``, or with ``table`` number ``row`` of that
+    file; with ``image`` it is that image. How the prediction is explained depends on the network
+    and the data: by PICSR's router, by the Shapley values of columns, or by a map over the image.
+
+    Returns:
+        The explanation; ``lines()`` has its text, ``document()`` its JSON and ``figure()`` its
+        picture.
+
+    Raises:
+        FedsiloError: ``table`` and ``image`` are both given, there is no such row, or the run or
+            the new case cannot be opened.
+    """
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.explanations.sample import explain_sample
     from fedsilo.pictures.learning_curves import write_picture
@@ -71,6 +93,7 @@ def explain(
         lab = run.lab(site, path_of(data_dir), path_of(state_dir), split=split)
         explanation = explain_sample(lab, split, row)
     else:
+        # A new case needs only the model, but no rows of the site
         from fedsilo.inference.predict.case_details import explain_new_case
 
         model = run.model(site, data_dir=data_dir, state_dir=state_dir)
@@ -96,8 +119,14 @@ def attention(
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, a sheet per site.
 
-    Returns:
-        The path of each sheet, or a line about a site that has no images.
+    A sheet shows, for each class, the ``images`` images of which the site's model is most certain.
+
+    Yields:
+        The path of each sheet, ``attention-<site>.png``; a line of text instead for a site without
+        images in the split.
+
+    Raises:
+        FedsiloError: the network is no ViT, a site is unknown, or its data cannot be opened.
     """
     from fedsilo.explanations.attention import attention_sheet
     from fedsilo.pictures.learning_curves import write_picture
@@ -129,7 +158,19 @@ def histograms(
     plugin: options.OwnPlugin = None,
     tell: Tell = silent,
 ) -> Path:
-    """Draw the brightness of images at each site."""
+    """Draw the brightness of images at each site.
+
+    The left panel has the histograms of the pixels as stored, the right one those of the network's
+    inputs, with a line per site. Background pixels are left out. ``tell`` is called with a line for
+    each site without images in the split.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        FedsiloError: the data are a table, have changed since the run, or have no images in the
+            split.
+    """
     from fedsilo.explanations import intensity_histograms as intensity
     from fedsilo.pictures.learning_curves import write_picture
     from fedsilo.runs.finished_run import FinishedRun
@@ -137,6 +178,7 @@ def histograms(
     name_plugins(plugin_texts(plugin))
     run = FinishedRun.open(folder_of(run_dir))
     common = run.local_settings(path_of(data_dir)).common
+    # Histograms need the images but no network, so the sites' private states are not opened
     silos = intensity.open_silos(run, common, run.chosen_sites(several(site)), split)
     for name, silo in silos.items():
         if not len(silo.splits()[split]):
@@ -169,8 +211,17 @@ def embeddings(
 ) -> Iterator[Path | str]:
     """Draw the embeddings of all sites' samples.
 
-    Returns:
-        For each run the JSON file and its numbers, then the picture and the CSV file.
+    Each run is a panel, in which t-SNE shows a sample as a point. Two numbers say how well a
+    sample's site and class can be predicted from its embedding. ``tell`` is called with a line for
+    each site without samples in the split.
+
+    Yields:
+        For each run the path of its embeddings.json and its numbers, as one text; then the path of
+        the picture and, if ``csv`` is given, that of the CSV file.
+
+    Raises:
+        FedsiloError: no run is named, one has not ended, its model mixes several networks, or it
+            has fewer than four samples.
     """
     import pandas as pd
 
@@ -194,6 +245,7 @@ def embeddings(
     selection = embedding.Selection(several(site), split, layer, limit, seed)
     panels = [embedding.embed_run(run, selection, data, state, tell) for run in runs]
     rows = []
+    # Nothing is written before all runs are embedded, so an error leaves no partial result
     for run, panel in zip(runs, panels, strict=True):
         document = embedding.document(panel, selection)
         RunDirectory(run.path).write_json("embeddings.json", document)
@@ -232,13 +284,26 @@ def gradcam(
     state_dir: options.StateDir = None,
     plugin: options.OwnPlugin = None,
 ) -> Path:
-    """Draw the image regions by which convolutional networks find a class (Grad-CAM)."""
+    """Draw the image regions by which convolutional networks find a class (Grad-CAM).
+
+    The picture has a row per image and a column per run. Choose the images by ``rows``, or by
+    ``scenarios``, which compares two runs or more.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, there is no such row
+            or class, no image fits, a run has no convolutional network, or the runs have different
+            images.
+    """
     from fedsilo.explanations import gradcam_pictures as grad_cam
     from fedsilo.pictures.learning_curves import write_picture
     from fedsilo.pictures.panel_grids import refuse_shared_state
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
+    # Equal if both options are given, or neither of them
     if bool(rows) == (scenarios is not None):
         raise SettingError("choose images either by --rows or by --scenarios")
     refuse_below(1, "scenarios", scenarios)
@@ -289,7 +354,15 @@ def report(
 ) -> list[Path]:
     """Write a page about finished runs; return its file.
 
-    ``by`` and ``decisions`` predict the test samples again, so they need the sites' data.
+    ``by`` and ``decisions`` predict the test samples again, so they need the sites' data on this
+    machine.
+
+    Returns:
+        A list with the path of the HTML file.
+
+    Raises:
+        FedsiloError: no run is named, an option belongs to another reader, a run cannot be read, or
+            the file exists and ``overwrite`` is not set.
     """
     from fedsilo.pages.page import write_page
     from fedsilo.reports import report as reports
@@ -302,6 +375,7 @@ def report(
     name_plugins(plugin_texts(plugin))
     runs = _named_folders(run_dirs)
 
+    # Reports know nothing of prediction: they get this function if the samples must be predicted
     def examine_run(run: Shown) -> Sequence[Examination]:
         from fedsilo.inference.monitor.examined import examine
 
@@ -320,7 +394,11 @@ def report(
 
 
 def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
-    """Return the run directories; SettingError if none is named."""
+    """Return the paths of the run directories, in order.
+
+    Raises:
+        SettingError: no run is named.
+    """
     folders = folders_of(run_dirs)
     if not folders:
         raise SettingError("no run is named: name at least one run directory")
@@ -328,7 +406,11 @@ def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
 
 
 def parse_rows(text: str) -> list[int]:
-    """Parse ``--rows``, such as '0,3,7', into row numbers, counted from 0."""
+    """Parse ``--rows``, such as '0,3,7', into row numbers, counted from 0, in the order given.
+
+    Raises:
+        SettingError: a part between commas is not a whole number of 0 or more.
+    """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise SettingError(

@@ -31,10 +31,10 @@ class _Facts:
     """The facts about an experiment that its line shows.
 
     Attributes:
-        data: the data set, with the size of its download.
-        silos: the number of silos; 0 if only the sites know it.
+        data: the name of the data set, with the size of its download if it has one.
+        silos: the number of silos; 0 if it is unknown until the data are read.
         rounds: the number of rounds.
-        cost: the measured minutes, else whether a site takes a GPU.
+        cost: the measured duration if the file has one; otherwise 'GPU' or 'CPU'.
     """
 
     data: str
@@ -44,16 +44,17 @@ class _Facts:
 
 
 def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
-    """List the experiments by method: a line about the method, then one for each entry.
+    """Yield the lines of the list of experiments: each method, sorted, and below it its entries.
 
-    The experiments of a matrix share a line, as ``a-{x,y}``, which a shell expands to their names.
+    The experiments of a matrix share a line, written as ``a-{x,y}``, which a shell expands to their
+    names. An experiment that cannot run has the reason in its line.
 
     Args:
         path: the simulation file.
         method: list only the experiments with this method; None for all.
 
     Raises:
-        SettingError: the file or an experiment is malformed, or the method is unknown.
+        SettingError: the file or an entry is malformed, or the method is unknown.
     """
     file = open_simulation(path)
     by_method = _group_by_method(file)
@@ -67,29 +68,38 @@ def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
         if name not in by_method:
             yield f"  no experiment here; by its defaults: fedsilo simulate {name}"
             continue
-        rows: dict[str, str] = {}
+        rows: dict[str, str] = {}  # names of an entry's experiments -> the text of their line
         for found in by_method[name].values():
             rows |= _describe_entry(file, found)
         width = min(max(map(len, rows)), _LONGEST_NAMES)
         for names, text in rows.items():
-            yield _line(names, text, width)
+            yield _format_line(names, text, width)
 
 
 def _describe_method(name: str) -> str:
-    """Write a method's name with a line about it; a plugin is not imported only for that."""
+    """Format the heading of a method: its name and its description.
+
+    A plugin has no description here, because listing experiments must not execute its code.
+    """
     if name not in METHODS:
         return f"{name}: a plugin"
     return f"{name}: {about(name)}"
 
 
-def _line(names: str, text: str, width: int) -> str:
-    """Write a line of the list: the names, padded to ``width`` characters, then the text."""
+def _format_line(names: str, text: str, width: int) -> str:
+    """Format a line of the list: the names, padded to ``width`` characters, then the text.
+
+    The text is shortened so that the line has at most 160 characters, but to no less than 40.
+    """
     start = f"  {names:{width}}  "
     return start + one_line(text, max(_LONGEST_LINE - len(start), 40))
 
 
 def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Experiment]]]:
-    """Group the experiments: method -> entry -> name -> experiment."""
+    """Group the experiments of a file: method -> entry of the file -> name -> experiment.
+
+    An entry with a matrix has several experiments, which may have different methods.
+    """
     by_method: dict[str, dict[str, dict[str, Experiment]]] = {}
     for name, cell in file.cells.items():
         experiment = file.find(name)
@@ -99,7 +109,12 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 
 
 def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> dict[str, str]:
-    """Describe the experiments of one entry and method: names of a line -> its text."""
+    """Describe the experiments that share an entry and a method: names -> text of their line.
+
+    This is one line for all, with the names written as ``a-{x,y}``. If the names are not every
+    combination of their values, it is a line for each experiment.
+    """
+    # A cell is one combination of the values of a matrix
     cells = [file.cells[name] for name in found]
     entry = cells[0].entry
     together = write_braces(entry, cells)
@@ -114,7 +129,11 @@ def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> di
 
 
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
-    """Describe the data, silos, rounds and cost of experiments, and what they are for."""
+    """Format the data, silos, rounds and cost of experiments, and their ``purpose``, in one text.
+
+    An empty purpose, and the cost of experiments that all run on a CPU, are left out. If an
+    experiment cannot run, the text is 'cannot run:' and the reason.
+    """
     # Dictionaries without values keep each text once and in order, which sets do not
     data: dict[str, None] = {}
     costs: dict[str, None] = {}
@@ -122,7 +141,7 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     rounds: set[int] = set()
     for experiment in experiments:
         try:
-            facts = _facts(experiment)
+            facts = _find_facts(experiment)
         except FedsiloError as error:
             return f"cannot run: {error}"
         data[facts.data] = None
@@ -132,7 +151,7 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     parts = [f"{len(data)} data sets"]
     if len(data) <= _FEW:
         parts = list(data)
-    parts += [_count(silos, "silo"), _count(rounds, "round")]
+    parts += [_format_count(silos, "silo"), _format_count(rounds, "round")]
     if list(costs) != ["CPU"]:
         parts.append(" or ".join(costs))
     text = ", ".join(parts)
@@ -141,8 +160,14 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     return text
 
 
-def _facts(experiment: Experiment) -> _Facts:
-    """Find the facts about an experiment; FedsiloError if a setting or a file of silos is wrong."""
+def _find_facts(experiment: Experiment) -> _Facts:
+    """Find an experiment's data set, number of silos and rounds, and cost, for its line.
+
+    Plugins are not executed, so the silos of a plugin's data set are unknown.
+
+    Raises:
+        FedsiloError: a setting is unknown or out of range, or a file that declares silos is wrong.
+    """
     # A run would refuse an unknown key, so the list must not show such an experiment as fine
     common = build(CommonSettings, values_of(CommonSettings, experiment.values))
     known = declared_defaults()
@@ -163,8 +188,12 @@ def _facts(experiment: Experiment) -> _Facts:
     return _Facts(data, silo_count(common) or 0, common.rounds, cost)
 
 
-def _count(numbers: Set[int], noun: str) -> str:
-    """Write the numbers of a noun: "3 or 9 silos", "10 to 600 rounds"; 0 is "own"."""
+def _format_count(numbers: Set[int], noun: str) -> str:
+    """Format the different numbers of a noun, such as "3 or 9 silos" or "10 to 600 rounds".
+
+    More than three numbers are written as a range. The number 0, which means that the user's own
+    data decide, is written "own".
+    """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:
         return format_count(different[0], noun)
@@ -175,10 +204,13 @@ def _count(numbers: Set[int], noun: str) -> str:
 
 
 def show_experiment(path: Path, name: str) -> Iterator[str]:
-    """Show an experiment in full, with its base's settings, as a simulation file of its own.
+    """Yield the lines of a YAML file that has only this experiment, with its base's settings.
+
+    The first two lines are comments about the experiment and its method. The output can be saved as
+    a simulation file.
 
     Raises:
-        SettingError: there is no such experiment, or it is malformed.
+        SettingError: the file has no such experiment, or it is malformed.
     """
     import yaml
 
@@ -194,19 +226,22 @@ def show_experiment(path: Path, name: str) -> Iterator[str]:
         "trials": experiment.trials,
         "minutes": experiment.minutes,
     }
-    for key in [key for key, value in content.items() if not value]:
-        del content[key]
-    text = yaml.safe_dump({"experiments": {name: content}}, sort_keys=False, allow_unicode=True)
+    written = {}
+    for key, value in content.items():
+        if value:
+            written[key] = value
+    text = yaml.safe_dump({"experiments": {name: written}}, sort_keys=False, allow_unicode=True)
     yield from text.splitlines()
 
 
 def check_experiments(path: Path) -> dict[str, str]:
-    """Check that every experiment of a simulation file could run, up to its data.
+    """Check the settings and resources of every experiment of a simulation file.
 
-    Its plugins are executed, as a run executes them.
+    The experiments are planned but not started, and their data are not read. Their plugins are
+    executed, as a run executes them.
 
     Returns:
-        Name of each experiment -> what is wrong with it; an empty text if nothing is.
+        Name of each experiment -> the error that a run would stop with; empty if there is none.
 
     Raises:
         SettingError: the file is missing or is no YAML, or a name or a matrix is wrong.
@@ -229,10 +264,12 @@ def check_experiments(path: Path) -> dict[str, str]:
 
 
 def check_all(path: Path) -> Iterator[str]:
-    """Check every experiment of a simulation file; yield a line for each that cannot run.
+    """Check every experiment of a simulation file, and yield a line for each that cannot run.
+
+    If all can run, the only line says so.
 
     Raises:
-        SettingError: an experiment cannot run, or the file is malformed.
+        SettingError: after the last line if an experiment cannot run; or the file is malformed.
     """
     faults = check_experiments(path)
     wrong = 0

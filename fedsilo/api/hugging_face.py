@@ -21,16 +21,23 @@ _PARTS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "
 
 
 def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str]:
-    """Download a data set and write it into a folder of ``data_dir``; yield lines about it.
+    """Download a data set of Hugging Face into a new folder below ``data_dir``.
+
+    Samples without a label are left out. The folder is named like the data set, with ``--`` in
+    place of ``/``; it appears only once it is complete.
 
     Args:
         name: the data set's name on the Hub, or a folder that ``save_to_disk`` wrote.
         data_dir: the data directory.
         label: the column of the labels.
 
+    Yields:
+        Lines with the licence, the source, the number of samples left out, the number of samples in
+        each part, and the settings that use the data.
+
     Raises:
-        DataError: the package is missing, the data set cannot be loaded or used, or its folder
-            already exists.
+        DataError: the package is missing, the data set cannot be loaded or used, no sample has a
+            label, or the folder already exists.
     """
     loaded = _load_parts(name)
     parts, lost = {}, 0
@@ -50,7 +57,9 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     if lost:
         yield f"left out: {format_count(lost, 'sample')} without a label"
     kinds: list[str] = []
+    # build_folder returns nothing, so the name of the data set is passed through a list
     build_folder(target, lambda work: kinds.append(_write_parts(work, parts, label)))
+    # Pictures in train, val and test are read by the data set 'folder', which takes these as splits
     dataset = {"images": "folder"}.get(kinds[0], kinds[0])
     counts = ", ".join(f"{len(part)} {called}" for called, part in parts.items())
     yield f"{target}: {counts}"
@@ -58,11 +67,20 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
 
 
 def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
-    """Write rows as one table, or pictures into a folder for each part; return the data set."""
+    """Write the parts of a data set into ``folder``; return the name of the data set to read them.
+
+    Rows of all parts become one table. Pictures are sorted into a folder for each part: train, val
+    or test.
+
+    Raises:
+        DataError: a part of pictures has another name, or the samples cannot be used.
+    """
+    # A table has no splits of its own: fedsilo splits the rows of all parts again
     if not image_columns(next(iter(parts.values())).features):
         rows = _library().concatenate_datasets(list(parts.values()))
         return write_silos(folder, {ALONE: rows}, label, "drop")
     by_split = {}
+    # The Hub has no fixed names of parts, so a part of another name is refused instead of guessed
     for called, part in parts.items():
         if called not in _PARTS:
             raise DataError(f"part '{called}' must be one of {', '.join(_PARTS)}")
@@ -71,7 +89,11 @@ def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
 
 
 def _keep_labelled(part: Any, label: str) -> Any:
-    """Keep only the samples that have a label; for named classes, -1 means no label."""
+    """Return a part of a data set with only the samples that have a label.
+
+    A label is missing if it is None; if the classes have names, also if it is below 0, as the Hub
+    writes unknown labels. A part without the column ``label`` is returned unchanged.
+    """
     if label not in part.features:  # the writer of the silo reports a missing column
         return part
     names = getattr(part.features[label], "names", None)
@@ -85,7 +107,13 @@ def _keep_labelled(part: Any, label: str) -> Any:
 
 
 def _load_parts(name: str) -> dict[str, Any]:
-    """Load the parts of a data set, by name; a data set without parts is all ``train``."""
+    """Load a data set from a folder or from the Hub: name of each part -> its samples.
+
+    A data set without parts is one part named ``train``.
+
+    Raises:
+        DataError: the package is missing, or the data set cannot be loaded.
+    """
     library = _library()
     load = library.load_dataset
     if Path(name).is_dir():
@@ -100,7 +128,12 @@ def _load_parts(name: str) -> dict[str, Any]:
 
 
 def _library() -> Any:
-    """Import the package ``datasets``; in a checkout, fedsilo's folder of that name hides it."""
+    """Import Hugging Face's package ``datasets``.
+
+    Raises:
+        DataError: it is not installed; or Python runs in a checkout of fedsilo, where the folder
+            ``datasets`` hides it.
+    """
     with suppress(ImportError):
         library = import_module("datasets")
         if hasattr(library, "load_dataset"):

@@ -1,7 +1,7 @@
-"""The list of all settings, which is the section of pyproject.toml that Flower reads.
+"""Lists all settings, from the section of pyproject.toml in which Flower finds the defaults.
 
-It is written from the classes of settings, and read again to list them: importing the classes of
-all methods needs PyTorch and takes seconds.
+``project_lines`` writes that section from the classes of settings. ``list_settings`` reads it again
+instead of the classes, because importing the classes of all methods takes seconds.
 """
 
 import difflib
@@ -36,14 +36,14 @@ _HEADING = re.compile(rf"\[{re.escape(SECTION)}\.?(.*)\]")
 
 @dataclass(frozen=True)
 class ListedSetting:
-    """One setting as the list shows it; both texts are as in TOML."""
+    """One setting as the list shows it."""
 
-    key: str
-    default: str
-    help: str
+    key: str  # the full key, such as 'train.batch-size'
+    default: str  # the default, written as in TOML
+    help: str  # the description and the allowed values
 
     def lines(self, width: int) -> Iterator[str]:
-        """Yield the key with its default, and below it the help, wrapped."""
+        """Yield the key with its default, then the help, wrapped to ``width`` characters."""
         yield f"  {self.key} = {self.default}"
         yield from textwrap.wrap(
             self.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6
@@ -52,14 +52,14 @@ class ListedSetting:
 
 @dataclass
 class ListedGroup:
-    """A group of settings with the sentence that describes it; name "" for no group."""
+    """A group of settings with the sentence that describes it."""
 
-    name: str
+    name: str  # the group, such as 'train'; "" for the settings without a group
     sentence: str
     settings: list[ListedSetting] = field(default_factory=list)
 
     def lines(self, width: int) -> Iterator[str]:
-        """Yield the heading and the settings."""
+        """Yield the heading and the lines of each setting, wrapped to ``width`` characters."""
         yield from textwrap.wrap(
             f"{self.name or _BARE}: {self.sentence}", width, subsequent_indent="  "
         )
@@ -68,39 +68,58 @@ class ListedGroup:
 
 
 def list_settings(word: str = "") -> Iterator[str]:
-    """List the settings in groups, as lines for the terminal.
+    """Yield the list of settings as lines for the terminal, with an empty line between groups.
+
+    Lines are as wide as the terminal, but at most 100 characters.
 
     Args:
-        word: the name of a group, or a text that the setting's key or help must have; empty for
-            all settings.
+        word: the name of a group, or a text that the key or the help of a setting must have, in any
+            case; empty for all settings.
 
     Raises:
-        SettingError: no setting has the word.
+        SettingError: no setting has the word; the message suggests a similar one.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    found = _matching(read_groups(), word)
+    found = _find_settings(read_groups(), word)
     for number, group in enumerate(found):
         if number:
             yield ""
         yield from group.lines(width)
 
 
-def _matching(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
-    """Return the group named ``word``, or the groups with only the settings that have the word."""
+def _find_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
+    """Select the settings for ``word``, which may also be the old name of a setting.
+
+    If a group has this name, it is returned whole. Otherwise all groups are returned with only the
+    settings that have the word in their key or help.
+
+    Raises:
+        SettingError: no setting has the word; the message suggests a similar one.
+    """
     for group in groups:
         if word and word == (group.name or _BARE):
             return [group]
-    found = _having(groups, word) or _having(groups, RENAMED.get(word, word))
+    # A word that nothing has may be the name of a setting in an earlier version
+    found = _select_settings(groups, word) or _select_settings(groups, RENAMED.get(word, word))
     if not found:
-        names = _names(groups) + [setting.key for group in groups for setting in group.settings]
+        names = _group_names(groups) + [
+            setting.key for group in groups for setting in group.settings
+        ]
         near = difflib.get_close_matches(word, names, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"groups are {join_names(_names(groups))}"
+        hint = (
+            f"did you mean '{near[0]}'?"
+            if near
+            else f"groups are {join_names(_group_names(groups))}"
+        )
         raise SettingError(f"no setting has '{word}' in its name or help; {hint}")
     return found
 
 
-def _having(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
-    """Return the groups with only the settings that have the word in their key or help."""
+def _select_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
+    """Return the groups with only the settings that have ``word`` in their key or help.
+
+    Upper and lower case are the same. Groups without any such setting are left out.
+    """
     wanted = word.lower()
     found = []
     for group in groups:
@@ -113,14 +132,18 @@ def _having(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
     return found
 
 
-def _names(groups: list[ListedGroup]) -> list[str]:
+def _group_names(groups: list[ListedGroup]) -> list[str]:
     return [group.name or _BARE for group in groups]
 
 
 def read_groups() -> list[ListedGroup]:
-    """Read the groups from pyproject.toml, without the settings that only fedsilo sets."""
+    """Read all groups of settings from pyproject.toml, in the order of the file.
+
+    Settings that fedsilo sets itself, and no user should, are left out.
+    """
     internal = {key for key, rule in rules_of(CommonSettings).items() if rule.is_internal}
     groups: list[ListedGroup] = []
+    # The comment above a heading is the group's sentence; other sections of the file are skipped
     sentence, inside = "", False
     for line in PROJECT_FILE.read_text(encoding="utf-8").splitlines():
         if line.startswith("["):
@@ -144,8 +167,12 @@ def _read_setting(line: str, group: str) -> ListedSetting:
 
 
 def project_lines() -> Iterator[str]:
-    """Yield the section of pyproject.toml, from the code: defaults, with help as comments."""
-    known, rules, sentences = _from_code()
+    """Yield the lines of the section of pyproject.toml, built from the classes of settings.
+
+    A line is a key with its default, and its help and allowed values as a comment. Each group is a
+    table, below a comment that describes it.
+    """
+    known, rules, sentences = _collect_settings()
     tables = group_settings(known)
     bare = {key: value for key, value in tables.items() if not isinstance(value, dict)}
     grouped = {key: value for key, value in tables.items() if isinstance(value, dict)}
@@ -160,8 +187,12 @@ def project_lines() -> Iterator[str]:
             yield f"{tomli_w.dumps({name: value}).strip()}  # {help_}"
 
 
-def _from_code() -> tuple[dict[str, Value], dict[str, SettingRule], dict[str, str]]:
-    """Return the default and the rule of every key, and the sentence of every group."""
+def _collect_settings() -> tuple[dict[str, Value], dict[str, SettingRule], dict[str, str]]:
+    """Collect all settings of fedsilo and its methods from their classes, which are imported.
+
+    Returns:
+        Key -> default; key -> rule (help, allowed values); and group -> the sentence about it.
+    """
     known: dict[str, Value] = {}
     rules: dict[str, SettingRule] = {}
     sentences: dict[str, str] = {}
@@ -170,6 +201,7 @@ def _from_code() -> tuple[dict[str, Value], dict[str, SettingRule], dict[str, st
         known |= defaults(cls)
         rules |= rules_of(cls)
         for group, owner in groups_of(cls).items():
+            # The sentence is the docstring's first line; a method's is that of its table entry
             first = (owner.__doc__ or "").strip().partition("\n")[0]
             sentences.setdefault(group, about(group) if group in METHODS else first)
     return known, rules, sentences

@@ -26,7 +26,15 @@ def fetch(
 ) -> Iterator[str]:
     """Download a data set's files and verify their checksums; yield lines about each file.
 
-    ``hf:NAME`` is a data set of Hugging Face, which has no checksums to compare.
+    Files that are already there with the right checksum are not downloaded again. ``hf:NAME`` is a
+    data set of Hugging Face, which has no checksums to compare.
+
+    Yields:
+        The data set's licence and terms, then a line for each file.
+
+    Raises:
+        FedsiloError: no data directory is named, the data set is unknown or has no public files,
+            its terms were not accepted by ``accept_licence``, or a download failed.
     """
     from fedsilo.core.files.locations import find_places
     from fedsilo.datasets.downloads.download import fetch
@@ -44,6 +52,7 @@ def fetch(
     if public is None or not public.files:
         by_hand = f"; get them from {public.url}" if public and public.terms else ""
         raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
+    # After the lines above, so that the user has read the terms before he can accept them
     public.refuse_unaccepted(accept_licence)
     yield from fetch(public, folder, base_url)
 
@@ -53,7 +62,12 @@ def datasets(
     *,
     data_dir: Annotated[options.MaybePath, "the folder to look in (default: $FEDSILO_DATA)"] = None,
 ) -> list[dict[str, str]]:
-    """List the data sets with their licences, and whether their files are on this machine."""
+    """List the data sets with their licences, and whether their files are on this machine.
+
+    Returns:
+        A dictionary of texts for each data set, with the keys ``name``, ``kind``, ``licence``,
+        ``source``, ``size``, ``terms`` and ``here``.
+    """
     from fedsilo.datasets.registry import overview
 
     return overview(str(data_dir or ""))
@@ -64,19 +78,31 @@ def manifest(
     recipe: Annotated[str, "folder, of images in SITE/CLASS/"],
     folder: Annotated[AnyPath, "the folder of the sites"],
 ) -> Iterator[str]:
-    """Write the manifests of images that are sorted into folders."""
+    """Write the manifests of images that are sorted into folders.
+
+    The images are in ``<folder>/SITE/CLASS/``. Each site's folder gets a manifest, and ``folder``
+    gets ``images.yaml``, with which the data set 'images' reads them.
+
+    Yields:
+        For each manifest its path and number of images, then the number of images of each class;
+        last, the setting that uses the data.
+
+    Raises:
+        FedsiloError: the recipe is unknown, a file to write exists, or an image or a name cannot be
+            used. Then nothing is written.
+    """
     from fedsilo.datasets.images.folders import FOLDER, write_folder_manifests
 
     if recipe != FOLDER.name:
         raise unknown_name("recipe", recipe, [FOLDER.name])
     folder = Path(folder)
     for path, labels in write_folder_manifests(folder).items():
-        yield from _counts(path, labels)
+        yield from _count_lines(path, labels)
     yield f"{folder / 'images.yaml'}: sites and classes; to use it: --set dataset=images"
 
 
-def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:
-    """Yield a line with a manifest's number of images, then a line for each label."""
+def _count_lines(path: Path, labels: Counter[str]) -> Iterator[str]:
+    """Yield a line with a manifest's number of images, then a line for each label, sorted."""
     yield f"{path}: {format_count(labels.total(), 'image')}"
     for label, count in sorted(labels.items()):
         yield f"  {one_line(label, 60)}: {count}"
@@ -94,8 +120,13 @@ def survey(
 ) -> Path:
     """Survey the data of the sites; return the path of the page, which has survey.json beside it.
 
-    With ``deployment`` the sites are its hospitals; otherwise they are simulated. The experiment
-    decides on the data set and on its parts.
+    The sites send counts and statistics of their data, and nothing is trained. With ``deployment``
+    the sites are its hospitals; otherwise they are simulated. The experiment decides which data set
+    is surveyed and how it is divided into silos. Without ``name`` the run directory is called
+    ``survey-<experiment>-<time>``.
+
+    Raises:
+        FedsiloError: the experiment is unknown, a hospital is down, or the survey failed.
     """
     from fedsilo.deployment import deployed_run
     from fedsilo.engines.inline_engine import inline_grid
@@ -103,9 +134,11 @@ def survey(
     from fedsilo.reports.survey.survey_page import write_survey_page
     from fedsilo.server_app.run.survey import run_survey
 
+    # Each survey gets a directory of its own; a method's name may have characters that paths refuse
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     unnamed = f"survey-{re.sub(r'[^A-Za-z0-9._+-]', '-', experiment)}-{stamp}"
     given, place = options.run_sources(sources), path_of(deployment)
+    # These override the user's settings, because a survey must never become a training
     own: dict[str, Value] = {
         "run.purpose": "survey",
         "run.name": name or unnamed,
@@ -132,8 +165,14 @@ def settings(
 
     Args:
         word: a group, or a text that the key or the help of a setting must have; empty for all.
-        pyproject: build the section of pyproject.toml from the code instead, where Flower finds
-            the defaults.
+        pyproject: ignore ``word``, and build the section of pyproject.toml from the code, in which
+            Flower finds the defaults.
+
+    Yields:
+        The lines of the list, or those of the section.
+
+    Raises:
+        SettingError: no setting has the word.
     """
     from fedsilo.api.listed_settings import list_settings, project_lines
 
@@ -142,7 +181,16 @@ def settings(
 
 @options.command
 def methods(*, plugin: options.NewPlugin = None) -> Iterator[str]:
-    """List the methods: built-in ones, and those of installed packages and of plugins."""
+    """List the methods: built-in ones, and those of installed packages and of plugins.
+
+    The files in ``plugin`` are executed to find their methods, and are trusted in this process.
+
+    Yields:
+        A line for each method with its name and description, first the built-in ones.
+
+    Raises:
+        FedsiloError: a plugin cannot be loaded.
+    """
     from fedsilo.core.methods import METHODS, about, load_plugin_files
     from fedsilo.core.plugins import file_digests, find_plugins, module_of
     from fedsilo.server_app.config.trusted_plugins import remember_plugins

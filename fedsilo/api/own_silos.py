@@ -30,13 +30,20 @@ _TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Fac
 
 
 def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
-    """Write silos into the cache; return the data set that reads them, and the data directory.
+    """Write a caller's silos into the cache, in a folder named by a digest of its files.
+
+    Data that were written before are not written twice.
 
     Args:
-        silos: site -> its data; or data without sites, which a partition cuts.
+        silos: site -> its data; or data without sites, which become one silo for a partition to
+            cut.
         label: the column of the labels in frames and in data sets of Hugging Face.
-        missing: 'drop' or 'impute' rows of frames that have a missing value.
+        missing: what is done with a missing value in a frame: 'drop' its row, or 'impute' it.
         cache: the cache directory.
+
+    Returns:
+        The name of the data set that reads the folder ('table', 'arrays' or 'images'), and the
+        folder, for the setting 'data.dir'.
 
     Raises:
         FedsiloError: the data have an unknown kind or several kinds, or cannot be used.
@@ -47,6 +54,7 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
         work = scratch / "files"
         work.mkdir(mode=0o700)
         dataset = write_silos(work, silos, label, missing)
+        # Sorted, so that the digest does not depend on the order in which files were written
         parts = []
         for path in sorted(work.rglob("*")):
             if path.is_file():
@@ -62,9 +70,10 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
 
 
 def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
-    """Write silos into an empty folder; return the name of the data set that reads them.
+    """Write silos into an empty folder, and return the name of the data set that reads them.
 
-    Arguments and errors are those of ``write_to_cache``.
+    It is 'table', 'arrays' or 'images', by the kind of the data. Args and errors are those of
+    ``write_to_cache``.
     """
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
@@ -72,7 +81,7 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     plain: dict[str, Any] = {}
     kinds: dict[str, str] = {}  # kind -> the last site whose data have it
     for site, data in _name_silos(silos).items():
-        kind, plain[site] = _plain(site, data, label)
+        kind, plain[site] = _convert_silo(site, data, label)
         kinds[kind] = site
     if len(kinds) > 1:
         (one, first), (two, second) = list(kinds.items())[:2]
@@ -98,10 +107,13 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
 
 
 def _name_silos(silos: object) -> dict[str, Any]:
-    """Return the data of each silo by its name; data without names are one silo.
+    """Return the data of each silo by its name, as a string.
+
+    Data that are no mapping become one silo, named 'data'.
 
     Raises:
-        SettingError: there is no silo, or a name is no site's name or stands there twice.
+        SettingError: the mapping is empty; a name cannot be a site's name; or two names are equal
+            as strings, such as 1 and '1'.
     """
     if not isinstance(silos, Mapping):
         return {ALONE: silos}
@@ -117,16 +129,27 @@ def _name_silos(silos: object) -> dict[str, Any]:
 
 
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
+    """Write pictures as ``<site>/<class>/<number>.png`` with manifests for the data set 'images'.
+
+    ``silos`` has for each site its (picture, class name) pairs. A single silo without a name is
+    written as ``<class>/<number>.png``.
+
+    Raises:
+        DataError: a silo is empty, a class name cannot be a folder's name, an object is no picture,
+            or there is only one class.
+    """
     from fedsilo.datasets.images.folders import write_folder_manifests
 
     classes = set()
     for site, pictures in silos.items():
         if not pictures:
             raise DataError(f"silo '{site}' is empty: leave it out")
+        # Folders are named by site, unless a partition will make the sites
         own = folder
         if site != ALONE:
             own = folder / site
         for number, (picture, name) in enumerate(pictures):
+            # A label becomes a folder's name, so it must not lead out of the folder or be hidden
             odd = "/" in name or name.startswith(".") or not name.isprintable()
             if odd or not 0 < len(name.encode()) <= _LONGEST_NAME:
                 raise DataError(f"class {quote_value(name)} is not a folder's name: rename it")
@@ -140,10 +163,13 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 
 
 def _make_upright(picture: Any, where: str) -> Any:
-    """Convert a picture as decoding its file would: upright by its EXIF data, in RGB.
+    """Convert a picture of Pillow to RGB, turned upright by its EXIF data.
+
+    An image file is decoded in the same way, so both give the same pixels. ``where`` names the
+    sample in the error.
 
     Raises:
-        DataError: the object is no picture with 8 bits per channel.
+        DataError: the object is no picture of Pillow with 8 bits per channel.
     """
     from PIL import Image, ImageOps
 
@@ -156,25 +182,40 @@ def _make_upright(picture: Any, where: str) -> Any:
     return ImageOps.exif_transpose(picture).convert("RGB")
 
 
-def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Return the kind of a silo's data (tables, arrays or pictures), and the data to write."""
+def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Convert a silo's data to one of three kinds that can be written.
+
+    Returns:
+        'tables' with a frame, 'arrays' with (samples, labels), or 'pictures' with a list of
+        (picture, class name).
+
+    Raises:
+        SettingError: the data are of no known type, or samples and labels do not fit together.
+        DataError: a label or the column of labels is missing.
+    """
     import pandas as pd
 
     # A data set of Hugging Face is known by its methods: its package need not be installed
     if isinstance(data, pd.DataFrame):
         return "tables", data
     if hasattr(data, "features") and hasattr(data, "to_pandas"):
-        return _of_hugging_face(site, data, label)
+        return _convert_hugging_face(site, data, label)
+    # Before data sets of PyTorch, because a pair has a length and items as well
     if isinstance(data, tuple | list) and len(data) == 2:
         samples, labels = data
-        return _pair(site, samples, labels, label)
+        return _convert_pair(site, samples, labels, label)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
-        return _of_torch(site, data, label)
+        return _convert_torch(site, data, label)
     raise SettingError(f"silo '{site}' is of type {type(data).__name__}: give {_TAKEN}")
 
 
-def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame."""
+def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame.
+
+    Pictures of Pillow become 'pictures', with class names from the attribute ``classes`` if there
+    is one. Other samples are converted as a pair of arrays. Result and errors are those of
+    ``_convert_silo``.
+    """
     samples, labels = [], []
     for place in range(len(data)):
         item = data[place]
@@ -188,13 +229,19 @@ def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
     if not samples:
         raise SettingError(f"silo '{site}' is empty: leave it out")
     if not hasattr(samples[0], "save"):  # no picture of Pillow
-        return _pair(site, tuple(samples), labels, label)
+        return _convert_pair(site, tuple(samples), labels, label)
     called = _class_names(site, labels, getattr(data, "classes", None))
     return "pictures", list(zip(samples, called, strict=True))
 
 
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
-    """Return the class name of each label; DataError if a sample has no label."""
+    """Return the class name of each label, in order.
+
+    ``names`` are the classes' names by number; None if labels are names themselves.
+
+    Raises:
+        DataError: a label is missing or stands for several classes.
+    """
     called = []
     for place, label in enumerate(labels):
         name = _class_name(label, names)
@@ -210,9 +257,11 @@ def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
 def _class_name(label: Any, names: Any) -> str | None:
     """Return the class name of a label; None if the label is missing or is no single class.
 
-    ``names`` are the classes' names by number; without them, the label itself is the name.
+    A text is the name itself. A number is looked up in ``names``, the classes' names by number;
+    without ``names``, the number written as text is the name.
     """
     try:
+        # item() accepts a tensor or array of one number, and fails for a label of several classes
         value = np.asarray(label).item()
         if isinstance(value, str):
             return value.strip()
@@ -226,14 +275,17 @@ def _class_name(label: Any, names: Any) -> str | None:
         return None
 
 
-def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
-    """Convert samples and labels to a frame if a sample is a row of numbers, else to arrays.
+def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
+    """Convert samples ``x`` and labels ``y`` of equal length to a frame or to arrays.
 
-    Arrays of samples have shape (n, height, width) or (n, channels, height, width).
+    Samples (n, features) become a frame with the labels in the column ``label``; without names the
+    features are called x0, x1, ... Images (n, height, width) or (n, channels, height, width) become
+    arrays. Labels are (n,) or (n, 1). Result and errors are those of ``_convert_silo``.
     """
     import pandas as pd
 
     try:
+        # Samples of a PyTorch data set come one by one, perhaps as tensors
         if isinstance(x, tuple):
             x = list(map(np.asarray, x))
         samples = x
@@ -242,7 +294,7 @@ def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
         labels = np.atleast_1d(np.asarray(y))
     except (ValueError, TypeError, RuntimeError) as error:  # rows differ in length, for example
         raise SettingError(f"silo '{site}' is not an array ({one_line(error, 200)})") from None
-    # A column of labels, (n, 1), is taken as (n,)
+    # A column of labels, (n, 1), is accepted as (n,)
     if labels.size == len(labels):
         labels = labels.reshape(-1)
     if len(samples) != len(labels) or samples.ndim not in (2, 3, 4) or labels.ndim != 1:
@@ -260,8 +312,13 @@ def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
     return "tables", samples.assign(**{label: labels})
 
 
-def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Convert a ``datasets.Dataset`` to pictures if it has a column of images, else to a frame."""
+def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Convert a ``Dataset`` of Hugging Face to pictures or to a frame.
+
+    If it has a column of images, the first one and the labels become pictures, and other columns
+    are ignored. Otherwise all columns become a frame, with class names as labels. Result and errors
+    are those of ``_convert_silo``.
+    """
     features = data.features
     if label not in features:
         shown = ", ".join(features)
@@ -284,5 +341,9 @@ def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 
 def image_columns(features: Mapping[str, Any]) -> list[str]:
-    """Return the columns of images of a data set of Hugging Face, without importing its package."""
+    """Return the names of the columns that hold images, in order.
+
+    ``features`` are those of a data set of Hugging Face. They are recognised by the name of their
+    type, so that the package need not be imported.
+    """
     return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

@@ -37,7 +37,8 @@ def plan(
     """Compute the noise that an experiment needs for a budget.
 
     A site spends epsilon for each optimiser step, for the metrics of each measured round and of the
-    end, and for its sample counts. The smallest site needs the most noise.
+    end, and for its sample counts. The smallest site needs the most noise, so its line has the
+    settings for the run. Nothing is trained.
 
     Args:
         experiment: an experiment's name, or a method.
@@ -49,7 +50,8 @@ def plan(
         sources: changes of the experiment.
 
     Yields:
-        A line for each number of samples and each budget, with the settings to set.
+        For each number of samples, the largest first, a line with the number of steps and releases;
+        below it for each budget the settings that meet it, with the noise rounded up to 0.01.
 
     Raises:
         SettingError: the experiment is unknown, or a number is out of its range.
@@ -58,6 +60,7 @@ def plan(
 
     common = planned_settings(experiment, run_sources(sources)).common
     samples, epsilon = several(samples), several(epsilon)
+    # NaN fails each of these comparisons, so it is refused too
     possible = min(samples, default=0) > 0 and all(0 < one < math.inf for one in epsilon)
     if not possible or not epsilon:
         raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")
@@ -66,16 +69,20 @@ def plan(
     if not 0 <= counts_noise < math.inf:
         raise SettingError(f"--counts-noise must be 0 or a number above 0, but is {counts_noise}")
     for count in sorted(set(samples), reverse=True):
-        yield from _plan_of(common, count, epsilon, delta, counts_noise)
+        yield from _plan_site(common, count, epsilon, delta, counts_noise)
 
 
-def _plan_of(
+def _plan_site(
     common: CommonSettings,
     count: int,
     budgets: Sequence[float],
     delta: float,
     counts_noise: float,
 ) -> Iterator[str]:
+    """Yield the lines of ``plan`` for a site with ``count`` training samples.
+
+    ``budgets`` are the epsilons; the other arguments are those of ``plan``.
+    """
     from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
 
     # Poisson sampling: each sample is in a step with this probability, so that a batch has
@@ -83,7 +90,8 @@ def _plan_of(
     rate = min(1.0, common.batch_size / count)
     steps = common.rounds * (common.local_steps or common.local_epochs * math.ceil(1 / rate))
     measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
-    statistics = 1 + measured  # one more for the metrics at the end
+    # The metrics at the end are one more release
+    statistics = 1 + measured
     yield (
         f"{format_count(count, 'training sample')}: {format_count(steps, 'step')} in "
         f"{format_count(common.rounds, 'round')}, each with "
@@ -94,13 +102,15 @@ def _plan_of(
     for budget in budgets:
         of_counts = counts_noise or counts_noise_for(budget, delta)
 
-        def made(noise: float, of_counts: float = of_counts) -> Releases:
+        # All releases of the run for a given noise: (noise, sampling rate) -> how often. A step
+        # sees a random part of the samples; metrics and counts see all of them, rate 1
+        def count_releases(noise: float, of_counts: float = of_counts) -> Releases:
             spent = Counter({(noise, rate): steps})
             spent[common.statistics_noise or noise, 1.0] += statistics
             spent[of_counts, 1.0] += 1
             return spent
 
-        noise = noise_for(budget, delta, made)
+        noise = noise_for(budget, delta, count_releases)
         yield (
             f"  epsilon {budget:g} at delta {delta:g}: --set privacy.sample-clip-norm=1 --set "
             f"privacy.noise-multiplier={math.ceil(noise * 100) / 100:g}"

@@ -34,12 +34,18 @@ if TYPE_CHECKING:
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     """Make a folder for experiments of your own; its README has commands that run as they are.
 
+    An empty folder may exist already.
+
+    Yields:
+        The path of each file in the new folder, and the command to run next.
+
     Raises:
-        RunDirectoryError: the folder exists and has files in it.
+        RunDirectoryError: the folder has files in it, or is a file.
     """
     folder = Path(project)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunDirectoryError(f"{folder} already has files in it: choose another name")
+    # The template is in the package, where importing it may have left compiled files
     made = Path(__file__).with_name("project")
     copytree(made, folder, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
     for path in sorted(folder.iterdir()):
@@ -73,7 +79,7 @@ def simulate(
         silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
             PyTorch or of Hugging Face; or one of these, which the setting 'split.partition' cuts.
         label: the column of the labels in frames and in data sets of Hugging Face.
-        missing: 'drop' or 'impute' rows of frames that have a missing value.
+        missing: what is done with a missing value in a frame: 'drop' its row, or 'impute' it.
         network: the setting 'network.name', or a function or class of a module that builds one.
         engine: 'inline', 'processes', 'ray' or 'auto'.
         ray_address: the address of a running Ray cluster.
@@ -83,6 +89,12 @@ def simulate(
         track: the tracker that also gets the metrics.
         no_pictures: do not draw pictures at the end.
         sources: changes of the experiment.
+
+    Returns:
+        The finished run, opened for reading.
+
+    Raises:
+        FedsiloError: the experiment, a setting or the data cannot be used, or the run failed.
     """
     from fedsilo.engines.planning import plan_run, start
     from fedsilo.server_app.records.run_directory import with_free_name
@@ -92,6 +104,7 @@ def simulate(
     overrides |= {"run.name": name} if name else {}
     overrides |= {"run.track": track} if track else {}
     overrides |= {"network.name": _network_name(network)} if network is not None else {}
+    # Written before the run is planned, because planning reads the names of the silos
     if silos is not None:
         overrides |= _write_silos(silos, label, missing, sources)
     settings, resources = plan_run(
@@ -106,9 +119,11 @@ def simulate(
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
-    """Draw a finished run's pictures, print its paper's numbers beside it, and return the run.
+    """Open a finished run; draw its pictures, and print its metrics next to those of its paper.
 
-    The server does neither, because it needs no package for drawing and knows no paper.
+    The server does neither of the two, because it needs no package for drawing and knows no paper.
+    ``draw`` is False to draw no pictures. Nothing is printed if no paper has the run's method on
+    its data.
     """
     from fedsilo.datasets.registry import data_set
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -124,9 +139,17 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
 
 
 def _network_name(network: object) -> str:
-    """Return the setting 'network.name' for a name, or for a function or class of a module."""
+    """Return the value of 'network.name' for a name, or for a function or class of a module.
+
+    A name is returned unchanged, a function or class as 'MODULE:NAME'.
+
+    Raises:
+        SettingError: the object is defined in the running script or within a function, so that no
+            other process can import it; or it is neither a function nor a class.
+    """
     if isinstance(network, str):
         return network
+    # "<" stands for a missing name; Python itself writes '<lambda>' and 'outer.<locals>.inner'
     module, name = (getattr(network, key, "<") for key in ("__module__", "__qualname__"))
     # Sites are other processes, which import a network by its module and its name
     if module == "__main__":
@@ -145,11 +168,19 @@ def _network_name(network: object) -> str:
 def _write_silos(
     silos: object, label: str, missing: str, sources: options.Sources
 ) -> dict[str, Value]:
-    """Write the caller's data into the cache, and return the settings that read them."""
+    """Write the caller's data into the cache, and return the settings that read them.
+
+    The cache is the one that the settings in ``sources`` name. The other arguments and the errors
+    are those of ``write_to_cache``.
+
+    Returns:
+        The settings 'dataset' and 'data.dir', key -> value.
+    """
     from fedsilo.api.own_silos import write_to_cache
     from fedsilo.core.files.locations import find_places
     from fedsilo.server_app.config.settings import parse_assignment
 
+    # Only --set can name another cache here: the experiment is planned after its data are written
     given = dict(map(parse_assignment, texts_of(sources.get("settings"))))
     places = find_places("", str(given.get("data.cache-dir", "")))
     dataset, folder = write_to_cache(silos, label, missing, places.cache.resolve())
@@ -168,7 +199,17 @@ def resume(
     track: options.Tracker = None,
     plugin: options.OwnPlugin = None,
 ) -> FinishedRun:
-    """Continue an interrupted run."""
+    """Continue an interrupted run.
+
+    It goes on after its last checkpoint, with the settings in its run directory, and gives the same
+    bits as a run without interruption.
+
+    Returns:
+        The finished run, opened for reading.
+
+    Raises:
+        FedsiloError: the directory has no run to continue, or the run failed.
+    """
     from fedsilo.engines.planning import plan_resumed_run, start
 
     name_plugins(plugin_texts(plugin))
@@ -187,7 +228,11 @@ def watch(
 ) -> Callable[[], View]:
     """Show the progress of a run or a deployment.
 
-    Each call of the returned function reads the progress again.
+    Returns:
+        A function without arguments. Each call reads the progress again and returns it as a view.
+
+    Raises:
+        SettingError: not exactly one of ``run_dir`` and ``deployment`` is given.
     """
     from fedsilo.reports.watch.view import look_at_deployment, look_at_run
 
@@ -208,7 +253,15 @@ def pretrain(
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Path:
-    """Train an experiment's ViT on public images; return the file of its weights."""
+    """Train an experiment's ViT on public images; return the file of its weights.
+
+    The images are the public part of the experiment's data set, which no silo holds. By default the
+    weights go where runs of the experiment look for them.
+
+    Raises:
+        FedsiloError: the experiment has no ViT, there are too few public images, the file exists,
+            or training diverged.
+    """
     from fedsilo.finetuning.pretrain import backbone_file, plan_pretraining, train_backbone
 
     common, recipe = plan_pretraining(experiment, options.run_sources(sources))

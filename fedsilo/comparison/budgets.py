@@ -53,7 +53,7 @@ _START = (
     *(key for key in NETWORK_KEYS if key not in _REGULARISERS),
     *("train.initial-weights", "vit.backbone-weights"),
 )
-# Exceptions from a damaged chosen.json: lists within lists, 1e999 trials, and the rest
+# Exceptions from a damaged chosen.json, such as deeply nested lists or 1e999 trials
 _DAMAGES = (
     *(RecursionError, OverflowError),
     *(OSError, ValueError, KeyError, TypeError, AttributeError),
@@ -69,7 +69,7 @@ class Budget:
     given: Mapping[str, Value]
     trials: int = 0  # points from which its settings were chosen; 0 if it was not tuned
     rounds: Sequence[int] = ()  # finished rounds of each seed
-    # Sums over all sites, mean over seeds; 0 if unknown
+    # Sums over all sites, averaged over seeds; 0 if unknown
     steps: float = 0.0
     samples: float = 0.0
     # Bytes to all sites, and from them

@@ -173,7 +173,7 @@ def metric_intervals(
     records = []
     for name, metric in product(summaries, metrics):
         for group, interval in _intervals(_by_group(summaries[name], metric), folds):
-            # A t interval knows no range, but all these metrics lie in [0, 1]
+            # A t interval may exceed [0, 1], in which all these metrics lie
             records.append((name, "", group, metric, interval.within(0.0, 1.0)))
     return interval_frame(records)
 
@@ -248,7 +248,10 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the terminal table of one metric: a row per experiment, then the paired differences."""
+    """Build the terminal table of one metric: a row per experiment, then the paired differences.
+
+    In a cell, the mean, interval, p value and number of runs are on lines of their own.
+    """
     narrow = []
     for line in _lines(intervals, metric):
         # Mean, interval, p value and number of runs stand below each other

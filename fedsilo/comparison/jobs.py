@@ -53,7 +53,7 @@ class Job:
         run = self.directory
         if not (run.path / CONFIG).is_file():
             return False
-        # A run of other data would give other numbers under this experiment's name
+        # A run with other data would show other numbers under this experiment's name
         other = self._other_settings(run) or self._other_data(run.silos)
         if other:
             raise RunDirectoryError(

@@ -183,7 +183,7 @@ def compare_runs(
         for metric in chosen_metrics(tests, every, "--tests"):
             tested.append(significance(metric, values_by_seed(summaries, metric), paired))
     if tested:
-        # The remarks hold for all metrics, so those of the first test stand for all
+        # The remarks are the same for all metrics, so the first one's tests suffice
         seeds = len({job.settings.common.seed for job in jobs})
         remarks += notes(tested[0], seeds, paired, _have_one_split(jobs))
     return Comparison(results, split, tested, remarks, budgets)

@@ -75,7 +75,11 @@ def shared_metrics(
 def _lacking_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> set[tuple[str, str, str]]:
-    """Find each (data set, site, metric) for which a run has the metric, but not at that site."""
+    """Find each (data set, site, metric) for which a run has the metric, but not at that site.
+
+    If the runs on the data set have a site in common, the sites of all of them count, otherwise
+    only a run's own sites.
+    """
     sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
     for run in runs:
         sites_of.setdefault(run.summary["dataset"], []).append(set(run.silos))
@@ -112,7 +116,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
         summary = of_split(run.summary, split)
         if split == "test":
             summary["published"] = run.paper.numbers
-        # Readers would take a mean over some hospitals for one over all, so its gaps are kept
+        # Readers would take a mean over some hospitals for one over all, so record its gaps
         summary["lacking"] = _sites_without(shared, list(run.silos))
         summary["site_count"] = len(run.silos)
         if shared != own:
@@ -219,7 +223,7 @@ def refuse_unmeasured(wanted: str, option: str) -> None:
     for part in wanted.split(","):
         name = part.strip()
         read = read_metric(name)
-        # A member of a family, such as routing.<site>.mean, depends on the sites
+        # Metrics of a family, such as routing.<site>.mean, depend on the sites
         if set(name) & set("*?[") or (read and read.part):
             continue
         word = (read.word if read else name).removeprefix("own-").removeprefix("labels-")

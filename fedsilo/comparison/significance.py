@@ -131,7 +131,7 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     for earlier, later in pairs:
         outcome = two_sided(later, earlier, samples, paired)
         if outcome.p is not None:
-            # Bonferroni's correction: one of many tests is small by chance
+            # Bonferroni's correction, because one p of many is small by chance
             outcome = replace(outcome, p=min(1.0, outcome.p * len(pairs)))
         # The later experiment comes first, as in "new method - baseline"
         corrected[later, earlier] = outcome

@@ -48,7 +48,7 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     return dict(sorted(sites.items()))
 
 
-def of_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
+def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
     """Select the arrays of the given kinds that belong to any site except ``site``.
 
     Args:

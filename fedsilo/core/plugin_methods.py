@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import join_names
-from fedsilo.core.plugins import plug, wrong
+from fedsilo.core.plugins import resolve_plugin, wrong_plugin
 from fedsilo.core.settings_schema import key_of
 
 # The base class that a plugin's class must extend, for each room
@@ -39,7 +39,7 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
     Raises:
         SettingError: no plugin has that name, or its module has no class of ``Method``, or several.
     """
-    found, base = plug("method", name, ours), resolve_name(_BASES["strategies"])
+    found, base = resolve_plugin("method", name, ours), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
         own = _classes_in(found, base)
         if len(own) != 1:
@@ -49,7 +49,9 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
             )
         found = own[0]
     if not (inspect.isclass(found) and issubclass(found, base)):
-        raise wrong("method", name, found, "class of Method (fedsilo.strategies.loop.method)")
+        raise wrong_plugin(
+            "method", name, found, "class of Method (fedsilo.strategies.loop.method)"
+        )
     cls: type = found
     return cls
 

@@ -148,7 +148,7 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
     return found
 
 
-def is_plug(key: str, name: str) -> bool:
+def is_plugin_name(key: str, name: str) -> bool:
     """Tell whether ``name`` can be a plugin's name for the setting ``key``.
 
     It can if it has the form ``module:object``, names a classifier of timm (for a network), or is
@@ -160,7 +160,7 @@ def is_plug(key: str, name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Plug:
+class PluginPlace:
     """The place of a plugin.
 
     Attributes:
@@ -175,17 +175,17 @@ class Plug:
 
 
 def plugin_name(key: str, name: str) -> str:
-    """Return ``name`` unchanged if ``is_plug`` accepts it; a validator for pydantic.
+    """Return ``name`` unchanged if ``is_plugin_name`` accepts it; a validator for pydantic.
 
     Raises:
         ValueError: it does not; pydantic reports this.
     """
-    if not is_plug(key, name):
+    if not is_plugin_name(key, name):
         raise ValueError(f"no name of a plugin for '{key}'")
     return name
 
 
-def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
+def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
     Args:
@@ -203,15 +203,15 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
     value = entries.get(name, name)
     match = _NAME.fullmatch(value)
     if match:
-        return Plug(match[1], match[2], is_offered_name)
+        return PluginPlace(match[1], match[2], is_offered_name)
     # Only a method may be a whole module: it has parts in several classes
     is_module = is_offered_name or "." in name or hasattr(sys.modules.get(name), _DIGEST)
     if key == "method" and is_module:
-        return Plug(value, "", is_offered_name)
+        return PluginPlace(value, "", is_offered_name)
     raise unknown_name(_KINDS[key], name, [*ours, *entries])
 
 
-def plug(key: str, name: str, ours: Collection[str]) -> Any:
+def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
     """Import the plugin that a setting names; a method may be a whole module.
 
     Arguments are those of ``locate_plugin``.
@@ -247,7 +247,7 @@ def _import_module(module: str, what: str) -> ModuleType:
         ) from None
 
 
-def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
+def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
     """Build the error for a plugin, ``found``, that is not the ``wanted`` kind of object."""
     given = getattr(found, "__name__", type(found).__name__)
     return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{given}'")
@@ -332,7 +332,7 @@ def without_working_folder() -> Iterator[None]:
         sys.path[:] = [*before, *added]
 
 
-def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
+def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute the digests of the code behind plugins: top-level module -> SHA-256, sorted.
 
     Each module is imported first, except files of 'plugin', which have been executed already.
@@ -368,7 +368,7 @@ def stated_digests(text: str) -> dict[str, str]:
     return digests
 
 
-def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
+def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
     """Return the modules whose digests are not those in 'plugin-digests', sorted.
 
     ``text`` is the setting's value. A module that only one of the two names counts too.

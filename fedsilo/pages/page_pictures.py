@@ -246,6 +246,6 @@ def svg_of(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()
-    # Before the element is an XML declaration; the picture's style would apply to the whole page
+    # Drop the XML declaration, and the style, which would apply to the whole page
     svg = _STYLE.sub("", svg[svg.index("<svg") :])
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{plain}-", svg).strip()

@@ -44,6 +44,9 @@ class Examination:
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
     """Build the template variables of ``clinic.html`` for a run.
 
+    They are its sites, result and limit, the tables and pictures of accuracy by site and by class,
+    and those of certainty.
+
     Args:
         run: the run, without what its pages must not show.
         examinations: further sections, which were built from the sites' data.
@@ -113,7 +116,7 @@ def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
         return None
     if not samples:
         return Estimate(accuracy)
-    # Noise of a hospital may move an accuracy out of the range from 0 to 1
+    # A hospital's noise may move an accuracy out of [0, 1]
     right = min(samples, max(0, round(accuracy * samples)))
     return Estimate(accuracy, wilson(right, samples))
 

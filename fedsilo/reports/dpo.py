@@ -30,7 +30,9 @@ _NO_LIMITS = ("site", "audit_log")
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html`` for a run.
 
-    ``log`` is a hospital's own audit log, whose lines of the run are summarised, or None.
+    They are its sites, result and limit, the data flow, the bytes, metrics and arrays that were
+    sent, and the guarantee of differential privacy. ``log`` is a hospital's own audit log, whose
+    lines about the run are summarised, or None.
     """
     privacy = run.summary["privacy"]
     log_data = None
@@ -61,7 +63,7 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
     total = 0
-    # Over the shown bytes, not the true ones, so that the total reveals nothing either
+    # The sum of the shown numbers, because a true total would reveal the hidden ones
     for by_phase in _sent_bytes(run).values():
         total += sum(by_phase.values())
     sent = bytes_text(total)
@@ -182,7 +184,7 @@ def _measurements(run: Shown) -> dict[str, Any]:
         by_class = rests_on_classes(name)
         if by_class and hiding and len(run.silos) == 1:
             continue  # the most of any site would be the site's own number
-        # An upper bound for hiding sites; other sites show their own number
+        # Sites with hidden counts show this upper bound, other sites their own number
         most = max(measured[site, name] for site in sites)
         cells = [name]
         for site in sorted(sites):
@@ -245,7 +247,7 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
     rules = rules_of(SiteFile)
     limits = []
     for name, key in keys_of(SiteFile).items():
-        # The lists above have no rule, and the site's name and log limit nothing
+        # The lists above have no rule; the site's name and the log are no limits
         if key in rules and name not in _NO_LIMITS:
             origin = "default"
             if key in file.given:

@@ -37,7 +37,9 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
-    The metrics are those of test samples; if no run has any, those of validation samples.
+    They are the settings, curves, final metrics, costs and failures, and the comparison of several
+    experiments. The metrics are those of test samples; if no run has any, those of validation
+    samples.
     """
     first = runs[0]
     several = len(runs) > 1

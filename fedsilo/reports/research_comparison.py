@@ -42,7 +42,8 @@ BySeed = Mapping[int, float]
 def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables that compare two experiments or more.
 
-    Experiments on several data sets are named, but not compared.
+    They are the tests of each headline metric, the unequal budgets, and a picture of the costs.
+    Experiments on several data sets are named, but their metrics are not compared.
 
     Args:
         runs: all runs of the page.
@@ -82,7 +83,11 @@ def _headline(runs: Runs) -> Sequence[str]:
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each metric that at least two of them have."""
+    """Compare the experiments by each metric that at least two of them have.
+
+    Returns:
+        For each such metric, the variables that ``_comparison`` builds.
+    """
     compared = []
     for metric in metrics:
         samples = _known_values(summaries, metric)

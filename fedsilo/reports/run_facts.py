@@ -122,9 +122,9 @@ def value_text(value: Value) -> str:
 
 
 def taking_part(run: Shown) -> dict[str, Any]:
-    """Build the template variables of ``sites.html``: sample counts and failures of a run's sites.
+    """Build the template variables of ``sites.html``: sizes of splits, test labels and failures.
 
-    Counts below the run's floor are hidden.
+    There is a row per site. Counts below the run's floor are hidden.
     """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
@@ -137,7 +137,7 @@ def taking_part(run: Shown) -> dict[str, Any]:
         columns.append("left out")
     sizes, by_class = [], []
     for site, facts in run.silos.items():
-        # A site without the split has None here too, so its absence is as hidden as a small number
+        # A site without the split has None, too, so the page does not reveal its absence
         numbers = [facts["sizes"].get(split) for split in splits]
         if reports_dropped:
             numbers.append(facts["dropped"])
@@ -334,7 +334,7 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
         if not of_site or None in of_site:  # not reported, or a hidden count
             return ""
         counts.append(of_site)
-    # The class that most samples of all these sites have
+    # The most frequent class over all these sites
     totals = list(map(sum, zip(*counts, strict=True)))
     most = max(totals)
     name = run.class_names()[totals.index(most)]
@@ -351,7 +351,7 @@ def limit(run: Shown, site: str | None = None) -> str:
         return "The data are made up: the result says nothing about patients."
     if run.trust != SERVER:
         return _UNTOLD[run.trust]
-    # Only the whole run tells metrics that were not measured from metrics that may not be shown
+    # Only the whole run tells a metric that was not measured from one that is hidden
     if not (run.whole or run).summary["sites"]:
         return f"No hospital measured it on test {run.noun(2)}."
     tested = _count_tested(run, site)

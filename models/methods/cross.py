@@ -14,7 +14,7 @@ CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 def metric_from(metric: str, site: str) -> str:
     """Return the name of ``metric`` for the model trained at ``site``: ``<metric>-from-<site>``.
 
-    To read such a metric, build its name for each known site; names are never parsed.
+    ``fedsilo.core.metric_names.read_metric`` parses it again.
     """
     return f"{metric}-from-{site}"
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.plugins import plug
+from fedsilo.core.plugins import resolve_plugin
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import as_mapping, defaults, keys_in
 
@@ -56,7 +56,7 @@ def check_network_settings(settings: CommonSettings) -> None:
             weights, or no network has the name.
     """
     if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
-        plug("network", settings.network, OWN_NETWORKS)
+        resolve_plugin("network", settings.network, OWN_NETWORKS)
     values, usual = as_mapping(settings), defaults(CommonSettings)
     for key, value in values.items():
         if value == usual[key]:

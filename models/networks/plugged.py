@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import reason_of
-from fedsilo.core.plugins import plug, wrong
+from fedsilo.core.plugins import resolve_plugin, wrong_plugin
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM, Task
@@ -43,7 +43,7 @@ def build_plugged(
         if name.startswith(TIMM):
             module = _timm_module(name.removeprefix(TIMM), task)
         else:
-            module = _call_builder(name, plug("network", name, OWN_NETWORKS), task)
+            module = _call_builder(name, resolve_plugin("network", name, OWN_NETWORKS), task)
         if settings.is_private():
             _refuse_batch_norms(name, module)
         if isinstance(module, TokenClassifier):
@@ -64,7 +64,7 @@ def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
             trained.
     """
     if not callable(builder) or isinstance(builder, nn.Module):
-        raise wrong("network", name, builder, "function build(input_shape, classes)")
+        raise wrong_plugin("network", name, builder, "function build(input_shape, classes)")
     try:
         module = builder(task.input_shape, task.classes)
     except Exception as error:  # foreign code may raise anything

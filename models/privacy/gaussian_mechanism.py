@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsilo.core.errors import SiteError
 
 
-def finite(value: Tensor) -> Tensor:
+def replace_nonfinite(value: Tensor) -> Tensor:
     """Copy an array to float64 on the CPU, and replace NaN and infinite values by 0.
 
     An error, or a NaN in the result, would reveal that one patient has such a value.
@@ -23,7 +23,7 @@ def finite(value: Tensor) -> Tensor:
     return torch.nan_to_num(wide, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
+def clip_to_norm(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
     """Scale arrays down until their joint L2 norm is at most ``clip_norm``.
 
     The result is float64 on the CPU. Arrays within the norm keep their values.

@@ -63,7 +63,7 @@ def bounds(name: str, classes: int) -> tuple[float, float] | None:
     }[metric]
 
 
-def portion(value: float | None, low: float, high: float) -> float | None:
+def to_unit_range(value: float | None, low: float, high: float) -> float | None:
     """Map ``value`` from the range ``low``..``high`` to 0..1, clipped.
 
     The result is None if the value is None or not finite.

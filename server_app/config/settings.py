@@ -113,9 +113,9 @@ class RunSettings(Mapping[str, Value]):
         plugs = registry.plugs_of(self.common)
         if not plugs and not stated:
             return self
-        digests = plugins.plug_digests(plugs)
+        digests = plugins.digest_plugins(plugs)
         if stated:
-            other = plugins.other_plugs(digests, stated)
+            other = plugins.changed_plugins(digests, stated)
             if other:
                 raise plugins.other_version(other)
         remember_plugins(digests | plugins.file_digests(plugins.plugin_entries(self.common.plugin)))

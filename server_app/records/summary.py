@@ -129,7 +129,8 @@ def result_table(
     """Build the table of test results: a row per site, per distribution and for all sites.
 
     A site that is alone in a distribution of the same name has only the distribution's row. For
-    more than 20 sites, quantiles and the five worst sites replace the sites' rows.
+    more than 20 sites, quantiles and the five worst sites replace the sites' rows; more than 20
+    distributions are left out. The rows of distributions and of all sites are unweighted means.
 
     Args:
         values: site -> metric -> value on the test samples.
@@ -241,7 +242,8 @@ def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
 def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
     """Return the five names with the lowest values, lowest first; ties in alphabetical order.
 
-    With ``high_is_worse`` the highest values, and ties in reverse order.
+    With ``high_is_worse`` the names with the highest values are returned, highest first, and ties
+    are in reverse alphabetical order.
     """
     # The name is in the key too, so that equal values give one order on every machine
     return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]

@@ -1,10 +1,10 @@
-"""What a server compares between sites before a run: means of columns, and equal samples.
+"""Compare the sites before a run: the means of their columns, and equal samples.
 
-Both stop nothing: they are lines at the start of a run and in ``fedsilo doctor run``, and the
-columns are in its reports too. A server may know the means of single sites only at 'trust: server',
-from the sums that sites send to standardise a table. At the other levels each hospital compares
-itself, in its own log (``client_app/session.py``). Single samples are compared only in a
-simulation of a user's own data, where all of them are on one machine.
+Neither comparison stops a run. Their lines appear at the start of a run and in ``fedsilo doctor
+run``, and the columns are in its reports too. Only at trust 'server' may a server know the means of
+single sites, from the sums that sites send to standardise a table. At the other levels each
+hospital compares itself, in its own log (``client_app/session.py``). Single samples are compared
+only in a simulation with the user's own data, because there all of them are on one machine.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 
 
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
-    """Return the columns whose mean at a site is unlike that of the other sites.
+    """Return the columns whose mean at a site is unlike the means at the other sites.
 
-    Empty at other levels of trust than 'server', and if the sites send no sums. A site is neither
-    compared nor named in a column in which it has fewer values than the floor.
+    Empty at any level of trust but 'server', and if the sites send no sums. A site with fewer
+    values in a column than the highest floor of all sites is neither compared nor named there.
     """
     if common.trust != SERVER:
         return []
@@ -48,9 +48,10 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
 def unlike_columns_document(
     participants: Participants, common: CommonSettings
 ) -> list[dict[str, str]]:
-    """Build the entry 'unlike-columns' of summary.json.
+    """Build 'unlike-columns' of summary.json: column, title, site, relation and question of each.
 
-    Pages show it, so it has no means: the mean of a column with few different values is a count.
+    Means are left out, because pages show the entry, and the mean of a column with few different
+    values is a count.
     """
     found = find_unlike_columns(participants, common)
     entries = []
@@ -61,7 +62,10 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each column of a site that looks as if it were in another unit."""
+    """Yield a line for each of the first ten columns whose mean at a site is unlike the others'.
+
+    If there are more, a last line says how many.
+    """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
     for unlike, title in zip(shown, _titles(shown, common), strict=True):
@@ -71,7 +75,7 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
 
 
 def _titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
-    """Return the title of each column, by the schema if this machine has it, else "column 'x'"."""
+    """Return the title of each column: the schema's if this machine has it, else "column 'x'"."""
     known: Mapping[str, ColumnWords] = {}
     if found:
         known = data_set(common.dataset).column_words(common)
@@ -85,11 +89,11 @@ def _titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
 
 
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line with the number of samples that more than one site has.
+    """Yield a line with the number of samples that more than one site has, if there are any.
 
-    It names neither samples nor sites. Real sites are compared by the digests of their splits, so
-    only whole splits count. At another level of trust than 'server' there is no line, also not in a
-    simulation of it, because sites send no digests there.
+    Neither samples nor sites are named. Real sites are compared by the digests of whole splits. At
+    any level of trust but 'server' sites send no digests, so there is no line, even in a
+    simulation.
     """
     if common.trust != SERVER:
         return
@@ -105,7 +109,7 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples of splits that are equal to a split of another site, each split once."""
+    """Count the samples in the splits that more than one site has, each such split once."""
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():
@@ -118,7 +122,10 @@ def _count_in_equal_splits(participants: Participants) -> int:
 
 
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
-    """Count the different samples that more than one simulated site has; 0 if it takes too long."""
+    """Count the distinct samples that more than one simulated site has.
+
+    0 if the samples of all sites have more than 1 GiB, or if a site's files cannot be read.
+    """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES
     for site in participants.sites():
@@ -134,7 +141,7 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
 
 
 def _digests(silo: Silo) -> set[bytes]:
-    """Return a digest of the inputs and the label of each sample of a silo; of copies only one."""
+    """Return a 16-byte digest of each distinct sample of a silo, over its inputs and label."""
     digests = set()
     for split in silo.splits().values():
         inputs, labels = np.ascontiguousarray(split.inputs.numpy()), split.labels.tolist()

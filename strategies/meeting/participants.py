@@ -318,7 +318,8 @@ def _latecomer_fault(
     """Explain why a latecomer cannot take part, or return None.
 
     A known site must come back with the same data. Any site must share the task with the first site
-    by name, must send sums if that site does, and must not have another site's training samples.
+    by name, must send feature sums exactly if that site does, and must not have another site's
+    training samples.
 
     Args:
         facts: the latecomer's hello.

@@ -90,9 +90,9 @@ class ClassMeans(Local):
         return words
 
     def fewest(self) -> str:
-        """Describe the mean that rests on the fewest training samples: its site, class and number.
+        """Describe the mean over the fewest training samples: their number, its site and class.
 
-        At least one site must send a mean.
+        The text ends a sentence about the means. At least one site must send a mean.
         """
         means = []
         for site in self.participants.sites():

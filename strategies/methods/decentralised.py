@@ -150,7 +150,7 @@ class Decentralised(Method):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return topology.json: the graph, its mixing weights, and cycle times of several graphs.
 
-        Cycle times are left out if this process has not timed every silo, for example because it
+        Cycle times are empty if this process has not timed every silo, for example because it
         only resumed a run after its last round.
         """
         times: dict[str, float] | None = None

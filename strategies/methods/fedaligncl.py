@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedsilo.core.array_names import arrays_below, of_others, with_prefix
+from fedsilo.core.array_names import arrays_below, select_others, with_prefix
 from fedsilo.core.messages import INCOMING, TRAIN, measurement
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
@@ -105,7 +105,7 @@ class FedAlignCL(FedAvg):
         notes: dict[str, EmbeddingNotes] = {}
         for site in ask.sites:
             count = self._embeddings_of(site, state)
-            send[site] = {**weights, **of_others(site, state.arrays, *self.beside)}
+            send[site] = {**weights, **select_others(site, state.arrays, *self.beside)}
             expect[site] = {**weights, **self._embedding_specs(count)}
             notes[site] = EmbeddingNotes(count)
         before = dict.fromkeys(ask.sites, weights)

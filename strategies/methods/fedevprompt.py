@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from fedsilo.core.array_names import arrays_below, by_site, of_others, with_prefix
+from fedsilo.core.array_names import arrays_below, by_site, select_others, with_prefix
 from fedsilo.core.messages import TRAIN
 from fedsilo.core.settings.common_settings import AGGREGATIONS
 from fedsilo.models.methods.fedevprompt import (
@@ -142,7 +142,7 @@ def _averaged_arrays(state: State) -> dict[str, Any]:
 
 def _maps_of_others(site: str, state: State) -> Arrays:
     """Return the buffer's maps of all sites but ``site``, named as they are sent."""
-    return with_prefix(MAPS, arrays_below(BUFFER, of_others(site, state.arrays, BUFFER)))
+    return with_prefix(MAPS, arrays_below(BUFFER, select_others(site, state.arrays, BUFFER)))
 
 
 def _fault_of_maps(reply: Reply) -> str | None:

@@ -44,11 +44,11 @@ def card_text(
 
     Args:
         whole: the finished run.
-        site: the site whose own model is exported; None for a shared model, with all sites.
+        site: the site whose metrics the card shows; None for all sites.
         form: the format of an exported program, or empty.
         facts: name -> value of further facts about the exported file.
     """
-    # The view has no metric of too few patients, so the card shows none
+    # shown() removes metrics of too few patients, so the card cannot show them
     templates = environment("fedsilo.inference.export", html=False)
     run = whole.shown()
     sites = list(run.silos)

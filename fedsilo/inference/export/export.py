@@ -64,7 +64,7 @@ class Program:
             ExportError: the difference is above ``TOLERANCE``, or NaN.
         """
         most = (answers.double() - self.answers[:count].double()).abs().max().item()
-        # Written so that a difference of NaN is refused too
+        # Not `most > TOLERANCE`, which would accept NaN
         if not most <= TOLERANCE:
             raise ExportError(
                 f"the exported program's probabilities differ by {most:.2g} from fedsilo's, but "
@@ -103,7 +103,7 @@ def open_program(model: TrainedModel) -> Program:
     module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
-    # Prepared as by the silo and not by the module, because the answers of the two are compared
+    # Prepared by the silo's code, not the module's, because the two answers are compared
     logits = over_batches(network, _prepare(model, vectors), _CPU, network)
     return Program(model, module, vectors, torch.softmax(logits, dim=1))
 
@@ -295,7 +295,7 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
     Raises:
         ExportError: the model cannot be written in this format, or the program's answers differ.
     """
-    # A shared model is every site's, so its card and program name no site
+    # A shared model belongs to all sites, so its card and program name no site
     own_site = None
     if model.own:
         own_site = model.site

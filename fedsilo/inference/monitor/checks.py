@@ -40,8 +40,9 @@ def drift_checks(
 ) -> Iterator[CaseCheck]:
     """Yield a check per column: whether its values are distributed as in the training samples.
 
-    The measure is the PSI over cells. The limit is ``LARGE``, or higher if so few samples may
-    exceed that by chance. A column without two cells of ``floor`` training samples is not checked.
+    The measure is the population stability index (PSI) over cells. The limit is the larger of
+    ``LARGE`` and the PSI that chance exceeds in 5 % of such checks. A column without two cells of
+    ``floor`` training samples is not checked.
 
     Args:
         names: names of the features; a level of a category is called ``column=level``.
@@ -131,7 +132,7 @@ def _edges(old: Array, new_count: int, floor: int) -> Array:
     values: Array = np.unique(old)
     if len(values) == 2:
         return np.asarray(values.mean(keepdims=True))
-    # New samples are divided too, so few of them get few cells
+    # New samples are divided by the same edges, so a small number of them gets few cells
     cells = int(np.clip(min(len(old), new_count) // (2 * floor), 2, _CELLS))
     return np.unique(np.quantile(old, np.arange(1, cells) / cells))
 
@@ -163,7 +164,7 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
     kept_old: list[int] = []
     kept_now: list[int] = []
     for old_count, now_count in zip(old, now, strict=True):
-        # A cell that is itself too small takes the next one in, so the first cell grows as well
+        # A cell that is still too small takes in the next one, so the first cell grows, too
         if kept_old and (old_count < floor or kept_old[-1] < floor):
             kept_old[-1] += old_count
             kept_now[-1] += now_count

@@ -67,7 +67,7 @@ class GroupColumn:
         values = rows[:, list(self.places)]
         if self.levels:
             names = list(self.levels)
-            # The first level has no feature: all features of its rows are 0
+            # The first level has no feature, so all features of its rows are 0
             found = torch.where(values.max(dim=1).values > 0.5, values.argmax(dim=1) + 1, 0)
         else:
             names = ["all"]
@@ -103,7 +103,7 @@ class Group:
         return samples >= floor and 2 <= right <= samples - 2
 
     def merge_with(self, other: Group) -> Group:
-        """Return one group of the patients of this group and of ``other``, the next one."""
+        """Return a group with the patients of this group and of ``other``, the next one."""
         counts = _add(self.counts, other.counts)
         return Group(_join_names(self.name, other.name), counts, _add(self.right, other.right))
 
@@ -156,7 +156,7 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
             kept.append(kept.pop().merge_with(group))
         else:
             kept.append(group)
-    # The last group has no next one. Merged with the one before, it may still be too small.
+    # The last group has no next one; after a merge with the one before it may still be too small
     while len(kept) > 1 and not kept[-1].is_enough(floor):
         last = kept.pop()
         kept.append(kept.pop().merge_with(last))
@@ -223,7 +223,7 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """
     before = 0.0
     for threshold in _THRESHOLDS:
-        # Patients between the threshold and its neighbours on both sides; 0.5 is always one
+        # Patients between the threshold and its neighbours; 0.5 always counts as a neighbour
         start, end = before, math.inf
         if threshold > _EVEN:
             start = max(before, _EVEN)

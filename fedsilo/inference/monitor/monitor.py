@@ -306,7 +306,7 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
     numbers = {}
     for number, name in enumerate(classes):
         numbers[same_text(name)] = number
-    # After all names, because a value counts even if it is the name of another class
+    # After all names, so that a declared label wins over the name of another class
     for number, values in enumerate(classes.values()):
         for value in values:
             numbers[same_text(value)] = number

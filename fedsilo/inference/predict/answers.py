@@ -61,7 +61,7 @@ class Predictions:
 
         An unusual input has none, unless ``answers_all`` is set or novelty is unknown.
         """
-        # Unknown novelty holds no answer back, but the page marks such cases as doubtful
+        # If novelty is unknown, every case is answered, but the page marks it as doubtful
         if self.answers_all or isinstance(self.novelty, str):
             return [True] * len(self.own)
         return [not unusual for unusual in self.novelty.unusual().tolist()]

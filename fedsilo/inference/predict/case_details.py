@@ -69,7 +69,7 @@ class ValueTexts:
             unusual: the columns to mark as unusual.
             adds: column -> its contribution to the probability of the answer; a missing one is 0.
         """
-        # Not 0, by which a row without explanations could not be divided
+        # At least 1e-9, because contributions are divided by it
         most = max([*map(abs, adds.values()), 1e-9])
         values = []
         for column in self.schema.columns:
@@ -165,7 +165,7 @@ class Reasons:
 
     # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    # A PNG of the image beside its map, and the same in words
+    # A PNG of the image beside its map, and a description in words
     pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
     limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 

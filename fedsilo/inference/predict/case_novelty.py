@@ -80,7 +80,7 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
         # highest
         steps = np.diff(numbers)
         apart = max(_APART, _TIMES * float(np.median(steps)))
-        # Outliers are far from all others too, but no ten patients share one
+        # An outlier is far from all others, too, but ten patients do not share it
         if counts[0] >= _CODED and steps[0] > apart:
             codes[place] = Code(float(numbers[0]), float(numbers[1]))
         elif counts[-1] >= _CODED and steps[-1] > apart:
@@ -186,7 +186,7 @@ class CaseNovelty:
         """
         scores: Floats = self.found.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
-        # No limit excuses a value in a gap: a unit such as mmol/L for mg/dL puts it there
+        # Whatever the limit, a value in a gap is suspicious: mmol/L instead of mg/dL puts it there
         return np.where(gaps > 0, np.maximum(scores, 1.0 + gaps), scores)
 
     def unusual(self) -> Booleans:

@@ -292,7 +292,7 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
     lines = read_table(path, schema.delimiter, guess_delimiter=True)
     new = parse_new_rows(lines, schema, str(path), id_column)
     numbers = sorted([*new.lines, *new.faults])
-    # The reader names a row by its line in the file; its place is that among the rows
+    # Faults by line number become faults by index among all rows
     faults = {numbers.index(line): fault for line, fault in new.faults.items()}
     if not new.lines:
         raise DataError(
@@ -322,7 +322,7 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
 
 
 def table_schema(model: TrainedModel) -> TableSchema:
-    """Return the schema of a run of tables."""
+    """Return the schema of the table that the run's model was trained on."""
     data = data_set(model.common.dataset)
     assert isinstance(data, TableDataSet), "the model's data are a table"
     return data.schema(find_places(model.common.data_dir, model.common.cache_dir))
@@ -355,7 +355,10 @@ def _find_files(folder: Path) -> dict[str, Path]:
 
 
 def as_cell(name: str) -> str:
-    """Write a file's name or a patient's id so that no spreadsheet reads it as a formula."""
+    """Write ``./`` before a name that a spreadsheet would read as a formula, such as ``=A1``.
+
+    Other names of files, and other patients' ids, are returned unchanged.
+    """
     if name[:1] in ("=", "+", "-", "@"):
         return f"./{name}"
     return name

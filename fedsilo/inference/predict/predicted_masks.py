@@ -168,7 +168,7 @@ def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSetti
     values = current_settings(document["settings"], quietly=True) | {"data.cache-dir": ""}
     if data_dir is not None:
         values |= {"data.dir": str(data_dir)}
-    # The folder may come from anybody, so it runs no plugin that its reader has not named
+    # The folder may come from anybody, so only plugins that this user approved are run
     with without_working_folder():
         approved = approve_plugins(values, plugin_modules(values), needs_pins=False)
         load_plugin_files(str(approved["plugin"]))

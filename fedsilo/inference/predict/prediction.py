@@ -43,7 +43,7 @@ class _Collected:
         self._parts.append(self._of_samples(tokens))
 
     def values(self) -> dict[str, float]:
-        """Return no metrics, because the statistics are only of single samples."""
+        """Return no metrics, because the statistics are about single samples."""
         return {}
 
     def columns(self) -> dict[str, Tensor]:
@@ -67,7 +67,7 @@ def check_outputs(out: Path | None, html: Path | None) -> None:
     pages = []
     if html:
         pages = [html]
-    # Before the check of each file, because both could be free but the same
+    # Checked first, because each path may be free although two are the same
     refuse_twice([*tables, *pages], "--html")
     for path in tables:
         refuse_target(path, "another --out")
@@ -93,7 +93,7 @@ def write_predictions(
     """
     files: dict[Path, bytes | str] = {}
     if html is not None:
-        # It imports matplotlib and captum, which a table does not need
+        # Imported here, because only the page needs matplotlib and captum
         from fedsilo.inference.predict.cases import cases_page
 
         files[html] = cases_page(run.shown(), model, found)

@@ -113,7 +113,7 @@ def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
 
     A column is left out if its counts are suppressed at all sites.
     """
-    # A table of suppressed counts only would have a row for each of a hundred columns
+    # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}
     listed = set()
     for site, answer in document.sites.items():

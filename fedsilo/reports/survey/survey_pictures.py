@@ -55,7 +55,7 @@ def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> 
         for feature in answer.about.features:
             if feature.cells:
                 declared.setdefault(feature.name, feature)
-    # A feature without a distance is as interesting as the one with the smallest distance
+    # Features without a distance come last, as if they differed least
     by_distance = dict.fromkeys(between.feature for between in distances) | dict.fromkeys(declared)
     most_different = list(by_distance)[:_MAX_FEATURES]
     chosen = [feature for name, feature in declared.items() if name in most_different]
@@ -148,7 +148,7 @@ def _bars(
             if count == 0:
                 axes.annotate("0", (x, 0), ha="center", va="bottom", fontsize="x-small")
         axes.bar(at, shares, width, color=styles[site].color, label=short_label(site))
-    # Only now, because the height of hatched bars depends on that of the others
+    # Drawn last, because their height depends on that of the other bars
     if hidden:
         _draw_hidden(axes, hidden, width)
     labels = [literal(cell[:_MAX_LENGTH]) for cell in cells]

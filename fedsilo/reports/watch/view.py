@@ -46,20 +46,20 @@ class Watched:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended, in whatever way."""
+        """Whether the run has ended: finished, failed, interrupted or killed."""
         return self.gone or self.progress.state != "running"
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run's process began, until its last writing if it has ended."""
+        """Seconds since the run's process began; after its end, until its last write."""
         if self.over:
             return self.progress.seconds
         return self.progress.seconds + self._since()
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds left, or None before the first round and after the run."""
-        # The file's estimate is as old as its last writing
+        """Estimated seconds until the end; None before the first round and after the run."""
+        # The estimate dates from the last write of the file
         left = self.progress.seconds_left
         if left is None or self.over:
             return None
@@ -157,7 +157,7 @@ def look_at(folder: Path) -> Watched:
         # The start time too, because the system may have given the id to another process
         gone = process_of(progress.pid, progress.process_started) is None
     elif progress.state == "running":
-        # A process of another machine cannot be seen, only what it writes
+        # A process on another machine cannot be seen; only its writes can
         silent = moment - progress.updated.timestamp() > _SILENT
     return Watched(folder, progress, gone, silent, moment)
 
@@ -309,7 +309,7 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
     view = look()
     shown = render_view(view, console.width)
     with Live(shown, console=console, auto_refresh=False, transient=False) as live:
-        # A deployment goes on after its run, a run does not
+        # A deployment continues after its run, so it is watched until an interrupt
         while view.members or not (view.run and view.run.over):
             time.sleep(every)
             view = look()

@@ -10,7 +10,7 @@ from flwr.app import Context
 
 from fedsilo.client_app.site.identity import site_settings
 from fedsilo.core.errors import RefusedError, SettingError
-from fedsilo.core.plugins import load_plugins, locate_plugin, plug_digests
+from fedsilo.core.plugins import digest_plugins, load_plugins, locate_plugin
 from tests.support.setting_keys import as_keys
 
 _TEXT = "executed = True\n\n\ndef build(input_shape, classes): ...\n"
@@ -40,7 +40,7 @@ def node(context: Callable[..., Context], own_file: Path) -> Callable[..., Conte
 
 def _pins(path: Path) -> str:
     load_plugins(str(path), ())
-    digest = plug_digests([locate_plugin("network", "ward_nets:build", ())])["ward_nets"]
+    digest = digest_plugins([locate_plugin("network", "ward_nets:build", ())])["ward_nets"]
     return f"ward_nets={digest}"
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.plugins import (
+    changed_plugins,
+    digest_plugins,
     digests_text,
     find_plugins,
     load_plugins,
     locate_plugin,
     module_digest,
-    other_plugs,
-    plug,
-    plug_digests,
     plugin_entries,
+    resolve_plugin,
     stated_digests,
     with_plugin_settings,
     without_working_folder,
@@ -63,19 +63,19 @@ def _file(folder: Path, text: str, name: str = "own_plug.py") -> str:
 
 def test_a_file_of_plugin_is_a_module_of_its_name(tmp_path: Path) -> None:
     load_plugins(_file(tmp_path, "answer = 42\n"), ())
-    assert plug("network", "own_plug:answer", ()) == 42
+    assert resolve_plugin("network", "own_plug:answer", ()) == 42
     assert locate_plugin("method", "own_plug", ()).module == "own_plug"
 
 
 def test_a_file_is_executed_once_and_again_when_its_bytes_are_others(tmp_path: Path) -> None:
     named = _file(tmp_path, "calls = []\n")
     load_plugins(named, ())
-    plug("network", "own_plug:calls", ()).append(1)
+    resolve_plugin("network", "own_plug:calls", ()).append(1)
     load_plugins(named, ())
-    assert plug("network", "own_plug:calls", ()) == [1]
+    assert resolve_plugin("network", "own_plug:calls", ()) == [1]
     _file(tmp_path, "calls = ()\n")
     load_plugins(named, ())
-    assert plug("network", "own_plug:calls", ()) == ()
+    assert resolve_plugin("network", "own_plug:calls", ()) == ()
 
 
 def test_several_entries_have_commas_between() -> None:
@@ -110,7 +110,7 @@ def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 def test_an_entry_point_names_a_plug(package: Path) -> None:
     assert find_plugins("network") == {"tiny": "lab_nets.nets:build"}
-    assert plug("network", "tiny", ()).__module__ == "lab_nets.nets"
+    assert resolve_plugin("network", "tiny", ()).__module__ == "lab_nets.nets"
     assert locate_plugin("network", "tiny", ()).invited
     assert not locate_plugin("network", "lab_nets.nets:build", ()).invited
 
@@ -131,7 +131,7 @@ def test_an_entry_point_with_a_name_of_ours_is_refused_by_its_package(package: P
 )
 def test_what_is_not_there_is_told_in_a_line(package: Path, name: str, told: str) -> None:
     with pytest.raises(SettingError, match=told) as error:
-        plug("network", name, ["conv"])
+        resolve_plugin("network", name, ["conv"])
     assert "\n" not in str(error.value)
 
 
@@ -139,21 +139,21 @@ def test_a_digest_is_of_a_files_bytes_or_of_all_text_files_of_a_package(package:
     named = _file(package, "answer = 42\n")
     load_plugins(named, ())
     plugs = [locate_plugin("network", name, ()) for name in ("tiny", "own_plug:answer")]
-    before = plug_digests(plugs)
+    before = digest_plugins(plugs)
     assert before["own_plug"] == hashlib.sha256(b"answer = 42\n").hexdigest()
     (package / "lab_nets" / "sizes.json").write_text("{}")
-    after = plug_digests(plugs)
+    after = digest_plugins(plugs)
     assert after["own_plug"] == before["own_plug"]
     assert after["lab_nets"] != before["lab_nets"]
-    assert other_plugs(after, digests_text(before)) == ["lab_nets"]
-    assert other_plugs(after, digests_text(after)) == []
-    assert other_plugs(after, "") == ["lab_nets", "own_plug"]
+    assert changed_plugins(after, digests_text(before)) == ["lab_nets"]
+    assert changed_plugins(after, digests_text(after)) == []
+    assert changed_plugins(after, "") == ["lab_nets", "own_plug"]
     assert stated_digests(digests_text(after)) == after
 
 
 def test_a_plug_without_a_file_cannot_be_compared() -> None:
     with pytest.raises(SettingError, match="plugin 'sys' has no file that hospitals could compare"):
-        plug_digests([locate_plugin("network", "sys:exit", ())])
+        digest_plugins([locate_plugin("network", "sys:exit", ())])
 
 
 def test_settings_of_a_plugged_method_travel_as_one_text() -> None:
