@@ -258,17 +258,17 @@ SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
     "maximum-noise": "a private run must add noise of at most {:g} times that norm",
     "minimum-train-samples": {
         0: "the site takes part with any number of training samples",
-        _ELSE: "the site takes part in no run with fewer than {} training samples",
+        _ELSE: "the site takes part only with at least {} training samples",
     },
     "minimum-per-label": {
-        0: "the site takes part with any number of training samples of each label that it has",
-        _ELSE: "the site takes part in no run with fewer than {} training samples of a label that it has",
+        0: "the site takes part with any number of training samples of a label",
+        _ELSE: "the site takes part only with at least {} training samples of each of its labels",
     },
     "minimum-batch": "each optimiser step needs at least {} samples",
     "minimum-steps-per-reply": "what was trained leaves only after at least {} optimiser steps",
     "minimum-measured": "measurements leave only for splits of at least {} samples",
     "sums-min-count": "sums, means and counts leave only for at least {} samples",
-    "colluding-sites": "a secure sum must protect the site even if {} other sites work with the server",
+    "colluding-sites": "a secure sum must hide the site even if {} other sites work with the server",
     "secure-samples": "in a secure sum the site counts as one of at most {} samples",
     "clip-norm": "a run made for trust 'sums' must clip updates to the norm {:g}",
     "records": {
