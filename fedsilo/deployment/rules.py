@@ -268,7 +268,7 @@ SENTENCES: Mapping[str, str | Mapping[Any, str]] = {
     "minimum-steps-per-reply": "what was trained leaves only after at least {} optimiser steps",
     "minimum-measured": "measurements leave only for splits of at least {} samples",
     "sums-min-count": "sums, means and counts leave only for at least {} samples",
-    "colluding-sites": "a secure sum must hide the site even if {} other sites work with the server",
+    "colluding-sites": "a secure sum must hide the site from the server plus {} other sites",
     "secure-samples": "in a secure sum the site counts as one of at most {} samples",
     "clip-norm": "a run made for trust 'sums' must clip updates to the norm {:g}",
     "records": {
