@@ -63,9 +63,9 @@ class SiloSet:
     names: tuple[str, ...]
     links: Mapping[tuple[str, str], Link]
 
-    def link(self, one: str, other: str) -> Link | None:
+    def link(self, first: str, second: str) -> Link | None:
         """Return the link between two silos in either order, or None if they are not linked."""
-        return self.links.get((one, other)) or self.links.get((other, one))
+        return self.links.get((first, second)) or self.links.get((second, first))
 
 
 def open_silo_set(text: str) -> SiloSet:
@@ -86,12 +86,12 @@ def open_silo_set(text: str) -> SiloSet:
     return _read_edges(path)
 
 
-def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
+def great_circle_km(first: tuple[float, float], second: tuple[float, float]) -> float:
     """Return the great-circle distance in km between two points (degrees north, degrees east).
 
     It uses the haversine formula on a sphere of radius 6371 km.
     """
-    north, east, north_there, east_there = (math.radians(x) for x in (*one, *other))
+    north, east, north_there, east_there = (math.radians(x) for x in (*first, *second))
     half = (
         math.sin((north - north_there) / 2) ** 2
         + math.cos(north) * math.cos(north_there) * math.sin((east - east_there) / 2) ** 2
@@ -101,9 +101,9 @@ def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> flo
 
 def _gaia() -> SiloSet:
     links = {}
-    for one, other in combinations(_REGIONS, 2):
-        distance = great_circle_km(_REGIONS[one], _REGIONS[other])
-        links[one, other] = Link(_LATENCY + _LATENCY_PER_KM * distance, _GAIA_GBPS)
+    for first, second in combinations(_REGIONS, 2):
+        distance = great_circle_km(_REGIONS[first], _REGIONS[second])
+        links[first, second] = Link(_LATENCY + _LATENCY_PER_KM * distance, _GAIA_GBPS)
     return SiloSet(tuple(_REGIONS), links)
 
 

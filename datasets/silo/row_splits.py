@@ -221,8 +221,8 @@ def draw_test_groups(
 
     Groups are visited in random order; a group becomes test data if the classes' numbers of test
     rows come nearer to their targets (chi-square distance). A second pass also counts the distance
-    of all test rows together, because the target of a rare class may be less than one row. Each
-    part gets at least one group.
+    of all test rows together, because the target of a rare class may be less than one row. Unless
+    ``share`` is 0, each part gets at least one group.
 
     Args:
         labels: class of each row, (n,).

@@ -225,7 +225,7 @@ class DataSet(ABC):
         is ''.
 
         Raises:
-            DataError: the data set is a table (always, in this base class), or its declaration
+            DataError: the data set has no images, as this base class assumes, or its declaration
                 cannot be read.
         """
         raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")

@@ -106,7 +106,7 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
 def smooth_line(corners: npt.ArrayLike) -> Points:
     """Fit a cubic spline through ``corners`` (k, 2), and return 25 points on it, (25, 2).
 
-    Equally many points lie between any two neighbouring corners.
+    The points are equally spaced in the spline's parameter, which is 0, 1, 2, ... at the corners.
     """
     from scipy.interpolate import CubicSpline
 

@@ -280,7 +280,7 @@ class TableSchema(FileModel):
         outside = {}
         for column in self.numeric_columns():
             if column.range:
-                # As float32, like the rows: otherwise a value at the edge could be beyond it
+                # Both are float32: otherwise a value at the edge could be beyond it
                 low, high = np.array(column.range, dtype=np.float32)
                 values = rows[:, features.index(column.name)]
                 outside[column.name] = (values < low) | (values > high)

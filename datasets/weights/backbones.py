@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 
 def weights_file(settings: CommonSettings) -> Path | None:
-    """Find the file that 'vit.backbone-weights' names, in the data directory and the cache too.
+    """Find the file that 'vit.backbone-weights' names.
+
+    A relative path is looked up in the cache's folder of backbones and then in the data directory.
 
     Returns:
         The file's path, or None for 'timm' and 'random', which need no file.

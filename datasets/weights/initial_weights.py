@@ -90,8 +90,10 @@ def refuse_seen_start(settings: CommonSettings) -> None:
 def initial_file(settings: CommonSettings) -> Path:
     """Find the file that 'train.initial-weights' names, without its prefix 'encoder:'.
 
+    A relative path is looked up in the cache's folder of backbones and then in the data directory.
+
     Raises:
-        SettingError: there is no such file in any of the usual folders.
+        SettingError: no such file exists.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
     tried = weight_paths(_file_named(settings), places)

@@ -116,6 +116,7 @@ def finetune(
     for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():
         refuse_below(1, option, number)
     refuse_below(0, "distil-epochs", distil_epochs)
+    # Cheap checks first: opening the starting points may read large files
     names, folder, data = several(weights), Path(out), path_of(data_dir)
     check_starts(names, from_site)
     refuse_target(folder, "another --out")
@@ -317,6 +318,7 @@ def export(
 
     name_plugins(plugin_texts(plugin))
     folder = folder_of(run_dir)
+    # Named by format and site, so that several exports of a run fit in its directory
     of_site = f"-{site}" if site else ""
     target = path_of(out) or folder / f"export-{form}{of_site}"
     refuse_target(target, "another --out")

@@ -189,6 +189,7 @@ def crossvalidate(
     given, at_once = options.run_sources(sources), read_jobs(str(jobs), several(slurm))
     plans = {name: plan_run(name, given)[0] for name in _read_names(experiments)}
     commons = {name: settings.common for name, settings in plans.items()}
+    # plan_folds refuses experiments on other data, so the first one's data set stands for all
     first, *_ = commons.values()
     compared.refuse_mixed_optimisers(commons)
     planned = study.plan_folds(plans, folds, repeats)

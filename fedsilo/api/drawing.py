@@ -303,6 +303,7 @@ def gradcam(
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
+    # Equal if both options are given, or neither of them
     if bool(rows) == (scenarios is not None):
         raise SettingError("choose images either by --rows or by --scenarios")
     refuse_below(1, "scenarios", scenarios)

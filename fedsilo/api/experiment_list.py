@@ -89,7 +89,7 @@ def _describe_method(name: str) -> str:
 def _format_line(names: str, text: str, width: int) -> str:
     """Format a line of the list: the names, padded to ``width`` characters, then the text.
 
-    The text is shortened so that the line has at most 160 characters, but never below 40.
+    The text is shortened so that the line has at most 160 characters, but to no less than 40.
     """
     start = f"  {names:{width}}  "
     return start + one_line(text, max(_LONGEST_LINE - len(start), 40))
@@ -161,7 +161,9 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 
 def _find_facts(experiment: Experiment) -> _Facts:
-    """Find the facts about an experiment, without executing plugins.
+    """Find an experiment's data set, number of silos and rounds, and cost, for its line.
+
+    Plugins are not executed, so the silos of a plugin's data set are unknown.
 
     Raises:
         FedsiloError: a setting is unknown or out of range, or a file that declares silos is wrong.

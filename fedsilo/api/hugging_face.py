@@ -80,6 +80,7 @@ def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
         rows = _library().concatenate_datasets(list(parts.values()))
         return write_silos(folder, {ALONE: rows}, label, "drop")
     by_split = {}
+    # The Hub has no fixed names of parts, so a part of another name is refused instead of guessed
     for called, part in parts.items():
         if called not in _PARTS:
             raise DataError(f"part '{called}' must be one of {', '.join(_PARTS)}")
@@ -88,10 +89,10 @@ def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
 
 
 def _keep_labelled(part: Any, label: str) -> Any:
-    """Return a part without the samples that have no label, which is None or a number below 0.
+    """Return a part of a data set with only the samples that have a label.
 
-    Numbers below 0 count as missing only if the classes have names. A part without the column
-    ``label`` is returned unchanged.
+    A label is missing if it is None; if the classes have names, also if it is below 0, as the Hub
+    writes unknown labels. A part without the column ``label`` is returned unchanged.
     """
     if label not in part.features:  # the writer of the silo reports a missing column
         return part

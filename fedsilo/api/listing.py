@@ -52,6 +52,7 @@ def fetch(
     if public is None or not public.files:
         by_hand = f"; get them from {public.url}" if public and public.terms else ""
         raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
+    # After the lines above, so that the user has read the terms before he can accept them
     public.refuse_unaccepted(accept_licence)
     yield from fetch(public, folder, base_url)
 
@@ -133,6 +134,7 @@ def survey(
     from fedsilo.reports.survey.survey_page import write_survey_page
     from fedsilo.server_app.run.survey import run_survey
 
+    # Each survey gets a directory of its own; a method's name may have characters that paths refuse
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     unnamed = f"survey-{re.sub(r'[^A-Za-z0-9._+-]', '-', experiment)}-{stamp}"
     given, place = options.run_sources(sources), path_of(deployment)

@@ -257,10 +257,11 @@ def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
 def _class_name(label: Any, names: Any) -> str | None:
     """Return the class name of a label; None if the label is missing or is no single class.
 
-    ``names`` are the classes' names by number. Without them, the label written as text is the name.
-    A text is always a name itself.
+    A text is the name itself. A number is looked up in ``names``, the classes' names by number;
+    without ``names``, the number written as text is the name.
     """
     try:
+        # item() accepts a tensor or array of one number, and fails for a label of several classes
         value = np.asarray(label).item()
         if isinstance(value, str):
             return value.strip()
@@ -293,7 +294,7 @@ def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
         labels = np.atleast_1d(np.asarray(y))
     except (ValueError, TypeError, RuntimeError) as error:  # rows differ in length, for example
         raise SettingError(f"silo '{site}' is not an array ({one_line(error, 200)})") from None
-    # A column of labels, (n, 1), is taken as (n,)
+    # A column of labels, (n, 1), is accepted as (n,)
     if labels.size == len(labels):
         labels = labels.reshape(-1)
     if len(samples) != len(labels) or samples.ndim not in (2, 3, 4) or labels.ndim != 1:

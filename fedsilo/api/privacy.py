@@ -79,7 +79,10 @@ def _plan_site(
     delta: float,
     counts_noise: float,
 ) -> Iterator[str]:
-    """Yield the lines of ``plan`` for a site with ``count`` training samples."""
+    """Yield the lines of ``plan`` for a site with ``count`` training samples.
+
+    ``budgets`` are the epsilons; the other arguments are those of ``plan``.
+    """
     from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
 
     # Poisson sampling: each sample is in a step with this probability, so that a batch has
@@ -87,7 +90,8 @@ def _plan_site(
     rate = min(1.0, common.batch_size / count)
     steps = common.rounds * (common.local_steps or common.local_epochs * math.ceil(1 / rate))
     measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
-    statistics = 1 + measured  # one more for the metrics at the end
+    # The metrics at the end are one more release
+    statistics = 1 + measured
     yield (
         f"{format_count(count, 'training sample')}: {format_count(steps, 'step')} in "
         f"{format_count(common.rounds, 'round')}, each with "

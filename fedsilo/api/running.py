@@ -104,6 +104,7 @@ def simulate(
     overrides |= {"run.name": name} if name else {}
     overrides |= {"run.track": track} if track else {}
     overrides |= {"network.name": _network_name(network)} if network is not None else {}
+    # Written before the run is planned, because planning reads the names of the silos
     if silos is not None:
         overrides |= _write_silos(silos, label, missing, sources)
     settings, resources = plan_run(
@@ -173,7 +174,7 @@ def _write_silos(
     are those of ``write_to_cache``.
 
     Returns:
-        'dataset' and 'data.dir'.
+        The settings 'dataset' and 'data.dir', key -> value.
     """
     from fedsilo.api.own_silos import write_to_cache
     from fedsilo.core.files.locations import find_places

@@ -248,7 +248,10 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the terminal table of one metric: a row per experiment, then the paired differences."""
+    """Build the terminal table of one metric: a row per experiment, then the paired differences.
+
+    In a cell, the mean, interval, p value and number of runs are on lines of their own.
+    """
     narrow = []
     for line in _lines(intervals, metric):
         # Mean, interval, p value and number of runs stand below each other

@@ -75,7 +75,11 @@ def shared_metrics(
 def _lacking_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> set[tuple[str, str, str]]:
-    """Find each (data set, site, metric) for which a run has the metric, but not at that site."""
+    """Find each (data set, site, metric) for which a run has the metric, but not at that site.
+
+    If the runs on the data set have a site in common, the sites of all of them count, otherwise
+    only a run's own sites.
+    """
     sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
     for run in runs:
         sites_of.setdefault(run.summary["dataset"], []).append(set(run.silos))

@@ -101,7 +101,7 @@ def several(given: Any) -> list[Any]:
 
 
 def folder_of(run: AnyRun) -> Path:
-    """Return the directory of a run that is given as an object or as its directory.
+    """Return the directory of a run, which may be a run object or already its directory.
 
     Raises:
         SettingError: it is neither a path nor a run.
@@ -153,7 +153,7 @@ def plugin_texts(plugin: Plugins) -> list[str]:
 
 
 def silent(line: str) -> None:
-    """Ignore a line: the ``Tell`` of callers that want no output."""
+    """Discard a line of progress: the ``Tell`` of callers that want no output."""
 
 
 def refuse_below(minimum: int, option: str, value: int | None) -> None:

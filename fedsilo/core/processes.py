@@ -88,9 +88,9 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
 def end_run(home: Path) -> None:
     """End all processes of a run except this one.
 
-    ``home`` is the run's folder, which each process has in the environment variable FLWR_HOME. The
-    parents are not used, because a process whose parent has ended is in no tree. A process that
-    starts meanwhile is found in one of up to five passes.
+    ``home`` is the run's folder, which each of its processes has in the environment variable
+    FLWR_HOME. The tree of parents is not used, because a process whose parent has ended is in no
+    tree. Up to five passes find processes that start while others are ended.
     """
     for _ in range(_PASSES):
         marked = []

@@ -177,6 +177,10 @@ def groups_of(cls: type) -> dict[str, type]:
 
 @cache
 def _rules(cls: type) -> Mapping[str, SettingRule]:
+    """Read the rules of all settings of a class: run-config key -> rule.
+
+    Fields that were not declared by ``setting`` have none.
+    """
     rules = {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key, name in _names_by_key(cls).items():

@@ -86,7 +86,7 @@ class SiteFacts:
         """Return split -> number of samples; empty if the site reveals sums only."""
         return {split: sum(counts) for split, counts in self.label_counts.items()}
 
-    def held(self) -> list[str]:
+    def measured_splits(self) -> list[str]:
         """Return the splits that have samples and for which the site sends measurements."""
         if not self.label_counts:
             return list(self.measured)

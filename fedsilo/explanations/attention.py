@@ -132,7 +132,7 @@ def explain_by_attention(
         classes: the names of the classes.
     """
     logits = over_batches(network, split.inputs[row : row + 1], compute, network)
-    return _explanations(network, split, compute, [row], title, classes, logits)[0]
+    return _explain_rows(network, split, compute, [row], title, classes, logits)[0]
 
 
 def most_certain_explanations(
@@ -157,12 +157,12 @@ def most_certain_explanations(
     by_class = []
     for label, name in enumerate(classes):
         rows = most_certain(uncertain, split.labels, label, count).tolist()
-        found = _explanations(network, split, compute, rows, name, classes, logits[rows])
+        found = _explain_rows(network, split, compute, rows, name, classes, logits[rows])
         by_class.append(found)
     return by_class
 
 
-def _explanations(
+def _explain_rows(
     network: PromptedViT,
     split: Split,
     compute: Compute,

@@ -144,7 +144,7 @@ def gather(
     selection: Selection,
     tell: Callable[[str], None],
 ) -> Cloud:
-    """Embed the chosen samples of each site by that site's network, and put them together.
+    """Embed the chosen samples of each site by that site's network, and join all sites.
 
     Args:
         sites: the lab and network of each site, which are opened one after another.
@@ -315,6 +315,7 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
     """
     from matplotlib.lines import Line2D
 
+    # Four panels look better as two rows of two than as three and one
     columns = min(3, len(panels))
     if len(panels) == 4:
         columns = 2

@@ -69,8 +69,8 @@ def choose_rows_by_scenario(
         each: the largest number of images per scenario and class.
 
     Returns:
-        Row and scenario of each chosen image, by scenario and then by class. An image may occur
-        twice.
+        Row and scenario of each chosen image, sorted by scenario, then by class, then by row.
+        Images that fit no scenario are left out.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others
@@ -81,6 +81,7 @@ def choose_rows_by_scenario(
         "the first alone is right": first & ~others.any(dim=0),
         "the second is right, the first is not": ~first & others[0],
     }
+    # The scenarios exclude each other, so an image is chosen at most once
     chosen = []
     for name, fit in fits.items():
         for label in sorted(set(truths.tolist())):
@@ -171,7 +172,7 @@ def gradcam_sheet(
     columns, rows = [], [row for row, _ in chosen]
     for one in runs:
         with naming(one.run.path):
-            shown = _explanations(one.lab, one.network, split, rows, label)
+            shown = _explain_rows(one.lab, one.network, split, rows, label)
             columns.append(RunColumn(run_title(one.run), shown))
     subject = "Grad-CAM of what each network says"
     if label:
@@ -183,7 +184,7 @@ def gradcam_sheet(
     return GradCamSheet(f"{silo.name}: {subject}", columns, truths, reasons)
 
 
-def _explanations(
+def _explain_rows(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
     """Explain each row by the Grad-CAM of class ``wanted``; None for the predicted class.

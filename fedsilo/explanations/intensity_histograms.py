@@ -212,7 +212,7 @@ def draw_histograms(measured: SiteHistograms) -> Figure:
 
 
 def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
-    """Draw a line per site, without the values at both ends that almost no pixel has."""
+    """Draw a line per site; the axis leaves out the 0.05 % lowest and highest pixels."""
     centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
     for site, density in histograms.densities.items():
         style = styles[site]
@@ -227,17 +227,17 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
     inside |= ~inside.any()  # all of the axis, if a single bin has all pixels
     shown = centres[inside]
     axes.set_xlim(shown[0].item(), shown[-1].item())
-    axes.set_title(title + _limit(axes, densities[:, inside].flatten()), fontsize="medium")
+    axes.set_title(title + _limit_axis(axes, densities[:, inside].flatten()), fontsize="medium")
     axes.set_ylabel("density of pixels")
     axes.grid(alpha=0.3)
 
 
-def _limit(axes: Axes, drawn: Tensor) -> str:
+def _limit_axis(axes: Axes, drawn: Tensor) -> str:
     """Limit the axis if a few high peaks would flatten everything else, and return a note.
 
-    The highest density must exceed 2.5 times the 97 % quantile of ``drawn``. An example is film
-    that is almost black. The note, for the title, says how high the peaks are; it is empty if
-    nothing is cut off.
+    If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, the axis ends
+    at 1.5 times that quantile. An example is film that is almost black. The note, for the title,
+    says how high the peaks are; it is empty if nothing is cut off.
     """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()

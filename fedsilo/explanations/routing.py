@@ -42,7 +42,7 @@ class PatientExplanation:
         """Format the explanation as text: the title, then three lines for each expert.
 
         These are the expert's weight and probability, the three features that contribute least and
-        most to its distance, and the terms of its score.
+        most to its distance (by absolute value), and the terms of its score.
         """
         lines = [self.title]
         for index, site in enumerate(self.experts):

@@ -85,7 +85,7 @@ def refuse_row(silo: Silo, split: str, row: int) -> None:
     """Check that a silo's split has a row with this number, counted from 0.
 
     Raises:
-        DataError: it has not; the message has the number of rows.
+        DataError: the split has no such row; the message says how many it has.
     """
     count = len(silo.splits()[split])
     if not 0 <= row < count:

@@ -106,7 +106,10 @@ def choose_network(
 
 
 def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
-    """Return the networks in ``of_task`` (network -> the one whose weights it accepts) that fit."""
+    """Return the names of the task's networks that accept the weights of ``source``, in order.
+
+    ``of_task`` maps each network of the task to the network whose weights it accepts.
+    """
     fitting = []
     for name, accepted in of_task.items():
         if accepted == source.network:
@@ -246,9 +249,9 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
 def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
     """Return the keys of the settings that concern the data.
 
-    They include the data set's own keys and those of the partition. Segmentation has no keys of a
-    partition, because masks are stored for the data set's own sites; only a data set with the key
-    'split.silos' has them too.
+    These are 'dataset', the keys of files and splits, the data set's own keys, and the keys that
+    ``partition`` reads. For segmentation the keys of partitions are left out, because masks belong
+    to the data set's own sites, unless the data set itself has the key 'split.silos'.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:

@@ -167,6 +167,7 @@ class _Trainer:
         self.scaler = self.compute.scaler()
         self.order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
         rows = torch.randperm(len(public), generator=self.order)
+        # The generator goes on to shuffle and augment, so the seed decides all of the training
         self.held_out = rows[::_HELD_OUT]
         self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
         task = Task(tuple(public.inputs.shape[1:]), classes)
@@ -295,6 +296,7 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     changed = []
     for image in images:
         turn, mirror, area, top, left, light, contrast = torch.rand(7, generator=generator).tolist()
+        # The root turns a share of the area into a share of the side
         cut = round(side * (0.6 + 0.4 * area) ** 0.5)
         turned = torch.rot90(image, int(4 * turn), (1, 2))
         if mirror < 0.5:

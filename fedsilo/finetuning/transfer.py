@@ -38,7 +38,11 @@ class TransferReport:
     backbone: str = ""  # the 'vit.backbone-weights' that was loaded beside the arrays, or empty
 
     def summary(self) -> str:
-        """Return the report in one line."""
+        """Format the report in one line.
+
+        It has the number and share of the arrays that were copied, the backbone, whether the head
+        was copied, and up to three of the arrays that were left to the seed.
+        """
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
         if self.backbone:
@@ -144,6 +148,7 @@ def _transfer_run(
             f"'{run_model.network}') fits the network to be trained: leave 'network.width' and "
             "'vit.backbone-...' at the run's"
         )
+    # The arrays of a state share memory with the network, so copying into them sets its weights
     state = trunk.state_dict()
     head: dict[str, Tensor] = {}
     if classes == run_model.classes:
@@ -209,7 +214,7 @@ class DistilReport:
     losses: tuple[float, ...]  # per epoch, the share of the tokens' variance left unexplained
 
     def summary(self) -> str:
-        """Return the report in one line."""
+        """Format the report in one line: the epochs, and the variance explained after the last."""
         return (
             f"its ViT's tokens were distilled into the encoder for {len(self.losses)} epochs: "
             f"{100 * (1 - self.losses[-1]):.1f} % of their variance explained"

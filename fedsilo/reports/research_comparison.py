@@ -83,7 +83,11 @@ def _headline(runs: Runs) -> Sequence[str]:
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each metric that at least two of them have."""
+    """Compare the experiments by each metric that at least two of them have.
+
+    Returns:
+        For each such metric, the variables that ``_comparison`` builds.
+    """
     compared = []
     for metric in metrics:
         samples = _known_values(summaries, metric)

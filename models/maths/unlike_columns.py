@@ -1,13 +1,13 @@
-"""Find the columns of a site's table whose values look unlike those of other sites.
+"""Find columns of a site's table whose values differ so much that their unit may be another.
 
 A change of unit multiplies the mean and the standard deviation by one factor: 5.2 mmol/l of
-cholesterol are 201 mg/dl. Two sites are unlike in a column by one of two rules:
+cholesterol are 201 mg/dl. A column is unlike at two sites by one of two rules:
 
-- Their means differ by a factor of five or more. Also, either the means are further apart than one
+- The means differ by a factor of five or more. Also, either the means are further apart than one
   standard deviation of each site, or the standard deviations differ by about the same factor.
   Without the second part every column with a mean near 0 would be reported.
-- Their means differ by less, but are further apart than three standard deviations of each site, and
-  a known change of unit turns one mean and one standard deviation into the other.
+- The means differ by less, but are further apart than three standard deviations of each site, and a
+  known change of unit converts one mean and one standard deviation to the other.
 
 Columns of 0 and 1 and the features of categories have no unit, so they are never compared.
 """
@@ -27,7 +27,10 @@ _SAME_MEAN = 1.2  # a conversion fits if it hits the other mean up to this facto
 
 @dataclass(frozen=True)
 class Conversion:
-    """A change of unit: ``larger = factor * smaller + offset``, with a factor above 1."""
+    """A change of unit: ``larger = factor * smaller + offset``, with a factor above 1.
+
+    ``words`` names both units.
+    """
 
     factor: float
     words: str
@@ -56,7 +59,7 @@ CONVERSIONS = (
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation of one column at one site, or at several."""
+    """The mean and standard deviation of one column, at one site or over several."""
 
     mean: float
     std: float
@@ -64,7 +67,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class UnlikeColumn:
-    """A column of a site that is unlike the same column elsewhere.
+    """A column whose values at one site are unlike those at other sites.
 
     Attributes:
         column: the column's name.
@@ -81,10 +84,10 @@ class UnlikeColumn:
     unit: str = ""
 
     def sentence(self, others: str, title: str = "") -> str:
-        """Describe the difference in one line.
+        """Describe the difference in one line, with both means.
 
         Args:
-            others: whose the other mean is, such as "at the other sites".
+            others: the origin of the other mean, such as "at the other sites".
             title: the column's title; by default its name.
         """
         where = ""
@@ -94,13 +97,16 @@ class UnlikeColumn:
         return f"{name}: mean {self.mean:.3g}{where}, {self.others:.3g} {others}: {self.question()}"
 
     def question(self) -> str:
-        """Ask for the likely cause."""
+        """Return the question that the site should answer: whether the column has another unit."""
         if self.unit:
             return f"is it in another unit ({self.unit})?"
         return "is it in another unit, or not measured at one of them?"
 
     def relation(self) -> str:
-        """Compare the means without telling them, because the mean of a few values is a count."""
+        """Describe in words how the two means differ, without giving either mean.
+
+        The mean of a few values would reveal a count.
+        """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
         if abs(self.mean) < abs(self.others):
@@ -111,19 +117,19 @@ class UnlikeColumn:
 def compare_sites(
     features: Sequence[str], sums: Mapping[str, Sums], floor: int
 ) -> list[UnlikeColumn]:
-    """Compare each column of each site with the same column of the other sites.
+    """Find the columns in which a site is unlike the other sites.
 
-    A site is compared with the median site of the others by mean, so that one odd site does not
-    make all others look odd. Of two median sites it is the one with the nearer mean. Of two sites
-    nobody can tell which one is odd, so only the first one by name is returned.
+    A site is compared with the median of the other sites by mean, so one odd site does not make all
+    others look odd. If there are two median sites, the one with the nearer mean is taken. With only
+    two sites nobody can tell which one is odd, so only the first one by name is returned.
 
     Args:
         features: names of the table's features.
-        sums: site -> sums over its training rows, of (features,) each.
-        floor: sites with fewer values of a column are neither compared nor named there.
+        sums: site -> sums over its training rows, (features,) each.
+        floor: sites with fewer values of a column are not compared in it.
 
     Returns:
-        The differences, by column in the order of ``features``, then by site.
+        The unlike columns, in the order of ``features``, then by site.
     """
     found: list[UnlikeColumn] = []
     for place, feature in enumerate(features):
@@ -138,7 +144,7 @@ def compare_sites(
 
 
 def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[UnlikeColumn]:
-    """Yield each site that is unlike the others in a column."""
+    """Yield each site that is unlike the others in a column; ``spreads`` is site -> spread."""
     compared = list(spreads)
     if len(spreads) == 2:
         compared = compared[:1]
@@ -154,7 +160,7 @@ def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[Unl
 
 
 def _median_spread(spreads: Sequence[Spread], mean: float) -> Spread:
-    """Return the one with the median mean; of two, the one that is nearer to ``mean``."""
+    """Return the spread with the median mean; of two middle ones, the one nearer to ``mean``."""
     ordered = sorted(spreads, key=lambda spread: spread.mean)
     # Not the mean of both: between mg/dl and mmol/l that is a value that no site has
     middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
@@ -164,13 +170,16 @@ def _median_spread(spreads: Sequence[Spread], mean: float) -> Spread:
 def compare_with(
     features: Sequence[str], own: Sums, others: FeatureStatistics, floor: int
 ) -> list[UnlikeColumn]:
-    """Compare a site's columns with statistics that it was given, pooled or declared.
+    """Find the columns in which a site differs from pooled or declared statistics.
 
     Args:
         features: names of the table's features.
-        own: sums over the site's training rows, of (features,) each.
-        others: the statistics to compare with, of (features,) each.
+        own: sums over the site's training rows, (features,) each.
+        others: the statistics to compare with, (features,) each.
         floor: columns with fewer values at the site are not compared.
+
+    Returns:
+        The unlike columns, in the order of ``features``, without a site's name.
     """
     found = []
     for place, feature in enumerate(features):
@@ -189,16 +198,17 @@ def compare_with(
 
 
 def _is_category(feature: str) -> bool:
-    """Tell whether a feature is ``column=level`` or ``column=unmeasured``."""
+    """Tell whether a feature is one level of a category, such as ``column=level``."""
     return "=" in feature
 
 
 def _is_binary(sums: Sums, place: int) -> bool:
-    """Tell whether all values of a column are 0 or 1: only then are they equal to their squares."""
+    """Tell whether all values of a column are 0 or 1, because only these equal their squares."""
     return bool(sums.total[place] == sums.squares[place])
 
 
 def _spread_of(sums: Sums, place: int) -> Spread:
+    """Compute the spread of the column ``place`` from its sums."""
     count = float(sums.count[place])
     mean = float(sums.total[place]) / count
     # Rounding may leave a variance slightly below 0
@@ -207,7 +217,10 @@ def _spread_of(sums: Sums, place: int) -> Spread:
 
 
 def _ratio(first: float, second: float) -> float:
-    """Divide the larger absolute value by the smaller one; 1 if both are 0, infinite if one is."""
+    """Divide the larger absolute value by the smaller one, at least 1.
+
+    It is 1 if both are 0, and infinite if only one is.
+    """
     low, high = sorted((abs(first), abs(second)))
     if high == 0.0:
         return 1.0
@@ -217,7 +230,7 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _is_unlike(one: Spread, other: Spread) -> bool:
-    """Tell whether one of the two rules in the head of this file holds."""
+    """Tell whether one of the two rules in this module's docstring holds."""
     means = _ratio(one.mean, other.mean)
     apart = abs(one.mean - other.mean)
     widest = max(one.std, other.std)
@@ -229,7 +242,10 @@ def _is_unlike(one: Spread, other: Spread) -> bool:
 
 
 def _explain(one: Spread, other: Spread) -> str:
-    """Name the known change of unit that fits best, or return an empty text if none fits."""
+    """Return the words of the known change of unit that fits best; empty if none fits.
+
+    A conversion fits if it hits the mean within a factor of 1.2 and the deviation within 2.
+    """
     small, large = sorted((one, other), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""
     for conversion in CONVERSIONS:

@@ -27,7 +27,7 @@ class FedSWASettings(OwnSettings):
     averaged_rounds: int = setting(5, "last rounds whose models are averaged", ge=1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the run has as many rounds as the final mean averages.
+        """Check that the run has at least as many rounds as the final mean averages.
 
         Raises:
             SettingError: 'fedswa.averaged-rounds' is above 'rounds'.

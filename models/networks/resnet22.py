@@ -130,8 +130,8 @@ def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
 def still_statistics(module: nn.Module) -> Iterator[None]:
     """Keep the running statistics of all batch norms unchanged inside a block.
 
-    This is needed in training mode. The momentum is 0 meanwhile: the running mean becomes 1 times
-    itself plus 0 times the batch's mean.
+    This is needed in training mode. Inside the block the momentum is 0: the running mean becomes 1
+    times itself plus 0 times the batch's mean.
     """
     momenta = {}
     for part in module.modules():

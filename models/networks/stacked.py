@@ -143,6 +143,10 @@ class _Linear(_Layer):
     """A linear layer for several sites, as one batched product."""
 
     def of_sites(self, inputs: Tensor) -> Tensor:
+        """Map rows (sites, most, features) to (sites, most, outputs) by one batched product.
+
+        Inputs with more dimensions are computed under vmap.
+        """
         # bmm takes exactly three dimensions; tokens have more
         if inputs.ndim > 3:
             return super().of_sites(inputs)
@@ -157,6 +161,11 @@ class _Norm(_Layer):
     """Batch norm with mean and variance over the rows of a site without its padding."""
 
     def of_sites(self, inputs: Tensor) -> Tensor:
+        """Normalise rows (sites, most, channels, ...), each site with its own statistics.
+
+        Running statistics are updated as by torch. Without padding, or in eval mode, torch's own
+        batch norm is computed under vmap.
+        """
         layer, arrays, rows = self._of_one[0], self.current(), self._rows
         assert isinstance(layer, _BatchNorm)
         is_padded = min(rows.sizes) < max(rows.sizes)
@@ -197,6 +206,10 @@ class _Dropout(nn.Module):
         self._keep, self._rows = 1 - rate, rows
 
     def forward(self, inputs: Tensor) -> Tensor:
+        """Drop elements of rows (sites * most, ...) with a mask drawn from each site's generator.
+
+        Padding is multiplied by 0.
+        """
         kept = []
         # Sites that have finished are no longer in ``sizes``, but keep their generator
         for size, source in zip(self._rows.sizes, self._rows.sources, strict=False):

@@ -253,7 +253,7 @@ def check_early_stopping(beginning: Beginning) -> Problem:
     common, metric = beginning.common, beginning.common.early_stopping_metric
     measuring = []
     for facts in beginning.participants.facts.values():
-        if "val" in facts.held():
+        if "val" in facts.measured_splits():
             measuring.append(facts)
     if metric == "none" or any(_may_report(metric, facts, common) for facts in measuring):
         return None

@@ -286,7 +286,7 @@ class Round(Ask):
         # A server that learns only sums gets neither times nor memory of a single site
         needed: list[str] = []
         if common.trust != SUMS:
-            needed += [NUM_EXAMPLES, *self._needed_metrics(question.phase, own.held())]
+            needed += [NUM_EXAMPLES, *self._needed_metrics(question.phase, own.measured_splits())]
         if common.trust == SERVER:
             needed += [SECONDS, PEAK_MEMORY]
         for key in (*needed, *question.metrics):

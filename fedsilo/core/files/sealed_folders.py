@@ -166,7 +166,7 @@ def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
 
 
 def _last_stamps(folder: Path) -> Any:
-    """Return the stamps of the last comparison, or None if there was none."""
+    """Return the stamps at the last check, or None if there was none."""
     with suppress(OSError, ValueError):
         return json.loads((folder / STAMP).read_text())
     return None

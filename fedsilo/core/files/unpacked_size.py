@@ -91,7 +91,7 @@ def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
 
 
 def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """Return the unpacked content of a zip's member, counting its bytes meanwhile.
+    """Unpack a zip's member and return its content, counting the bytes while they are inflated.
 
     Raises:
         DataError: there are more than ``most_unpacked``.

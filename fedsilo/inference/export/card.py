@@ -44,7 +44,7 @@ def card_text(
 
     Args:
         whole: the finished run.
-        site: the site whose own model is exported; None for a shared model, with all sites.
+        site: the site whose metrics the card shows; None for all sites.
         form: the format of an exported program, or empty.
         facts: name -> value of further facts about the exported file.
     """

@@ -40,8 +40,9 @@ def drift_checks(
 ) -> Iterator[CaseCheck]:
     """Yield a check per column: whether its values are distributed as in the training samples.
 
-    The measure is the PSI over cells. The limit is ``LARGE``, or higher if so few samples may
-    exceed that by chance. A column without two cells of ``floor`` training samples is not checked.
+    The measure is the population stability index (PSI) over cells. The limit is the larger of
+    ``LARGE`` and the PSI that chance exceeds in 5 % of such checks. A column without two cells of
+    ``floor`` training samples is not checked.
 
     Args:
         names: names of the features; a level of a category is called ``column=level``.

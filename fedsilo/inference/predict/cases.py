@@ -338,7 +338,10 @@ def _facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """Return sentences on what the page cannot show: novelty, usual values, intervals."""
+    """Return sentences on the basis of novelty, and on what the page cannot show.
+
+    The page may lack usual values of training, and intervals of the share of right answers.
+    """
     novelty, said = context.found.novelty, []
     if isinstance(novelty, str):
         said.append(f"It is not known whether a case is like the training samples: {novelty}.")

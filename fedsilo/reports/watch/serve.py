@@ -154,7 +154,10 @@ Lines = Mapping[str, Mapping[int, float]]
 
 
 def run_curves(folder: Path) -> list[Picture]:
-    """Draw the curves of a run so far; none before its first round has been written."""
+    """Draw the curves of a run so far; none before its first round has been written.
+
+    There are also none while a file is being written; the next call has them.
+    """
     try:
         metrics, traffic = (folder / "metrics.csv").stat(), (folder / "traffic.csv").stat()
         # Nanoseconds, because two rounds may end within one second

@@ -51,7 +51,7 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start of the run's process until now, or until its end."""
+        """Seconds since the run's process began; after its end, until its last write."""
         if self.over:
             return self.progress.seconds
         return self.progress.seconds + self._since()

@@ -78,7 +78,7 @@ def test_a_valid_hello_is_taken_as_it_was_said() -> None:
     assert FACTS.sums is not None
     assert facts.sums.squares.tolist() == FACTS.sums.squares.tolist()
     assert facts.measured == ("train", "test")
-    assert facts.held() == ["train", "test"]
+    assert facts.measured_splits() == ["train", "test"]
     assert replace(facts, sums=None) == replace(FACTS, sums=None)
 
 
