@@ -15,6 +15,8 @@ from fedsilo.deployment.options import NodeConfig
 
 if TYPE_CHECKING:
     from fedsilo.deployment.doctor.findings import Finding
+    from fedsilo.deployment.doctor.site import SiteSetup
+    from fedsilo.server_app.config.settings import RunSettings
 
 
 @options.command
@@ -49,11 +51,8 @@ def site(
         SettingError: an option has no effect together with another one, or a name is unknown.
         FedsiloError: the deployment, the kit or the node config cannot be read.
     """
-    from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine
-    from fedsilo.deployment.doctor.hospital_checks import build_setup, open_temporarily
     from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
-    from fedsilo.deployment.kit import read_kit
     from fedsilo.deployment.worker.hospital import parse_node_config
     from fedsilo.engines.planning import planned_settings
 
@@ -79,25 +78,45 @@ def site(
         raise SettingError(
             "--set, --config, --file and --plugin have no effect without an experiment: name one"
         )
-    node_config, site = several(node_config), several(site)
+    # A zip is opened into a temporary folder, which must stay until the last check
     with ExitStack() as opened:
         if deployment:
-            members = read_deployment(Path(deployment))
-            chosen = members.choose_sites(site)
-            setups = [SiteSetup.of(members, name, settings) for name in chosen]
+            setups = _setups_of_deployment(Path(deployment), several(site), settings)
         elif kit:
-            own_kit = read_kit(Path(kit))
-            home = own_kit.path.resolve()
-            if not home.is_dir():
-                home = opened.enter_context(open_temporarily(own_kit))
-            setups = [build_setup(own_kit, home, node_config, settings)]
+            setups = [_setup_of_kit(Path(kit), several(node_config), settings, opened)]
         else:
-            node, own_port = parse_node_config(node_config), 9094 if port is None else port
+            node, own_port = parse_node_config(several(node_config)), 9094 if port is None else port
             certificates, own_key = path_of(root_certificates), path_of(key)
             own = (superlink, certificates, own_key, host or "127.0.0.1", own_port, settings)
             setups = [SiteSetup(node, *own)]
         for setup in setups:
             yield from examine(CHECKS, setup, setup.name)
+
+
+def _setups_of_deployment(
+    folder: Path, sites: Sequence[str], settings: RunSettings | None
+) -> list[SiteSetup]:
+    """Build the setup of each named site of a deployment, or of all its sites if none is named."""
+    from fedsilo.deployment.deployment import read_deployment
+    from fedsilo.deployment.doctor.site import SiteSetup
+
+    members = read_deployment(folder)
+    chosen = members.choose_sites(sites)
+    return [SiteSetup.of(members, name, settings) for name in chosen]
+
+
+def _setup_of_kit(
+    path: Path, node_config: Sequence[str], settings: RunSettings | None, opened: ExitStack
+) -> SiteSetup:
+    """Build the setup of a kit's node; a zip stays open in a temporary folder while ``opened``."""
+    from fedsilo.deployment.doctor.hospital_checks import build_setup, open_temporarily
+    from fedsilo.deployment.kit import read_kit
+
+    kit = read_kit(path)
+    home = kit.path.resolve()
+    if not home.is_dir():
+        home = opened.enter_context(open_temporarily(kit))
+    return build_setup(kit, home, node_config, settings)
 
 
 @options.command

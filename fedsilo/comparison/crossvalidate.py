@@ -202,7 +202,7 @@ def difference_intervals(
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
     for group, values in by_group.items():
-        # At a site without the metric, only the runs that have it count
+        # Runs without the metric at this site do not count
         known = values.dropna().tolist()
         if known:
             yield str(group), corrected_interval(known, folds)

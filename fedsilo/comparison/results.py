@@ -91,7 +91,7 @@ def _lacking_metrics(
             measured.update(by_site.get(site, {}))
         # Runs without a common site are not compared site by site, so each has only its own sites
         expected = set(run.silos)
-        # With a common site, each run must have its metrics at the sites of all runs
+        # Runs with a common site must have their metrics at the sites of all runs
         if set.intersection(*sites_of[data]):
             expected = set.union(*sites_of[data])
         for site in expected:

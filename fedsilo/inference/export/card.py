@@ -32,7 +32,7 @@ from fedsilo.server_app.config.settings import CIRCUMSTANCES
 
 # Usage instructions for each export format
 _USAGE = Path(__file__).parent / "templates" / "usage.yaml"
-_FEW = 100  # with fewer test samples, the card warns that intervals are wide
+_FEW = 100  # the card warns of wide intervals below this number of test samples
 _SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
 

@@ -142,7 +142,7 @@ def check_new_cases(
         chosen, why = _calibration(model, calibration)
         if why:
             missing.append(why)
-        # From the view, so that the page shows no accuracy of too few patients
+        # shown() hides the accuracy of too few patients
         before = run.shown().summary["sites"].get(model.site, {}).get("accuracy")
         if before is None:
             missing.append(f"accuracy: the run has none of {model.site} that may be shown")

@@ -69,7 +69,7 @@ class ValueTexts:
             unusual: the columns to mark as unusual.
             adds: column -> its contribution to the probability of the answer; a missing one is 0.
         """
-        # At least 1e-9, because contributions are divided by it
+        # Never 0, because contributions are divided by it
         most = max([*map(abs, adds.values()), 1e-9])
         values = []
         for column in self.schema.columns:

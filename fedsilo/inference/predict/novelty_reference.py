@@ -142,7 +142,7 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
     network = model.network
     # The run's precision may be 16 bits, but distances need fp32
     exact = model.lab.compute.exact()
-    # At most so many per site, so that a large site does not decide what is familiar
+    # Sites share the limit equally, so that a large site does not decide what is familiar
     each = max(1, _IMAGES // len(silos))
 
     def penultimate_features(images: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> No
     )
     assert (rules.max_messages, rules.minimum_measured, rules.minimum_batch) == (30, 30, 8)
     told = explain_rules(rules)
-    assert "a run may ask for method fedavg, for no other" in told
-    assert "a run may not send more than 30 messages" in told
+    assert "a run may only ask for these methods: fedavg" in told
+    assert "a run may send at most 30 messages" in told
     assert "a run may ask for any data set" in told
     assert len(told) == len(SENTENCES)
 
@@ -74,7 +74,7 @@ def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> No
 def test_without_a_site_file_all_may_be_asked_that_needs_no_consent() -> None:
     told = explain_rules(effective_rules(_context(site="north", allow_folds=True)), has_file=False)
     assert "a run may ask for any method" in told
-    assert "a run may choose which samples train, validate and test" in told
+    assert "a run may choose which samples are for training, validation and testing" in told
     assert "a run may not ask for embeddings or attention maps of single images" in told
     assert told[-1] == "without a site file there is no audit log"
 
@@ -91,7 +91,7 @@ def test_a_site_that_trusts_nobody_needs_a_cap_wherever_it_is_named(tmp_path: Pa
 def test_the_example_is_explained() -> None:
     example = Path(__file__).parents[3] / "docs" / "examples" / "site.yaml"
     told = "\n".join(explain_rules(parse_site_file(example.read_text())))
-    assert "a run may ask for method fedavg, fedproto, local, for no other" in told
-    assert "all runs together may not tell more than epsilon 20" in told
-    assert "never leaves config/sums-*, arrays/embeddings, arrays/maps/*" in told
-    assert "a message may not take more than 16 GB of memory" in told
+    assert "a run may only ask for these methods: fedavg, fedproto, local" in told
+    assert "all runs together may spend at most epsilon 20" in told
+    assert "these records never leave: config/sums-*, arrays/embeddings, arrays/maps/*" in told
+    assert "a message may use at most 16 GB of memory" in told

@@ -133,8 +133,8 @@ def test_before_the_first_start_code_and_rules_are_confirmed(kit: Path) -> None:
     text = "\n".join(said)
     assert f"kit {read_kit(kit).code} of north, for the server localhost:" in text
     assert "the server may learn sums over several sites" in text
-    assert "a run may ask for method fedavg, for no other" in text
-    assert "a run is answered by the fedsilo that is installed here" in text
+    assert "a run may only ask for these methods: fedavg" in text
+    assert "only the fedsilo that is installed here answers a run" in text
 
 
 def test_rules_that_are_written_again_are_confirmed_again(kit: Path) -> None:
@@ -145,7 +145,7 @@ def test_rules_that_are_written_again_are_confirmed_again(kit: Path) -> None:
     assert not (home / "site.yaml").exists()
     said: list[str] = []
     prepare_node(_request(home, "nobody", rule=["max-epsilon=2"]), said.extend)
-    assert any("all runs together may not tell more than epsilon 2" in line for line in said)
+    assert any("all runs together may spend at most epsilon 2" in line for line in said)
 
 
 def test_no_second_start_comes_between_while_the_operator_is_asked(kit: Path) -> None:
