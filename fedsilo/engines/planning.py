@@ -198,7 +198,9 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
     It then loads PyTorch at the same time as this process. With engine "auto", tables, vectorised
     runs and machines with one core are excluded.
     """
-    is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
+    is_table = ".tables." in DATA_SETS.get(
+        common.dataset, ""
+    )  # the name is enough: its module needs PyTorch
     if engine == "processes" or (
         engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
     ):
