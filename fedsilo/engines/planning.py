@@ -201,7 +201,9 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
     "processes"; with "auto" only if the data are not a table, the run is not vectorised, and the
     machine has more than one core.
     """
-    is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
+    is_table = ".tables." in DATA_SETS.get(
+        common.dataset, ""
+    )  # the name is enough: its module needs PyTorch
     if engine == "processes" or (
         engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
     ):
