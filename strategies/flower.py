@@ -147,7 +147,10 @@ class _MeanMetrics(Hook):
         self._replies: Mapping[str, Reply] = {}
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store ``replies`` in place of earlier ones if any of them has a measurement."""
+        """Store ``replies`` in place of earlier ones if any reply has a measurement.
+
+        In an evaluation only metrics of the received model (``incoming.``) count as measurements.
+        """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED
         if phase == EVALUATE:
@@ -157,7 +160,11 @@ class _MeanMetrics(Hook):
                 self._replies = replies
 
     def record(self) -> MetricRecord:
-        """Return the mean of each measurement over the sites that sent it, weighted by samples."""
+        """Return the mean of each measurement over the sites that sent it, weighted by samples.
+
+        Only metrics whose key starts with a prefix in ``_MEASURED`` count. Empty before any
+        measurement.
+        """
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}
         for reply in self._replies.values():

@@ -171,7 +171,7 @@ class KnownKey:
     """Another hospital's signing key, by codes; an unknown code is empty."""
 
     compared: str = ""  # the code that both have compared
-    day: str = ""  # of the comparison, ISO 8601
+    day: str = ""  # date when the keys were compared, ISO 8601
     received: str = ""  # the code of the key by which the site has signed last
     shown: str = ""  # the code that 'fedsilo hospital keys' has listed last for somebody to read
 

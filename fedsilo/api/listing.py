@@ -183,7 +183,8 @@ def settings(
 def methods(*, plugin: options.NewPlugin = None) -> Iterator[str]:
     """List the methods: built-in ones, and those of installed packages and of plugins.
 
-    The files in ``plugin`` are executed to find their methods, and are trusted in this process.
+    The files in ``plugin`` are executed to find their methods. They are recorded as trusted by this
+    user, so that later commands on this machine execute them too.
 
     Yields:
         A line for each method with its name and description, first the built-in ones.

@@ -28,8 +28,8 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the given resources, and return them with defaults for missing keys.
 
     Raises:
-        SettingError: a key is unknown, or a value is no number from 0 to 1,000,000. At least one
-            'num-supernodes' is required.
+        SettingError: a key is unknown, or a value is not a number from 0 to 1,000,000
+            ('num-supernodes': from 1).
     """
     for key, value in resources.items():
         if key not in RESOURCES:
@@ -134,8 +134,8 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
         resources: as ``check_resources`` returns them.
 
     Returns:
-        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU, or to none if sites have
-        no share of a GPU.
+        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU. It sets an empty text,
+        which hides all GPUs, if sites have no share of a GPU or the machine has none.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     # The least of four limits: cores, sites, memory, and below the GPUs
@@ -153,7 +153,11 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _gpus(most: int) -> list[str]:
-    """Return the names of the visible GPUs, at most ``most`` of them; 0 means all."""
+    """Return the identifiers of the visible GPUs, such as "0"; if ``most`` is 0, all of them.
+
+    Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. At
+    most ``most`` are returned. Empty if there is no GPU.
+    """
     import torch
 
     # PyTorch counts only the GPUs that the variable names and that exist

@@ -179,9 +179,9 @@ class BestRound(Hook):
         self._judge_round()
 
     def why_finished(self, state: State) -> str | None:
-        """Return the reason to stop early: no better value in 'server.patience' measured rounds.
+        """Return the reason to stop early; None to continue.
 
-        None to continue.
+        The reason is that 'server.patience' measured rounds brought no better value.
         """
         if self.waited < self.common.patience:
             return None

@@ -65,7 +65,7 @@ class RunDirectory:
     def file(self, name: str) -> Path:
         """Return the path of a file in the directory, after checking that it is safe to read.
 
-        A missing file is no fault.
+        A missing file is accepted.
 
         Raises:
             RunDirectoryError: the file is a pipe, a folder, too large, or a link out of the
@@ -128,7 +128,7 @@ class RunDirectory:
 
 
 def refuse_outside(run_dir: Path, path: Path) -> None:
-    """Check that ``path`` is no symbolic link out of the run directory.
+    """Check that ``path`` is not a symbolic link that leads out of the run directory.
 
     Such a link would let the sender of a directory choose a file of the reader to read or write.
 
@@ -193,8 +193,8 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def with_free_name(settings: RunSettings) -> RunSettings:
     """Return the settings with a run name that no directory has yet.
 
-    If the name is taken, the first free number is appended, such as ``hearts-2``, and a line is
-    printed. The name of a resumed run, or an invalid one, stays.
+    If the name is taken, the first free number from 2 is appended, such as ``hearts-2``, and a line
+    is printed. The name of a resumed run and an invalid name are not changed.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -239,8 +239,8 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Tell whether a path is taken, so that a new run cannot use it.
 
-    A directory is free if it has a lock and only the files that a run writes before config.toml,
-    because then its process died before the run began.
+    A directory is free only if it holds a lock and nothing but files that a run writes before
+    config.toml, because then its process died before the run began.
     """
     if not path.is_dir():
         return path.exists()

@@ -92,7 +92,7 @@ def privacy_document(
 
     Args:
         method: the method's name.
-        trust: the level of trust for which the run is made.
+        trust: the run's level of trust.
         leaves: the method's sentences on the data that leave a site.
         totals: total bytes; only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
@@ -169,7 +169,7 @@ def summary_lines(
 ) -> Iterator[Table | str]:
     """Yield the table of results of a finished run.
 
-    For a run that knows no values of single sites, its title and a line of means are yielded
+    If the run does not know the values of single sites, its title and a line of means are yielded
     instead.
 
     Args:
@@ -203,7 +203,8 @@ def mean_line(mean: Mapping[str, float]) -> str:
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
     """Return the rows to show: all sites, or for more than 20 sites quantiles and the five worst.
 
-    The first metric decides which sites are worst, and low values count as worse.
+    The first metric decides which sites are worst, and low values count as worse. If ``metrics`` is
+    empty, all sites are returned. Each metric must be known at one site or more.
     """
     if len(values) <= MANY or not metrics:
         return values

@@ -208,7 +208,7 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 class TrackingHook(Hook):
     """Sends the recorder's new rows to a tracker; must come after the recorder and the checkpoint.
 
-    The ``decisive`` settings, on which the result depends, are sent at the start.
+    The ``decisive`` settings, which decide the result, are sent at the start.
     """
 
     def __init__(

@@ -44,7 +44,8 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    Files, progress and the table of results are written here; the caller draws the pictures.
+    Files, progress and the table of results are written here; the caller draws the pictures. A
+    finished run that is resumed is returned unchanged, after one printed line.
 
     Args:
         grid: connects the server with the sites.
@@ -52,7 +53,8 @@ def run(
         launch: the engine and resources, which config.toml stores for ``fedsilo resume``.
 
     Raises:
-        FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
+        FedsiloError: the run failed. No file is half-written, and a resumed run continues after
+            the last finished round.
     """
     settings = run_directory.with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
@@ -112,7 +114,8 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 def changed_software(directory: RunDirectory) -> str:
     """Describe the packages whose version has changed since the run began; empty if none has.
 
-    Other versions may round differently, so the results may differ from those of an unbroken run.
+    Only packages that were and are installed are compared. Also empty without a config.toml. Other
+    versions may round differently, so the results may differ from those of an unbroken run.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -143,7 +146,7 @@ def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def terms_of(settings: RunSettings) -> Terms:
-    """Return the conditions under which sites take part: the operator's and the method's."""
+    """Return the conditions for sites to take part: the operator's and the method's."""
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 

@@ -54,8 +54,8 @@ class Replies(dict[str, Reply]):
     def mean_metric(self, name: str) -> float:
         """Return the mean of a metric over the replies, weighted by samples.
 
-        For a metric that was summed in secret it is the known mean. Otherwise every reply must have
-        the metric.
+        If the metric was summed in secret, the known mean is returned. Otherwise there must be at
+        least one reply, and every reply must have the metric.
         """
         if name in self.means:
             return self.means[name]
@@ -70,6 +70,8 @@ def weighted_mean(
     replies: Mapping[str, Reply], names: Iterable[str], equal: bool = False
 ) -> dict[str, NDArray]:
     """Return the mean of the arrays ``names`` over all replies, float32, weighted by samples.
+
+    There must be at least one reply, and every reply must have these arrays.
 
     With ``equal`` all replies weigh the same. Sums are float64, in the order of site names, with
     Flower's operations (``aggregate_arrayrecords``), so equal replies give equal bits in whatever
@@ -108,7 +110,7 @@ class Question:
 
 
 class Ask(ABC):
-    """The interface by which a method asks the sites of a round; tests pass their own."""
+    """The interface that a method uses to ask the sites of a round; tests pass their own."""
 
     sites: Sequence[str]  # the sites that the round may ask, sorted
     stateful_sites: Collection[str]  # the sites that keep private state of this run

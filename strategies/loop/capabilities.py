@@ -20,7 +20,7 @@ class Capabilities:
     # A round may ask only some of the sites, because the others can use the model of an older round
     some_sites: bool = False
     # The allowed values of 'server.aggregation'. Only "mean" if the method averages nothing, or if
-    # another aggregation would protect only a part of what sites send
+    # another aggregation would protect only a part of the arrays that sites send
     aggregations: tuple[str, ...] = ("mean",)
     # Sites return arrays with the names of those they received, and the server averages them, so
     # they can travel as updates with fewer bytes
@@ -67,7 +67,7 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text if updates are compressed but the method averages none."""
+        """Yield an error text if updates are compressed but the method does not average updates."""
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (

@@ -1,8 +1,8 @@
 """Hooks of the round loop: everything in a run besides the method's mathematics.
 
 Metrics, traffic, checkpoints, progress and privacy accounting are hooks, and a run gets those that
-it needs. A hook returns by ``state`` the values that it must remember. The checkpoint stores them,
-and ``restore`` takes them back.
+it needs. A hook's ``state`` returns the values that the hook must remember. The checkpoint stores
+these values, and the hook's ``restore`` takes them back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from fedsilo.strategies.wire.reply import Reply
 
 
 class Hook:
-    """Base class: a hook overrides the events that it needs, and the others do nothing.
+    """Base class: a hook overrides the events that it needs, and all other events do nothing.
 
     Attributes:
         name: the key of the hook's state in a checkpoint; empty if it has no state.

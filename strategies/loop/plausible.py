@@ -105,6 +105,8 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
+    A metric without a known range may have any finite value.
+
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
         classes: the number of classes.
@@ -252,8 +254,9 @@ def find_far_updates(
 ) -> dict[str, str]:
     """Return the sites whose update is longer than ``limit`` times the median, with reasons.
 
-    Weights and batch norm's statistics are compared separately. Nothing is found among fewer than
-    three sites, or if the median is 0.
+    The rule is applied to each kind of array separately: to weights, and to batch norm's
+    statistics. A kind is skipped if fewer than three sites have updated it, or if its median is 0.
+    A site that is too far in either kind is returned, with the reason for one kind.
 
     Args:
         limit: the setting 'server.max-update-norm'.
@@ -288,8 +291,8 @@ def update_statistics(
         replies: the sites' replies.
 
     Returns:
-        The statistics by site. A site that has no weights in both ``before`` and ``after`` is left
-        out.
+        The statistics by site; the cosine is None if the update or the model's change is 0. A site
+        without any weights that are in both ``before`` and ``after`` is left out.
     """
     # The sites that trained each array; per site the squared lengths of its update and of the
     # model's step, and their scalar product

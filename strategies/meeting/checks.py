@@ -81,7 +81,7 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Return a fault if a fingerprint is no hexadecimal SHA-256 of a split; else None."""
+    """Return a fault if a fingerprint is not a hexadecimal SHA-256 of a known split; else None."""
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
@@ -106,7 +106,10 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if there are not 2 to 10,000 classes, or only some have names; else None."""
+    """Return a fault if there are not 2 to 10,000 classes, or names for another number; else None.
+
+    Class names may be missing altogether.
+    """
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
@@ -115,10 +118,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Return a fault if a count is impossible: of labels, left-out samples, or the floor.
+    """Return a fault if the label counts, the left-out samples or the floor are impossible.
 
-    None if all are possible. A site at trust 'sums' reports no label counts, which is no fault
-    here.
+    None if all are possible. Missing label counts are accepted here, because a site at trust 'sums'
+    reports none.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
@@ -136,7 +139,8 @@ def check_sums(facts: SiteFacts) -> str | None:
     """Return a fault if a table's sums cannot come from its training rows; else None.
 
     Counts must be whole and at most the number of rows, sums at most 1e18, and the sums of squares
-    must satisfy the Cauchy-Schwarz inequality up to rounding. A hello without sums has no fault.
+    must satisfy the Cauchy-Schwarz inequality up to rounding. Sums without feature names are a
+    fault. None for a hello without sums.
     """
     sums = facts.sums
     if sums is None:

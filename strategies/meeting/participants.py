@@ -70,7 +70,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Describe the feature sums in the sites' hellos by one sentence; empty without sums."""
+        """Describe the feature sums in the sites' hellos, in one sentence; empty without sums."""
         if self.standardisation() is None:
             return []
         return [
@@ -100,7 +100,7 @@ class Participants:
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Wait up to a minute for ``min-sites`` nodes; return all connected nodes' ids, sorted.
+    """Wait up to a minute for ``min-sites`` nodes, at least 1; return all connected ids, sorted.
 
     Args:
         grid: connects the server with the nodes.
@@ -176,8 +176,8 @@ def hear_sites(
 ) -> Participants:
     """Ask every connected node who it is, and return the sites that can take part.
 
-    A node that cannot take part, alone or together with the others, is left out, and ``refused``
-    has the reason. Possibly no site is left.
+    A node that cannot take part, by itself or together with the other nodes, is left out, and
+    ``refused`` has the reason. The result may have no site at all.
 
     Args:
         grid: connects the server with the nodes.

@@ -62,7 +62,7 @@ class ClassMeans(Local):
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: class means, or none if every class is too small."""
+        """List the data sent by a site: class means, or none if every class is too small."""
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.enough()}"
@@ -73,7 +73,7 @@ class ClassMeans(Local):
         """Return sentences on the data that leave a site that sends means."""
 
     def enough(self) -> str:
-        """Return the condition under which a site sends a class mean, as the end of a sentence.
+        """Return the condition for a site to send a class mean, as the end of a sentence.
 
         An example is "the site has at least 10 training samples of (site b 20)". It has the lowest
         number over all sites, and in brackets each site that needs more.
@@ -225,7 +225,10 @@ class FedDistill(ClassMeans):
         return [means + recipients.get(len(self.participants.sites()), everybody)]
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train on the others' mean logits, and store the logits it returns."""
+        """Let each site train on the other sites' mean logits, and store the logits it returns.
+
+        A site that did not reply keeps its logits of an earlier round.
+        """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
         for site in ask.sites:

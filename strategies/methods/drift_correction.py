@@ -84,7 +84,7 @@ class SCAFFOLD(FedAvg):
         return f"metric '{INVERSE_STEPS}' is {share:g}, not 1 over 1 to {most} steps"
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: weights, control variates and the number of steps."""
+        """List the data sent by a site: weights, control variates and the number of steps."""
         gradient = (
             "the mean gradient of the round's steps, with the weights and protected like them"
         )
@@ -146,15 +146,15 @@ class FedNova(FedAvg):
         return f"metric '{STEPS}' is {steps:g}, not 1 to {most}"
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights and the number of steps."""
+        """List the data sent by a site: the weights and the number of steps."""
         return super().disclosures().also(_steps_that_leave(self.common))
 
 
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the most optimiser steps that a site with ``samples`` can take in a round.
 
-    With paced epochs it is the pace, with 'train.local-steps' that number, and otherwise the number
-    of epochs times the batches per epoch.
+    If 'train.epoch-steps' and a pace are set, this is the pace. If only 'train.local-steps' is set,
+    it is that number. Otherwise it is the number of epochs times the batches per epoch.
     """
     if common.epoch_steps and common.pace:
         return common.pace
@@ -176,7 +176,7 @@ class Moon(FedAvg):
     """Averages the trained networks, including the projection heads (Li, He and Song 2021).
 
     Training messages, both ways: FedAvg's, and the projection head as ``projection/<name>``,
-    float32. ``evaluate`` sends only the network, because the head has no part in predictions. The
+    float32. ``evaluate`` sends only the network, because predictions do not use the head. The
     sites compute the contrastive term (``client_app/methods/moon.py``).
     """
 
@@ -190,5 +190,5 @@ class Moon(FedAvg):
         return State(self.starting_weights() | named)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights and the projection head."""
+        """List the data sent by a site: the weights and the projection head."""
         return super().disclosures().also("the projection head, trained, each round")

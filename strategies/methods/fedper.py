@@ -49,7 +49,7 @@ class FedPer(FedAvg):
         return {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the shared weights; the arrays that stay are named."""
+        """List the data sent by a site: the shared weights; the arrays that stay are named."""
         shared, *more = super().disclosures().leaves
         return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
 

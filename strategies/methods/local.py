@@ -61,7 +61,7 @@ class Ensemble(Method):
         return replace(state, arrays=experts)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: its model, once, after the last round."""
+        """List the data sent by a site: its model, once, after the last round."""
         return Disclosures(
             "once, after the last round: all weights and batch-norm statistics of the site's own "
             "model, which go to all other sites"
@@ -84,7 +84,7 @@ class Cross(Ensemble):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: its model, once, and all models' metrics on its data."""
+        """List the data sent by a site: its model, once, and all models' metrics on its data."""
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",

@@ -63,9 +63,9 @@ class PICSR(Method):
     state_class = PersonalState
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: expert, prototype, router and routing statistics.
+        """List the data sent by a site: expert, prototype, router and routing statistics.
 
-        With finetuned experts the weights of the warm-up rounds leave too.
+        With finetuned experts the weights of the warm-up rounds are listed too.
         """
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
@@ -131,7 +131,7 @@ class PICSR(Method):
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
-        """Return the arrays from which a site's expert starts; empty once the site trains its own.
+        """Return the arrays that a site's expert starts from; empty once the site trains its own.
 
         Finetuned experts start from the global weights, local ones from the seed or from
         'train.initial-weights'.

@@ -215,10 +215,10 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return the named array of a new book: the centroids merged by weighted K-means.
+        """Return the codewords of a new book, as the only array of a mapping: ``codebook.<book>``.
 
-        If no centroids were sent, because new books are Gaussian, the codewords are drawn from the
-        seed.
+        The codewords are the replies' centroids, merged by weighted K-means. If no centroids were
+        sent, because new books are Gaussian, the codewords are drawn from the seed.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []
@@ -258,9 +258,9 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return the rounds in which books were added, for which sites, or re-initialised."""
+        """Return a note for each round that added a book, with its sites, or re-initialised one."""
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: weights, codebooks and centroids."""
+        """List the data sent by a site: weights, codebooks and centroids."""
         return Disclosures(*self.settings.list_disclosures())

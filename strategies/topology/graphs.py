@@ -1,4 +1,4 @@
-"""Topologies: the sites that exchange models, and the weights by which models are mixed.
+"""Topologies: the sites that exchange models, and the weights that mix the models.
 
 The mixing matrix W of a topology is doubly stochastic in every round: row i holds the weights of
 site i's own model and of its in-neighbours' models (Lian et al. 2017). ``hub`` and ``graph`` have
@@ -49,9 +49,9 @@ class Topology:
         return self.weights
 
     def mixing(self, site: str, round_: int) -> dict[str, float]:
-        """Return the weights by which ``site`` mixes its own and its in-neighbours' models.
+        """Return the weights that ``site`` gives its own and its in-neighbours' models, by site.
 
-        They sum to 1. The site itself is always included, even with weight 0.
+        The weights sum to 1. The site itself is always included, even with weight 0.
         """
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights: dict[str, float] = {}
@@ -184,7 +184,9 @@ def _star(base: nx.Graph) -> _Built:
 
 
 def _hub(base: nx.Graph) -> _Built:
-    """Connect all sites to the one whose largest latency is smallest; ties go to the first name.
+    """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
+
+    Ties go to the first name.
 
     Without latencies the first site is the hub.
     """

@@ -207,7 +207,7 @@ class Spill:
     _file: IO[bytes] | None = field(init=False, default=None)
 
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-        """Store the arrays of one reply, in memory if there is room, else in the file.
+        """Store the arrays of one reply in memory if the round's budget allows, else in the file.
 
         Returns:
             The same ``arrays``, or a mapping that reads them from the file, one at each access.

@@ -87,7 +87,7 @@ def public_half(private: bytes) -> bytes:
 
 
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the 32 bytes from which two sites draw the mask between them.
+    """Derive the 32 bytes that seed the mask between two sites.
 
     Both sites get the same bytes from their own private and the other's public key.
 
@@ -98,7 +98,7 @@ def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the key, base64 of 32 bytes, with which two sites seal and open each other's shares.
+    """Derive the key two sites use to seal and open each other's shares: 32 bytes in base64.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -120,7 +120,7 @@ def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
 
 
 def mask_check(own_mask: bytes) -> bytes:
-    """Return the commitment by which the server verifies a reconstructed mask seed."""
+    """Return the commitment that lets the server verify a reconstructed mask seed."""
     return digest("own mask", own_mask)
 
 
@@ -228,7 +228,7 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number from a record; a bool is none.
+    """Read a whole number from a record; a bool does not count as a number.
 
     Raises:
         SiteError: the record has no such number under ``key``.

@@ -1,4 +1,4 @@
-"""Signatures by the keys with which hospitals are registered, and the texts that they sign.
+"""Signatures made with the hospitals' registered keys, and the texts that they sign.
 
 The server knows a hospital by the fingerprint of its SuperNode's public key (OpenSSH form), as
 ``ssh-keygen -l`` prints it. Hospitals know each other by the code of the key that signs in secure
@@ -77,7 +77,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Hash the values on which the sites of a round must agree, to 32 bytes.
+    """Hash the values that the sites of a round must agree on, to 32 bytes.
 
     Args:
         run: the name of the run.
