@@ -182,8 +182,7 @@ class Lab:
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the received model on validation and test data, and add the results to
-        ``metrics``.
+        """Measure the received model on validation and test data; add the results to ``metrics``.
 
         Does nothing if the server did not ask for metrics.
         """
@@ -271,8 +270,7 @@ class Lab:
     def _protect_patients(
         self, training: LocalTraining, aside: tuple[str, ...], stays: bool
     ) -> None:
-        """Set the hospital's floors and the class weights on a training; set up DP-SGD in a private
-        run.
+        """Set the hospital's floors, class weights and, in a private run, DP-SGD on a training.
 
         DP-SGD is charged to the ledger. A model that stays at the site gets no noise and costs
         nothing, because nothing that is made from it leaves; under the hospital's own cap on

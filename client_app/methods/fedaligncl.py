@@ -47,8 +47,7 @@ class FedAlignCLSite(SiteMethod):
     settings: FedAlignCLSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Require a real hospital's consent if the run aligns embeddings, because they leave the
-        site.
+        """Require a real hospital's consent if the run aligns embeddings, which leave the site.
 
         Raises:
             RefusedError: the run aligns embeddings, but the node config does not set
@@ -93,8 +92,7 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the curriculum's order (n,) of the epoch's samples (eq. 4); None for a random
-        order.
+        """Return the curriculum's order (n,) of the epoch's samples (eq. 4); None if random.
 
         Also reports as a metric the share of "forgotten" samples: the local model predicted them
         correctly at the end of the last epoch, but the global model now does not. The result is
@@ -146,8 +144,7 @@ class FedAlignCLSite(SiteMethod):
     def _state_to_keep(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the arrays to store: the discriminator and, at an epoch's end, correct
-        predictions.
+        """Return the arrays to store: discriminator and, at an epoch's end, correct predictions.
 
         Correct predictions, (n,) uint8, are 1 for each sample that the trained local model predicts
         correctly. They are stored only if the next epoch has a curriculum.

@@ -30,8 +30,7 @@ class FedDistillSite(LocalSite):
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return a loss: the network's own loss plus the weighted distance to the label's mean
-        logits.
+        """Return the network's own loss plus the weighted distance to the label's mean logits.
 
         The mean logits come from the other sites. None if no mean logits were received, as in round
         1.

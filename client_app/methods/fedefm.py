@@ -52,8 +52,7 @@ class FedEFMSite(DecentralisedSite):
         return trained
 
     def distil(self, lab: Lab) -> Outgoing:
-        """Train the own model by distillation from the experts, which are its copies that
-        neighbours trained.
+        """Train the own model by distillation from the experts: its copies trained by neighbours.
 
         Without experts, as in round 1, the network's usual loss is used. The trained model is sent
         and stored.

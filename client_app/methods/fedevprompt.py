@@ -59,8 +59,7 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the prompted ViT with arrays from four sources; a later source overrides an earlier
-        one.
+        """Build the prompted ViT with arrays from four sources; a later source wins.
 
         The sources are the seed, the run's initial arrays, the site's stored arrays, and the
         received arrays.

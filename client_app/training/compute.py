@@ -91,8 +91,7 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far.
-        """
+        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -45,8 +45,7 @@ class Pacing:
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
     def next_state(self) -> dict[str, Tensor]:
-        """Return the arrays to store: the epoch, the order, and the position after this round.
-        """
+        """Return the arrays to store: the epoch, the order, and the position after this round."""
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
