@@ -99,7 +99,7 @@ _Values = Annotated[dict[Any, Experiment], WrapValidator(read_values)]
 class Entry(Experiment):
     """An entry of simulation.yaml: one experiment, or a matrix of several (see ``matrix``).
 
-    ``matrix`` has placeholder -> value -> what the value sets, over what the entry sets.
+    ``matrix`` has placeholder -> value -> the value's settings, which override the entry's.
     """
 
     matrix: dict[str, _Values] = Field(default_factory=dict)
@@ -229,7 +229,7 @@ class SimulationFile:
         if "base" not in own.stated_fields():
             return own
         base = self.find(own.base, (*chain, name))
-        # The purpose and the minutes of a base are not those of the experiments based on it
+        # A base's purpose and minutes do not hold for the experiments based on it
         both = _override(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
@@ -239,7 +239,7 @@ class SimulationFile:
         The cell's settings override the entry's, and placeholders are filled.
 
         Raises:
-            SettingError: a placeholder has no value.
+            SettingError: a placeholder in the entry's fields is not in the matrix.
         """
         entry = self.entry(cell.entry)
         made: Experiment = entry

@@ -81,7 +81,7 @@ def check_device(device: str, share: float) -> None:
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU on this machine."""
+    """Tell whether PyTorch sees a GPU on this machine."""
     import torch  # takes seconds, and is needed only here
 
     return torch.cuda.is_available()
@@ -103,7 +103,7 @@ def cores() -> int:
 
 
 def free_memory() -> float:
-    """Return the free memory in bytes, at most what the container's limit leaves."""
+    """Return the free memory in bytes, limited by the container's remaining memory."""
     return min(psutil.virtual_memory().available, _left_in_container())
 
 
@@ -138,7 +138,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
         which hides all GPUs, if sites have no share of a GPU or the machine has none.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
-    # The least of four limits: cores, sites, memory, and below the GPUs
+    # The least of four limits: cores, sites, memory and, further below, GPUs
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
     room = max(1, int(min(room, free_memory() // _ROOM)))

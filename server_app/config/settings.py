@@ -176,7 +176,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     settings = _build_settings(values)
     common = settings.common
     cls = strategy_class(common.method)
-    # The general checks first: those of the method may rely on them
+    # The general checks come first, because the method's checks may rely on them
     registry.check_data_settings(common)
     check_network_settings(common)
     check_pace(common)
@@ -304,7 +304,7 @@ def read_toml(path: Path) -> dict[str, Value]:
             are.
     """
     content = _parse_toml(path)
-    # A run's record may have the names of its version, which are not for the user to change
+    # A run's record may have key names of an older version, which the user need not change
     is_record = "format" in content
     for key in _NO_SETTINGS:
         content.pop(key, None)
@@ -319,7 +319,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
             return tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             fault = f"cannot be read: {error.strerror}"
-        except (ValueError, RecursionError) as error:  # no TOML or UTF-8, numbers of 5000 digits
+        except (ValueError, RecursionError) as error:  # not TOML or UTF-8, numbers of 5000 digits
             fault = f"is not valid TOML: {one_line(error, 200)}"
     raise SettingError(f"{path} {fault}")
 

@@ -199,7 +199,7 @@ class ProgressHook(Hook):
             parts.append(f"train loss {fmean(losses):.3f}")
         for metric, text in _MEASURED:
             measured = [site[metric] for site in before if metric in site]
-            # A mean over some of the sites would be another number than the rounds before
+            # A mean over only some sites could not be compared with the rounds before
             if measured and len(measured) == len(before):
                 parts.append(text.format(fmean(measured)))
         mark = self.marks(state).get(round_, "")
@@ -238,7 +238,7 @@ class ProgressHook(Hook):
                     write_progress(self._snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
-            # The thread's own time, not the clock's: on a busy machine writing is slow by waiting
+            # CPU time, not elapsed time: on a busy machine, writing is slow because it waits
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
@@ -264,7 +264,7 @@ class ProgressHook(Hook):
         here.server_memory_bytes = self.process.memory_info().rss
         done = here.finished_rounds - self.first
         if here.state == "running" and done > 0:
-            # The estimate at the begin of this round, minus the seconds since then
+            # The estimate at the start of this round, minus the seconds since then
             a_round = (self.round_began - self.began) / done
             left = a_round * (here.rounds - here.finished_rounds) - (moment - self.round_began)
             here.seconds_left = round(max(0.0, left), 1)

@@ -59,7 +59,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def has_checkpoint(self) -> bool:
-        """Tell whether a round has ended, so that the run can be resumed."""
+        """Tell whether the folder of checkpoints has a file, so that the run can be resumed."""
         return any(self.checkpoints.glob("*"))
 
     def file(self, name: str) -> Path:
@@ -79,7 +79,7 @@ class RunDirectory:
         return path
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file."""
+        """Write ``content`` as JSON to the file ``name`` in the directory; replace an older file."""
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
     def read_json(self, name: str) -> Any:
@@ -220,7 +220,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
             directory is missing, or it has a link out of it.
     """
     path, fault = runs_folder(out) / run_name, ""
-    # The name comes first: '../x' would lead to another folder
+    # The name is checked first, because '../x' would lead to another folder
     if not RUN_NAME.fullmatch(run_name):
         fault = f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
     elif not resume and _is_taken(path):
@@ -326,7 +326,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             ) from None
         if new and (directory.path / CONFIG).exists():
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
-        # Only for our own errors: after a crash, somebody may want to look at the files
+        # Only after fedsilo's own errors: after a crash, somebody may want to look at the files
         try:
             with _explaining_full_disk(directory):
                 yield

@@ -103,7 +103,7 @@ def privacy_document(
 
     sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
     epsilon = "none"
-    # A run with differential privacy has each reply state what the site has spent
+    # In a run with differential privacy, each reply states the epsilon that the site has spent
     if not isinstance(guarantee, str):
         sentences.append(COUNTED)
         epsilon = guarantee["epsilon"]
@@ -128,7 +128,7 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    A site that is alone in a distribution of the same name has only the distribution's row. For
+    The only site of a distribution of the same name has only the distribution's row. For
     more than 20 sites, quantiles and the five worst sites replace the sites' rows; more than 20
     distributions are left out. The rows of distributions and of all sites are unweighted means.
 
@@ -151,7 +151,7 @@ def result_table(
         groups = {}
     for name, row in _shown_sites(values, metrics).items():
         group = distribution_of.get(name, "")
-        # The row of the distribution below would repeat a site that is alone in it
+        # The row of the distribution below would repeat its only site
         if name in groups and group == name:
             continue
         label = name

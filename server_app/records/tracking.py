@@ -158,7 +158,7 @@ def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
     mode: Literal["offline"] | None = None
     resume: Literal["allow"] | None = None
-    # A user's own WANDB_MODE decides; without one, an account is needed to send anything
+    # The user's own WANDB_MODE decides; if it is not set, an account is needed to send data
     if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False):
         mode = "offline"
     if resumed:

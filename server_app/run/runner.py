@@ -167,7 +167,7 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
     try:
         cls.capabilities.refuse_more(clipped, is_table)
         settings.own.check(clipped, is_table)
-    except SettingError:  # the method averages nothing, under these settings
+    except SettingError:  # the method does not average, or not with these settings
         return "mean"
     return clipped.aggregation
 
@@ -192,8 +192,8 @@ def assemble(
                 style="yellow",
             )
     checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
-    # The order counts: a hook uses what those before it have recorded of the round, and the
-    # checkpoint comes after all whose states it stores
+    # The order counts: a hook uses the records that earlier hooks made of the round, and the
+    # checkpoint comes after all hooks whose states it stores
     recorder = Recorder(directory)
     recording: list[Hook] = [recorder]
     privacy = None

@@ -144,7 +144,7 @@ def distance(
         if a is not None and b is not None:
             counts_of_one.append(a)
             counts_of_other.append(b)
-    # A cell that only one site shows cannot be compared, so it joins the rest at both
+    # A cell that only one site shows cannot be compared, so it joins the rest at both sites
     merged = len(counts_of_one) < len(one)
     first = _cell_shares(counts_of_one, totals[0], merged)
     second = _cell_shares(counts_of_other, totals[1], merged)
@@ -167,7 +167,7 @@ def _cell_shares(
     cells, every = list(counts), sum(counts)
     # Merging cells can only bring two distributions nearer, never further apart
     if merged:
-        # A total that is not known, or below the cells, leaves no rest to add
+        # If the total is unknown or below the cells, the rest is unknown
         if total is None or total < every:
             return None
         cells.append(total - every)

@@ -23,7 +23,7 @@ from fedsilo.core.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
 _EVERY = 0.5  # seconds between two readings of the progress
-# A number with its sign, unit, brackets or star; a path or a name with digits is none
+# A number with its sign, unit, brackets or star; a path or a name with digits does not match
 _NUMBERS = re.compile(r"(?<!\S)[^\sA-Za-z_/]*\d[^\sA-Za-z_/]*(?:e[+-]?\d+)?[A-Za-z%]{0,2}(?!\S)")
 _LEAST_TEXT = 4  # characters; the narrowest column of longer texts
 
@@ -93,7 +93,7 @@ def fit_table(table: Table, width: int) -> list[Table]:
         least.append(max(numbers, min(longest, _LEAST_TEXT)))
     groups: list[list[int]] = [[0]]
     for number in range(1, len(natural)):
-        # A second column is taken in any case, so that each table says something
+        # A second column is taken in any case, because the first one alone is of little use
         beside = [least[one] for one in (*groups[-1], number)]
         if len(groups[-1]) > 1 and _total_width(beside) > width:
             groups.append([0])
@@ -115,7 +115,7 @@ def _shrink(widths: list[int], least: list[int], width: int) -> list[int]:
         spare = [now - small for now, small in zip(widths, least, strict=True)]
         if not any(spare):
             break
-        # Columns with something to spare come first, and among them the widest
+        # Columns that can be narrowed come first, and among them the widest
         wide = max(range(len(widths)), key=lambda one: (spare[one] > 0, widths[one]))
         widths[wide] -= 1
     return widths

@@ -140,11 +140,12 @@ class Ask(ABC):
             fault: returns why a well-formed reply is unusable, or None if it is usable.
 
         Raises:
-            SiteError: too few sites gave a usable reply, or ``send`` has a site that takes no part.
-            TypeError: ``notes`` are no Notes.
+            SiteError: too few sites gave a usable reply, or ``send`` has a site that does not take
+                part.
+            TypeError: ``notes``, or one of its values, is not a Notes.
         """
         if expect is None:
-            # A site returns what it was sent, or what its update is compared with
+            # A site returns the arrays that it was sent, or those that its update is compared with
             if reference is None:
                 reference = send
             expect = reference

@@ -169,7 +169,7 @@ class Method(ABC):
         return initial_weights(starting_network(self.common, self.task))
 
     def initial_state(self) -> Any:
-        """Return the state before round 1; it has no arrays unless the method overrides this."""
+        """Return the state before round 1: here one without arrays."""
         return self.state_class()
 
     def notices(self) -> Iterable[str]:
@@ -189,7 +189,7 @@ class Method(ABC):
         ask(EVALUATE, send, expect={})
 
     def model_for(self, site: str, state: Any) -> Arrays:
-        """Return the arrays that ``site`` needs to measure the final model: here all of it."""
+        """Return the arrays that ``site`` needs to measure the final model: here all of them."""
         return self.model(state)
 
     def model(self, state: Any) -> Arrays:
@@ -270,10 +270,10 @@ class Method(ABC):
 
     @abstractmethod
     def disclosures(self) -> Disclosures:
-        """Describe the data that this method makes leave each site; ``Disclosures()`` for none."""
+        """Describe the data that this method's sites send; ``Disclosures()`` if they send none."""
 
     def leaves(self) -> list[str]:
-        """Return one sentence for each kind of data that leaves a site, hellos included."""
+        """Return one sentence for each kind of data that a site sends, hellos included."""
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
         if compression:

@@ -97,7 +97,7 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     """
     hidden = 0
     if common.is_private():
-        # A size is a sum over the classes, each with noise of its own
+        # A size is a sum over the classes, and each class has noise of its own
         hidden = math.ceil(_TAIL * statistics_noise(common) * math.sqrt(facts.classes))
     return {split: size + hidden for split, size in facts.sizes().items()}
 

@@ -65,7 +65,7 @@ class RoundLoop:
             try:
                 self.run_round()
             except SiteError as error:
-                # A hook may end the run at a failed round, for one because epsilon is spent
+                # A hook may end the run at a failed round, for example because epsilon is spent
                 self.stopped = self.hooks.first("why_end", self.state, error) or ""
                 if not self.stopped:
                     raise

@@ -82,7 +82,7 @@ class SecureAsk(Ask):
         classes = ask.method.participants.task().classes
         sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
-        metrics = question.metrics  # those that each single reply must have
+        metrics = question.metrics  # the metrics that each single reply must have
         if only_sums:
             metrics = ()
             summed = summed_metrics(phase == TRAIN, phase in ask.measuring, sum_.splits)

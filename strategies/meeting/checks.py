@@ -38,7 +38,7 @@ _SUM = 1e18  # a larger sum is refused, so that its square stays finite
 _ROUNDING, _TINY = 1e-9, 1e-300
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 FAR = 1000.0
-_FEW = 3  # between two sites nobody can tell which one is odd
+_FEW = 3  # with only two sites, nobody can tell which site is odd
 
 
 # --- One hello: each check gets the facts, and may rely on their types only ---
@@ -441,14 +441,14 @@ def _typical_scale(scales: Vector) -> float:
 
 
 def _and(sites: Sequence[str]) -> str:
-    """Join names in words; of more than four only the first three are named."""
+    """Join at least two names by commas and "and"; more than four become three and a count."""
     shown = list(sites)
     if len(sites) > 4:
         shown = [*sites[:3], f"{len(sites) - 3} more"]
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-# Those of one check are left out before the next one looks
+# Sites that one check returns are left out before the next check runs
 TOGETHER_CHECKS: tuple[Callable[[Facts, bool], Refused], ...] = (
     find_shared_data,
     find_other_tasks,

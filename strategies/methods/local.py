@@ -34,14 +34,14 @@ class Local(Method):
         return {}
 
     def disclosures(self) -> Disclosures:
-        """Return no sentences, because nothing leaves a site."""
+        """Return no sentences, because sites send no arrays."""
         return Disclosures()
 
 
 class Ensemble(Method):
     """Collects the sites' own models once; their probabilities are averaged."""
 
-    # A mixture of probabilities has no evidence alpha
+    # A mixture of probabilities does not have evidence alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:

@@ -63,7 +63,7 @@ class UEFLState(State):
     entropies: Sequence[Mapping[str, Any]] = ()
     # Round -> the sites that got a new book
     extended: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    refreshed: Sequence[int] = ()  # the rounds after which the first book was re-initialised
+    refreshed: Sequence[int] = ()  # the rounds that ended by re-initialising the first book
 
 
 class UEFL(Method):
@@ -103,9 +103,9 @@ class UEFL(Method):
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average the network and the books; at the end of an iteration extend the books.
 
-        An iteration ends with a check, in which all sites measure their uncertainty. Uncertain
-        sites then get a new book. With 'uefl.refresh' the certain sites' features re-initialise the
-        first book, unless the run ends here.
+        An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
+        a new book. With 'uefl.refresh' the certain sites' features re-initialise the first book,
+        unless the run ends here.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)

@@ -120,7 +120,7 @@ def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
 
 
 def mask_check(own_mask: bytes) -> bytes:
-    """Return the commitment that lets the server verify a reconstructed mask seed."""
+    """Return a hash of a mask seed, which lets the server verify a reconstructed seed."""
     return digest("own mask", own_mask)
 
 
@@ -128,7 +128,7 @@ def refuse_no_key(public: bytes) -> None:
     """Check that the bytes are a public key on the curve that all sites use.
 
     Raises:
-        SiteError: the bytes are not such a key.
+        SiteError: the bytes are not a public key on that curve.
     """
     mask_key(new_key_pair().private, public, b"")
 

@@ -55,7 +55,7 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Build the text that a site signs to vouch for its two public keys of a round."""
+    """Build the text that a site signs to confirm its two public keys of a round."""
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
