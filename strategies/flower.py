@@ -89,7 +89,7 @@ class FlowerStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the model after the round, and the metrics averaged over sites by samples.
 
-        Both are None before the first round. ``replies`` is not used.
+        Model and metrics are None before the first round. ``replies`` is not used.
         """
         if self._loop is None:
             return None, None

@@ -267,7 +267,7 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; the same text as in the call before is not parsed again.
+    """Open a simulation file; a text that the last call has parsed is not parsed again.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.

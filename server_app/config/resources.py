@@ -108,9 +108,9 @@ def free_memory() -> float:
 
 
 def _left_in_container() -> float:
-    """Return the bytes that the container may still use, or infinity if it has no limit.
+    """Return the bytes that the container may still use.
 
-    Inactive page cache counts as free.
+    Inactive page cache counts as free. Infinity if there is no limit or it cannot be read.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())

@@ -75,7 +75,7 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide the result, by key; a resumed run must have the same.
 
-        These are all settings but ``CIRCUMSTANCES``, such as the run's name and its files.
+        These are all settings except ``CIRCUMSTANCES``, for example the run's name.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -286,7 +286,7 @@ def _refuse_foreign_keys(
     Flower's run config fills in the defaults of all methods, so a default value is accepted.
 
     Raises:
-        SettingError: names the first such setting.
+        SettingError: names the first setting that is refused.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
@@ -373,7 +373,8 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse a setting ``key=value`` from ``--set`` into its key and value.
 
-    A value that is not valid TOML is taken as a text.
+    A value that is not valid TOML is taken as a text. A former key becomes its current key. The key
+    need not exist.
 
     Raises:
         SettingError: there is no '=', or the value is a table or, for most settings, a list.

@@ -99,7 +99,7 @@ class CheckpointHook(Hook):
         return None
 
     def _refuse_other_settings(self, recorded: Mapping[str, Value], path: Path) -> None:
-        """Check that a checkpoint's settings are those of this run.
+        """Check that a checkpoint has the same settings as this run.
 
         Raises:
             CheckpointError: a setting differs; names both values.

@@ -79,7 +79,7 @@ class RunDirectory:
         return path
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write ``content`` as JSON to the file ``name`` in the directory; replace an older file."""
+        """Write ``content`` as JSON to the file ``name`` of the run; replaces an older file."""
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
     def read_json(self, name: str) -> Any:
@@ -130,10 +130,11 @@ class RunDirectory:
 def refuse_outside(run_dir: Path, path: Path) -> None:
     """Check that ``path`` is not a symbolic link that leads out of the run directory.
 
-    Such a link would let the sender of a directory choose a file of the reader to read or write.
+    Such a link would let the sender of a directory choose a file on the reader's machine to read or
+    write. A path that is not a link is accepted, even if it does not exist.
 
     Raises:
-        RunDirectoryError: the path is such a link, or a link that leads nowhere or to itself.
+        RunDirectoryError: the path is a link that leads out of the directory, nowhere or to itself.
     """
     if not path.is_symlink():
         return
@@ -164,6 +165,8 @@ def refuse_links(run_dir: Path) -> None:
 
 def runs_folder(out: str) -> Path:
     """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
+
+    ``out`` may be empty. The folder is not created.
 
     Raises:
         RunDirectoryError: the path is relative, but a Flower app runs in another working folder.

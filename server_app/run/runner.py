@@ -177,6 +177,8 @@ def assemble(
 ) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop with its hooks, and set it to the newest checkpoint when resuming.
 
+    If the aggregation 'auto' becomes "norm-clip", a line is printed.
+
     Raises:
         FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
             usable.
@@ -247,7 +249,8 @@ def write_beginning(
 ) -> None:
     """Write silos.json, the cut of the images, and config.toml before the first round.
 
-    An existing config.toml is kept, as in a resumed run. The cut is written only for simulations.
+    An existing config.toml is kept, because the run is resumed. The cut is written only for
+    simulations of data sets that are cut.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

@@ -62,7 +62,7 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each of the first ten columns whose mean at a site is unlike the others'.
+    """Yield a line for each of the first ten columns whose mean at a site is unlike other sites'.
 
     If there are more than ten, a last line says how many more.
     """
@@ -109,7 +109,7 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in the splits that more than one site has, each such split once."""
+    """Count the samples in all splits that more than one site has; each split counts once."""
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():

@@ -40,8 +40,8 @@ class Replies(dict[str, Reply]):
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites, in the order of this object.
 
-        A site without a reply is skipped. Securely summed arrays and metrics stay those of all
-        sites.
+        A site without a reply is skipped. Securely summed arrays and metrics are not reduced: they
+        still cover all sites.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -131,8 +131,8 @@ class Ask(ABC):
         Args:
             phase: the phase; a site answers it with the function of that name in its method.
             send: the arrays for each site; a site that is not in it is not asked.
-            expect: the arrays that each site must return, or arrays of the same shapes. None: those
-                of ``reference``.
+            expect: the arrays that each site must return, or arrays of the same shapes. None: the
+                arrays in ``reference``.
             reference: the arrays that each site's reply updates, used to measure the update's size.
                 None: the arrays sent, or no arrays if ``expect`` is given.
             notes: further values for the sites: one Notes for all, or one for each site.

@@ -34,7 +34,7 @@ class Capabilities:
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: for the first such setting; says what to set instead.
+            SettingError: names the first unsupported setting, and says what to set instead.
         """
         refusals = (
             *self._round_faults(common),

@@ -1,8 +1,8 @@
 """Hooks of the round loop: everything in a run besides the method's mathematics.
 
-Metrics, traffic, checkpoints, progress and privacy accounting are hooks, and a run gets those that
-it needs. A hook's ``state`` returns the values that the hook must remember. The checkpoint stores
-these values, and the hook's ``restore`` takes them back.
+Metrics, traffic, checkpoints, progress and privacy accounting are hooks, and a run gets the hooks
+that it needs. A hook's ``state`` returns the values that the hook must remember. The checkpoint
+stores these values, and the hook's ``restore`` takes them back.
 """
 
 from collections.abc import Callable, Mapping, Sequence

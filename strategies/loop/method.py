@@ -77,8 +77,8 @@ class State:
         """Build the state from its stored ``arrays`` and ``facts``.
 
         Raises:
-            CheckpointError: the stored fields are not those of this class, because another method
-                or version stored them.
+            CheckpointError: the names of the stored fields differ from the fields of this class,
+                because another method or version stored them.
         """
         extras = dict(facts.get("extras", {}))
         own = {field_.name for field_ in fields(cls)} - _SHARED

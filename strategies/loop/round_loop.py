@@ -142,7 +142,10 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, round_: int) -> None:
-        """Admit sites that connected after the last round, and tell the hooks."""
+        """Admit sites that connected after the last round.
+
+        The hooks are called for the sites that joined, if any, and for each refused node.
+        """
         known = self.method.participants
         participants, refused = meet_latecomers(self._grid, known)
         joined = []  # new sites, and known ones that came back on another node

@@ -316,8 +316,9 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose training samples another site also has, each with the reason.
 
-    Such samples would count twice. Equal fingerprints of the training split decide, and all sites
-    with the same one are returned.
+    Shared samples would count twice. Sites are compared by the fingerprint of the training split,
+    and all sites with an equal fingerprint are returned. A site without training samples or without
+    this fingerprint is not compared.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -358,10 +359,10 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites that send feature sums although the run pools none, or lack them if it does.
+    """Return the sites that send feature sums against the setting 'data.standardise'.
 
-    ``pooled`` tells whether 'data.standardise' is "pooled". If no site sends sums, no site is
-    returned, because the data are not tables.
+    If ``pooled`` ('data.standardise' is "pooled"), these are the sites without sums; otherwise the
+    sites with sums. If no site sends sums, no site is returned, because the data are not tables.
     """
     if all(site.sums is None for site in facts.values()):
         return {}

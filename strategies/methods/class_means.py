@@ -124,7 +124,7 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the prototypes, with the fewest samples behind one of them.
+        """Return sentences on the prototypes, with the fewest samples behind any prototype.
 
         For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
         """

@@ -184,7 +184,7 @@ class Moon(FedAvg):
     beside = (PROJECTION,)  # not part of the model, so that the model loads like FedAvg's
 
     def initial_state(self) -> State:
-        """Return FedAvg's initial weights, and those of the projection head."""
+        """Return FedAvg's initial weights, and the projection head's as ``projection/<name>``."""
         head = build_projection(self.common.seed, self.blueprint.channels)
         named = with_prefix(PROJECTION, initial_weights(head))
         return State(self.starting_weights() | named)

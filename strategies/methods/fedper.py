@@ -13,12 +13,12 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class FedPer(FedAvg):
-    """Averages the shared arrays; the settings' ``personal`` names those that stay."""
+    """Averages the shared arrays; the settings' ``personal`` names the arrays that stay."""
 
     capabilities = replace(FedAvg.capabilities, some_sites=False)
 
     def initial_state(self) -> State:
-        """Return the initial weights of the shared arrays, without those that stay at the sites.
+        """Return the initial weights of only the shared arrays; the other arrays stay at the sites.
 
         Raises:
             SettingError: none or all of the network's arrays would be shared.

@@ -97,8 +97,9 @@ class Cross(Ensemble):
 
         Rows are training sites and columns are testing sites.
 
-        A value is None if the testing site's labels leave the metric undefined, or if one of the
-        two sites gave no reply. A metric without any value is left out.
+        A value is None if the testing site's labels leave the metric undefined, or if the training
+        or the testing site gave no reply. A metric without any value is left out; without any
+        metric there is no file.
         """
         sites = self.participants.sites()
         document = {}

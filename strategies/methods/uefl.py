@@ -192,7 +192,7 @@ class UEFL(Method):
     def _extend(self, state: UEFLState, found: Replies) -> UEFLState:
         """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
 
-        The round is noted even if none of the uncertain sites found codewords; then no book is
+        If no uncertain site found codewords, the round is noted with an empty list and no book is
         added. If no site is uncertain, the state is unchanged.
         """
         if not state.uncertain:
@@ -207,7 +207,10 @@ class UEFL(Method):
         return replace(state, arrays=arrays, access=access)
 
     def _refresh(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first book from the certain sites' centroids, if there are any."""
+        """Re-initialise the first book from the certain sites' centroids, and note the round.
+
+        Without a certain site in ``found`` the state is unchanged.
+        """
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
             return state

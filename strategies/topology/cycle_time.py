@@ -180,8 +180,8 @@ def topology_document(
 ) -> dict[str, Any]:
     """Build the content of topology.json: the graph, its mixing weights, and the times of rounds.
 
-    ``cycle-times`` has this topology and the others that can be built over the same links, by kind.
-    It is empty if ``compute_seconds`` is None.
+    ``cycle-times`` has the seconds of a round, by kind, for this topology and for other topologies
+    over the same links (``_alternatives``). It is empty if ``compute_seconds`` is None.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}

@@ -168,7 +168,10 @@ def _complete(base: nx.Graph) -> _Built:
 
 
 def _ring(base: nx.Graph) -> _Built:
-    """Connect the sites to a directed ring along a short tour; both weights of a site are 1/2."""
+    """Connect the sites to a directed ring along a short tour.
+
+    A site's own model and its only in-neighbour's model weigh 1/2 each.
+    """
     order = _tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
     weights = np.eye(len(order)) / 2
@@ -202,9 +205,10 @@ def _hub(base: nx.Graph) -> _Built:
 
 
 def _weigh_edges(graph: nx.Graph) -> _Built:
-    """Return both arcs of each edge, and Metropolis-Hastings weights (sites, sites).
+    """Return the arcs of each edge in both directions, and Metropolis-Hastings weights.
 
-    An edge weighs 1 / (1 + the larger degree of its ends), and the site's own model gets the rest.
+    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and the
+    site's own model gets the rest.
     """
     size = len(graph)
     weights = np.zeros((size, size))

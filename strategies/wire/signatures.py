@@ -60,7 +60,7 @@ def key_words(
 
 
 def common_splits(said: Iterable[str]) -> list[str]:
-    """Return the splits that all sites measure, sorted.
+    """Return the splits that all sites measure, sorted; empty without sites.
 
     Args:
         said: for each site, its splits joined by commas, such as "test,val".
