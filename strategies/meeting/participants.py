@@ -276,7 +276,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
-    counts as connected, the new node is refused and asked again later; the refusal is reported once.
+    counts as connected, the new node is refused, which is reported once, and asked again later.
 
     Returns:
         All participants, old and new, and the new refusals, one line each.
