@@ -96,7 +96,7 @@ def _count_node(node: ast.AST, counts: Counts) -> None:
     elif isinstance(node, ast.Import | ast.ImportFrom):
         counts.import_lines += _length(node)
     elif isinstance(node, FUNCTIONS):
-        counts.function_lengths.append(_length(node))
+        counts.function_lengths.append(_length_without_docstring(node))
         counts.bare_participles += bool(BARE_PARTICIPLE.fullmatch(node.name))
     if isinstance(node, DOCUMENTED):
         docstring = ast.get_docstring(node)
@@ -107,6 +107,13 @@ def _count_node(node: ast.AST, counts: Counts) -> None:
 
 def _length(node: ast.stmt) -> int:
     return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def _length_without_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return a function's lines without its docstring, because explaining more is no fault."""
+    if ast.get_docstring(node) is None:
+        return _length(node)
+    return _length(node) - _length(node.body[0])
 
 
 def bounded_numbers(counts: Counts) -> dict[str, float]:

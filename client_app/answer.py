@@ -108,10 +108,11 @@ def open_declared(
 def failed_answer(
     session: SiteSession, instruction: Instruction, content: RecordDict
 ) -> RecordDict:
-    """Build the reply of a hospital that could not answer; it looks like a successful one.
+    """Build the reply of a hospital that could not answer; it looks like a successful reply.
 
-    It holds masked zeros in place of the arrays, and says that private state was stored. So the
-    previous state is stored again under this message's round and step.
+    Masked zeros take the place of the arrays if arrays were requested or this is the final
+    evaluation. Except in the final evaluation, the previous state is stored again under this
+    message's round and step, and the reply says that state was stored.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -138,8 +139,8 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    The run is over, so the secrets of secure aggregation are erased first. Only at trust 'sums'
-    they stay, because there the metrics are summed in secret too.
+    The run is over, so the secrets of secure aggregation are erased first. At trust 'sums' they are
+    kept, because the metrics are summed in secret too.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
@@ -150,10 +151,11 @@ def evaluate(lab: Lab) -> RecordDict:
 
 
 def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
-    """Store the arrays that stay at the site, and build the reply from those that leave.
+    """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
-    A trained network is measured on validation data first. Arrays leave only if the server asks for
-    them; in secure aggregation they are masked.
+    A trained network is measured on validation data first, if the server asks for metrics. Arrays
+    leave only if the server asks for them: those in ``outgoing.send``, or the network's arrays if
+    ``send`` is None. In secure aggregation they are masked.
 
     Raises:
         FedsiloError: a stored array is not finite, a file cannot be written, or the mask is
@@ -193,7 +195,7 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
     An update is the array minus the received array of the same name.
 
     Raises:
-        SiteError: a compressed update is not finite; the text names site, round and array.
+        SiteError: a compressed update is not finite. The error names site, round and array.
     """
     plain: dict[str, NDArray] = {}
     for name, array in leaving.items():
@@ -224,13 +226,13 @@ def _adds_to_a_sum(lab: Lab) -> bool:
 def _leaving_metrics(lab: Lab) -> dict[str, float]:
     """Return the metrics that may leave at the run's level of trust, by key.
 
-    - Trust 'sums': none that were measured, because they are part of the secret sum.
+    - Trust 'sums': no measured metrics, because they are part of the secret sum.
     - With the hospital's own cap on epsilon: only step counts, which follow from reported counts,
-      and metrics with noise, for which the ledger pays here.
+      and metrics with noise, which are charged to the ledger here.
     - Otherwise: all metrics of splits with enough samples.
 
-    At trust 'server' the time and memory of this answer are added, and in a private run the epsilon
-    that the site has spent.
+    The number of training samples is added unless trust is 'sums'. At trust 'server' the time and
+    memory of this answer are added, and in a private run the epsilon that the site has spent.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}
@@ -260,8 +262,9 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 def _store(lab: Lab, keep: Arrays) -> bool:
     """Write the site's private state after this phase; return True if a state was written.
 
-    The state is what the method keeps, plus the optimiser's moments. A hospital that declares its
-    data always writes one, because a failed site does too and the replies must look alike.
+    The state is what the method keeps, plus the optimiser's moments; without either nothing is
+    written. A hospital that declares its data writes a state after each training phase, because a
+    failed site does too and the replies must look alike.
 
     Raises:
         SiteError: an array is not finite, because training diverged. With the hospital's own cap on

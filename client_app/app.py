@@ -141,7 +141,7 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
-    """Answer a hello with the site's facts, from a session that is opened anew."""
+    """Answer a hello with the site's facts. The site's session is always opened anew."""
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
 
@@ -162,7 +162,7 @@ def _summary(answering: Answering) -> RecordDict:
 
 @contextmanager
 def _prefix_site(context: Context) -> Iterator[None]:
-    """Put the site's name before an error that the block raises.
+    """Put the site's name before the text of a FedsiloError that the block raises.
 
     At the hello or survey the server does not know the name yet.
     """
@@ -175,10 +175,10 @@ def _prefix_site(context: Context) -> Iterator[None]:
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer a message, and turn any exception into an error reply.
 
-    At a real site, guards check the message before ``answer`` runs, and then check the answer in
-    the reverse order: site file, ledger, secret sum, floors and quotas. A site with a site file
-    writes an audit log line for each message. A real site bundles its arrays last, after all checks
-    of what leaves.
+    At a real site, guards check the message before ``answer`` runs (site file, ledger, secret sum,
+    floors and quotas), and check the answer in reverse order. A site with a site file writes an
+    audit log line for each message. A real site bundles its arrays last, after all checks of what
+    leaves.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:
@@ -227,7 +227,7 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
     """Let a site that fails after opening its data add 0 to the secret sum, instead of raising.
 
     Otherwise the server would learn that this site failed, and a malicious server could make the
-    failure depend on a single patient. An exception is raised unchanged if the run's trust is not
+    failure depend on a single patient. The exception is raised unchanged if the run's trust is not
     'sums', if the message is a hello or a survey, or if the data were not opened yet.
     """
     message, context, opened = answering.message, answering.context, answering.opened
@@ -255,7 +255,7 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Build the error reply to a message that is refused unread; log it if there is a site file.
 
-    The site file names the log; if the file cannot be read, the log is in 'state-dir'.
+    The log's path is in the site file; if the site file cannot be read, the log is in 'state-dir'.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -365,7 +365,8 @@ def _reason(error: Exception, context: Context) -> str:
     """Return an error's text for the server, without a real site's paths and file names.
 
     For an exception from outside fedsilo, the text is only its class and the system's reason, such
-    as "disk full", because its message may quote a patient's value.
+    as "disk full", because its message may quote a patient's value. The full traceback is logged
+    here.
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (

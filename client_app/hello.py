@@ -14,7 +14,8 @@ def site_facts(session: SiteSession) -> SiteFacts:
 
     Unless the run's trust is 'server', fingerprints and the number of broken samples are left out,
     because anyone who guesses the data could check the guess. At trust 'sums' label counts are left
-    out too, because the server may learn only sums over sites.
+    out too, because the server may learn only sums over sites. A simulated site reports no
+    software.
 
     Raises:
         RefusedError: the site has too few rows for the feature sums that the run asks for.
@@ -53,12 +54,12 @@ def site_facts(session: SiteSession) -> SiteFacts:
 def feature_sums(session: SiteSession) -> Sums | None:
     """Return each feature's count, sum and sum of squares over the training rows.
 
-    The server pools them to one mean and standard deviation. None if the data are no table, or if
-    'data.standardise' is not 'pooled'.
+    The server pools them into one mean and standard deviation. The result is None if the data are
+    not a table, or if 'data.standardise' is not 'pooled'.
 
     Raises:
         RefusedError: the site has fewer training rows than 'privacy.sums-min-count', or a feature
-            has known values, but fewer than that.
+            has known values, but fewer than that. A feature without any value passes.
     """
     silo, settings = session.silo, session.settings
     if not silo.features or settings.standardise != "pooled":

@@ -131,8 +131,8 @@ class Lab:
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
-        They are those that the method kept in its last phase. The optimiser's moments are not among
-        them, because ``fit`` handles them itself. Empty if nothing was stored.
+        The method kept these arrays in its last phase. The optimiser's moments are left out,
+        because ``fit`` handles them itself. Empty if nothing was stored.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -144,8 +144,8 @@ class Lab:
         """Return the arrays that were stored with this site's last reply that the server used.
 
         A reply that was lost, refused or late is in none of the server's sums, so the arrays stored
-        with it must not count. The returned arrays are stored again with this reply, beside the new
-        ones.
+        with it must not count. The returned arrays also go into ``counted``, so that they are
+        stored again with this reply, beside the new ones.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -182,9 +182,9 @@ class Lab:
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the received model on validation and test data, if the server asks for that.
+        """Measure the received model on validation and test data; add the results to ``metrics``.
 
-        The metrics go into ``metrics``.
+        Does nothing if the server did not ask for metrics.
         """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))
@@ -270,9 +270,11 @@ class Lab:
     def _protect_patients(
         self, training: LocalTraining, aside: tuple[str, ...], stays: bool
     ) -> None:
-        """Set the hospital's floors on a training; in a private run, set DP-SGD and pay for it.
+        """Set the hospital's floors, class weights and, in a private run, DP-SGD on a training.
 
-        A model that stays at the site gets no noise, because nothing that is made from it leaves.
+        DP-SGD is charged to the ledger. A model that stays at the site gets no noise and costs
+        nothing, because nothing that is made from it leaves; under the hospital's own cap on
+        epsilon it also needs no minimum number of steps.
 
         Raises:
             RefusedError: the private batches are too small, or a cap on epsilon is reached
@@ -307,9 +309,8 @@ class Lab:
         """Measure the networks that the method chooses on each of ``splits``.
 
         A split without samples, or with too few samples of the measured labels, is left out. If the
-        hospital has its own cap on epsilon, the result is empty. Then each sample's part in the
-        metrics is recorded instead, only for the received model, and ``pack`` adds noise to their
-        sums.
+        hospital has its own cap on epsilon, the result is empty. Each sample's part in the metrics
+        is recorded instead, only for the received model, and ``pack`` adds noise to their sums.
 
         Args:
             network: the network that is passed to the method's ``measured``.
@@ -334,9 +335,12 @@ class Lab:
         return values
 
     def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
-        """Return a network's metrics on one split, by their names in the reply; may be empty.
+        """Return a network's metrics on one split, by their names in the reply.
 
-        In the final evaluation the test split also gets outcome counts.
+        Empty if the split has no samples, or if ``measured.within`` limits the labels and fewer
+        than 'privacy.sums-min-count' samples have them. With ``measured.names``, only the metrics
+        named there are returned, under the given names. Without it, the final evaluation's test
+        split also gets outcome counts.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
@@ -375,8 +379,7 @@ class Lab:
         """Record each sample's part, from 0 to 1, in the metrics; ``pack`` adds noise to the sums.
 
         Nothing is recorded if this site's reported count for the split is 0 or below the hospital's
-        floor. The reported count decides, because the true number must not show, not even that it
-        is 0.
+        floor. The reported count decides, because the true count must stay hidden, even if it is 0.
 
         Args:
             network: the received network.

@@ -46,13 +46,14 @@ class MaskedPart:
     def masked_record(
         self, leaving: Arrays, received: Arrays, metrics: Mapping[str, float]
     ) -> ArrayRecord:
-        """Pack the updates, samples and metrics of this site, masked for the secret sum.
+        """Pack the updates, sample counts and metrics of this site, masked for the secret sum.
 
         Args:
             leaving: the arrays that leave, by name.
-            received: the arrays that the site received. What is summed is ``leaving`` minus
-                ``received``, clipped to norm 'secure.clip-norm'.
-            metrics: the measured metrics; those that the server asks for are summed too.
+            received: the arrays that the site received. The update ``leaving`` minus ``received``,
+                clipped to norm 'secure.clip-norm', is summed.
+            metrics: the measured metrics. The metrics that the server asks for are summed too; the
+                rest is ignored.
         """
         update = {}
         for name, array in leaving.items():
@@ -66,7 +67,7 @@ class MaskedPart:
         Afterwards nothing may be refused, because a refusal could depend on a patient.
 
         Raises:
-            FedsiloError: the sum is impossible or reveals too much; the text names site and round.
+            FedsiloError: the sum is impossible or reveals too much. The error names site and round.
         """
         with self.prefix_round():
             secure = self.secure_site()
@@ -78,11 +79,13 @@ class MaskedPart:
             secure.prepare_masking(received, names)
 
     def refuse_after_failure(self) -> None:
-        """Fail again if this site failed before with the same received arrays.
+        """Raise if this site already failed in an earlier answer to the same received arrays.
+
+        Without a 'state-dir', nothing is recorded and nothing is checked.
 
         Raises:
-            SiteError: it did. If it answered now, the difference of both sums would be its own
-                part.
+            SiteError: the site failed on these arrays before. If it answered now, the difference
+                between the two sums would reveal its own contribution.
         """
         self.secure_site().refuse_after_failure(self._received_arrays())
 
@@ -102,12 +105,13 @@ class MaskedPart:
         answer.
 
         Args:
-            update: the arrays minus the received ones, by name; None if the site could not answer,
-                then zeros take its place.
-            metrics: the measured metrics by name; only those that the server asks for are used.
+            update: the arrays minus the received arrays, by name; None if the site could not
+                answer, and zeros are masked instead.
+            metrics: the measured metrics by name; only the metrics that the server asks for are
+                used.
 
         Raises:
-            SiteError: the update has other names or shapes than the server asks for.
+            SiteError: the update's names or shapes differ from what the server asks for.
         """
         received = self._received_arrays()
         zeros = self._zero_update(received)
@@ -165,11 +169,11 @@ class MaskedPart:
         return ends
 
     def answer_phase(self) -> ConfigRecord:
-        """Answer a phase of secure aggregation in which nothing is trained, such as "secure-keys".
+        """Answer a phase of secure aggregation without training, such as "secure-keys".
 
         Raises:
             SiteError: the run has no secure aggregation, or the message is malformed.
-            RefusedError: the answer would reveal more than a sum; the text names site and round.
+            RefusedError: the answer would reveal more than a sum. The error names site and round.
         """
         with self.prefix_round():
             if self.session.settings.secure_aggregation == "none":
@@ -223,7 +227,7 @@ class MaskedPart:
         """Return the message's record of secure aggregation.
 
         Raises:
-            SiteError: the message has none.
+            SiteError: the message has no such record.
         """
         record = self.content.config_records.get(SECURE)
         if record is None:
@@ -231,7 +235,10 @@ class MaskedPart:
         return record
 
     def _sum_record(self, samples: int) -> SummedBefore | None:
-        """Open the record of this hospital's secret sums in all runs; None without 'state-dir'."""
+        """Return this hospital's record of secret sums in all runs.
+
+        None at a simulated site, or if the node config has no 'state-dir'.
+        """
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:
             return None

@@ -64,14 +64,14 @@ class OpenedSite:
         return generator(self.settings.seed, *key)
 
     def require_consent(self, key: str, purpose: str) -> None:
-        """Check that a real hospital's node config says ``key=true``; a simulated site passes.
+        """Check that a real hospital's node config sets ``key=true``; a simulated site passes.
 
         Args:
             key: the key of the node config, such as "allow-embeddings".
             purpose: what the hospital would agree to, for the error.
 
         Raises:
-            RefusedError: the key is missing or not true.
+            RefusedError: the key is missing, or its value is not the boolean true.
         """
         if not self.simulated and self.node_config.get(key) is not True:
             raise RefusedError(
@@ -80,7 +80,7 @@ class OpenedSite:
             )
 
     def read_declared(self) -> Silo:
-        """Read the real data, for which ``stand_in`` holds zero samples in the declared counts.
+        """Read the real data; until now ``stand_in`` has held zero samples in the declared counts.
 
         From here on, an error must not reach the server, because it may depend on a patient.
 
@@ -189,10 +189,11 @@ def _run_settings(context: Context) -> CommonSettings:
 
 
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
-    """Refuse a run whose folds or sampling differ from the defaults, at a real hospital.
+    """Refuse a run at a real hospital whose folds or sampling differ from the defaults.
 
     Raises:
-        RefusedError: names the settings, and the consent 'allow-folds' that would permit them.
+        RefusedError: a setting differs. The error names the settings, and the consent 'allow-folds'
+            that would permit them.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     chosen = [key for key in _CUTS if values[key] != usual[key]]
@@ -205,7 +206,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Check that a run clips and adds noise, because otherwise it has no epsilon to count.
+    """Check that a run clips and adds noise; otherwise it has no epsilon to count.
 
     Raises:
         RefusedError: the run is not private.
@@ -230,13 +231,14 @@ def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
-    """Load the site's data, and log what is left out at a real hospital.
+    """Load the site's data; a real hospital logs which samples and files are left out.
 
     If 'data-dir' is empty or unreadable, the error says so too.
 
     Raises:
-        DataError: the files are unusable. The text names only files that the data set itself names,
-            because other file names may identify a patient.
+        DataError: the files are unusable. The error names only files that the data set itself
+            names, because other file names may identify a patient.
+        OSError: a simulated site's files cannot be opened.
     """
     note_opening()
     try:
@@ -259,7 +261,10 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 
 
 def _folder_fault(context: Context) -> str | None:
-    """Say why the node config's 'data-dir' is unusable (unreadable or empty); else return None."""
+    """Say why the node config's 'data-dir' is unusable (unreadable or empty).
+
+    None if the folder has an entry, or if the node config has no 'data-dir'.
+    """
     folder = str(context.node_config.get("data-dir", ""))
     if not folder:
         return None

@@ -67,7 +67,8 @@ class PatientPrivacy:
         """Charge the ledger for one set of class means, and return the mechanism that adds noise.
 
         Returns:
-            The mechanism; None if the run is not private, so that exact means may leave.
+            The mechanism. None if the run is not private: nothing is charged, and exact means may
+                leave.
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon.
@@ -117,9 +118,10 @@ class PatientPrivacy:
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
         """Check that a randomly drawn batch is practically never below the hospital's floor.
 
+        A floor of 1, or batches that always have all samples (``rate`` 1), pass.
+
         Raises:
-            RefusedError: the mean batch is below 4 times 'minimum-batch', and not all samples are
-                in it.
+            RefusedError: 'train.batch-size' is below 4 times the floor 'minimum-batch'.
         """
         floor, size = self.session.smallest_batch, settings.batch_size
         if rate < 1 and floor > 1 and size < _BATCH_MARGIN * floor:

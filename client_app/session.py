@@ -72,8 +72,8 @@ class SiteSession(OpenedSite):
         """Open this node's site for a run, and check that it can take part, before anything leaves.
 
         A hospital at trust 'sums' is opened with zero samples in the counts that it declared;
-        ``with_data`` reads the real data later. A real hospital's sampling seed is its own secret,
-        not the run's.
+        ``with_data`` reads the real data later. A real hospital with a 'state-dir' samples with its
+        own secret seed, not with the run's seed.
 
         Args:
             context: Flower's context of a message.
@@ -91,14 +91,13 @@ class SiteSession(OpenedSite):
     def admit(cls, site: OpenedSite) -> SiteSession:
         """Build the session of an opened site, and check that the site can take part in the run.
 
-        The checks are those of the hospital's limits and of the method. With the hospital's own cap
-        on epsilon, the label counts get noise, for which its ledger pays the first time.
+        The hospital's limits and the method are checked. With the hospital's own cap on epsilon,
+        the label counts get noise, and the first draw is charged to its ledger.
 
         Raises:
             EpsilonSpentError: the noisy label counts would exceed the hospital's cap on epsilon.
             SiteError: the site has too few samples for the method.
-            RefusedError: the hospital's limits forbid the run, or it has not given a necessary
-                consent.
+            RefusedError: the hospital's limits forbid the run, or a necessary consent is missing.
         """
         settings = site.settings
         own: Any = build_settings(settings_class(settings.method), site.run_config)
@@ -120,7 +119,7 @@ class SiteSession(OpenedSite):
     def with_data(self) -> SiteSession:
         """Return a copy of the session with the real data in place of the declared zero samples.
 
-        Its errors must not reach the server; the caller adds 0 to the secret sum instead.
+        Errors from here must not reach the server; the caller adds 0 to the secret sum instead.
 
         Raises:
             DataError: the data cannot be read.
@@ -137,13 +136,16 @@ class SiteSession(OpenedSite):
     def measured_splits(self) -> tuple[str, ...]:
         """Return the names of the splits whose metrics may leave.
 
-        - A split with fewer reported samples than the hospital's floor is left out. Outside secret
-          sums an empty split does no harm and stays listed.
-        - With the hospital's own cap on epsilon, "train" is left out. All splits are, if the method
-          measures a model that was trained without noise: noise on metrics would not hide that
-          model's training samples.
+        - A split with fewer reported samples than the hospital's floor is left out. An empty split
+        stays,
+          except at trust 'sums', because outside secret sums it does no harm.
+        - With the hospital's own cap on epsilon, "train" is left out. All splits are left out if
+        the
+          method measures a model that was trained without noise, because noise on metrics would not
+          hide
+          that model's training samples.
         - At trust 'sums' with such a cap all splits are left out, because summed metrics get no
-          noise.
+        noise.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -159,11 +161,10 @@ class SiteSession(OpenedSite):
         return tuple(splits)
 
     def silo_for(self, content: RecordDict) -> Silo:
-        """Return the site's table with standardised features and missing values as 0.
+        """Return the site's table with standardised features; missing values become 0.
 
-        The last result is cached by the mean and standard deviation.
-
-        Columns that look as if they were in another unit are named in the site's own log.
+        The last result is cached by the mean and standard deviation. When a new result is made,
+        columns that seem to be in another unit are named in the site's own log.
 
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
@@ -181,8 +182,9 @@ class SiteSession(OpenedSite):
     def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
         """Log which of this site's columns are unlike the statistics that standardise them.
 
-        The lines stay in the site's own log. In a simulation with pooled statistics the server
-        compares the sites itself, and statistics of the site's own say nothing.
+        The lines stay in the site's own log. Nothing is logged if the site is standardised by its
+        own statistics, which cannot differ, or in a simulation with pooled statistics, because
+        there the server compares the sites.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"
@@ -203,7 +205,8 @@ class SiteSession(OpenedSite):
         function of the method by name, such as a helper that returns samples.
 
         Args:
-            phase: the name in the message, with dashes; the function has underscores.
+            phase: the phase's name in the message. Its dashes become underscores in the function's
+                name.
 
         Raises:
             SiteError: the phase is not listed, or the method lacks its function.
@@ -218,12 +221,14 @@ class SiteSession(OpenedSite):
         return cast(Callable[[Any], Any], getattr(self.method, name))
 
     def state_folder(self, instruction: Instruction) -> Path:
-        """Return the folder for this site's private state in a run; it may not exist yet.
+        """Return the folder for this site's private state in a run; the folder may not exist yet.
 
-        It is ``<state-dir>/<run>/<site>``, or ``<run-dir>/sites/<site>`` in a simulation.
+        It is ``<state-dir>/<run>/<site>``; in a simulation without 'state-dir',
+        ``<run-dir>/sites/<site>``.
 
         Raises:
-            SiteError: a real site's node config has no 'state-dir'.
+            SiteError: the node config has no 'state-dir', at a real site or in a simulation without
+                a run folder.
         """
         name, site = instruction.run_name, self.silo.name
         if "state-dir" in self.node_config:
@@ -243,9 +248,9 @@ class SiteSession(OpenedSite):
     def _refuse_unfit(self) -> None:
         """Check a run against this site's sample counts and the hospital's limits.
 
-        The checks are: enough samples in total, per label and per step; enough steps; augmentation
-        that fits the images; balanced enough class weights; and an optimiser that does not forget
-        early steps.
+        The checks are: enough samples in total and per label; at a hospital that declares its data,
+        enough steps and samples per step; augmentation that fits the images; balanced enough class
+        weights; and an optimiser that does not forget early steps.
 
         Raises:
             RefusedError: a limit of the hospital forbids the run.
@@ -273,11 +278,13 @@ class SiteSession(OpenedSite):
         """Check that a round has enough optimiser steps, and enough samples in each step.
 
         Called for a hospital that declares its data, with the declared number ``samples``. Once the
-        data are open it could only fail inside the secret sum, and nobody would learn why.
+        data are open, too few steps could only fail inside the secret sum, and nobody would learn
+        why.
 
         Raises:
-            RefusedError: fewer steps than 'minimum-steps-per-reply', or smaller ones than
-                'minimum-batch'.
+            RefusedError: a round has fewer steps than 'minimum-steps-per-reply', or a step has
+                fewer samples than 'minimum-batch'. If both are too few, the error names only the
+                steps.
         """
         settings, limits = self.settings, self.limits
         if settings.epoch_steps:
@@ -322,11 +329,11 @@ class SiteSession(OpenedSite):
 
 
 def reported_counts(site: OpenedSite) -> Counts:
-    """Return the number of samples of each class that the site tells the server, by split.
+    """Return the number of samples of each class that the site reports to the server, by split.
 
-    These are the true counts; or a hospital's declared lower bounds at trust 'sums'; or noisy
-    counts if the hospital has its own cap on epsilon. Noise is drawn once for the same data, and
-    the ledger pays for it then.
+    These are the true counts; or, for a hospital at trust 'sums', the declared lower bounds; or
+    noisy counts if the hospital has its own cap on epsilon. Noise is drawn once for the same data,
+    and the draw is charged to the ledger.
 
     Raises:
         EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.
@@ -344,8 +351,8 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
     """Return the session of a run at this node.
 
     A real hospital opens a new session for each message, so that its site file, ledgers and data
-    are read again. A simulated site's session is cached; the least recently used ones are dropped
-    when the samples of other sites exceed 256 MiB.
+    are read again. A simulated site's session is cached. The least recently used sessions are
+    dropped when the samples of other sites exceed 256 MiB.
 
     Args:
         context: Flower's context of the message.

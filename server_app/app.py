@@ -22,9 +22,9 @@ class _WithoutTraceback(logging.Filter):
     dropped = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a log record is shown: not if it repeats an error that the app has logged.
+        """Return False to hide a log record that repeats an error that the app has logged.
 
-        A record that carries a FedsiloError is dropped, and so are "Exit Code" records after it.
+        A record that carries a FedsiloError is hidden, and so are "Exit Code" records after it.
         """
         error = None
         if record.exc_info:
@@ -42,7 +42,8 @@ def main(grid: Grid, context: Context) -> None:
     """Hold a meeting, a survey or a training run, as 'run.purpose' in the run config states.
 
     Raises:
-        FedsiloError: one line with the fault and the remedy, which is logged before.
+        FedsiloError: one line with the fault and the remedy; the line is logged first. An
+            OSError becomes a RunDirectoryError.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")

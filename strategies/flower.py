@@ -89,7 +89,7 @@ class FlowerStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the model after the round, and the metrics averaged over sites by samples.
 
-        Both are None before the first round. ``replies`` is not used.
+        Model and metrics are None before the first round. ``replies`` is not used.
         """
         if self._loop is None:
             return None, None
@@ -137,17 +137,20 @@ class FlowerStrategy(Strategy):
         return self._loop
 
 
-_MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the beginnings of the names of measurements
+_MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the prefixes of measurements
 
 
 class _MeanMetrics(Hook):
-    """Keeps the replies of the last phase in which a site measured something."""
+    """Keeps the replies of the last phase that has measurements."""
 
     def __init__(self) -> None:
         self._replies: Mapping[str, Reply] = {}
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store ``replies`` in place of earlier ones if any of them has a measurement."""
+        """Store ``replies`` in place of earlier ones if any reply has a measurement.
+
+        In an evaluation only metrics of the received model (``incoming.``) count as measurements.
+        """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED
         if phase == EVALUATE:
@@ -157,7 +160,11 @@ class _MeanMetrics(Hook):
                 self._replies = replies
 
     def record(self) -> MetricRecord:
-        """Return the mean of each measurement over the sites that sent it, weighted by samples."""
+        """Return the mean of each measurement over the sites that sent it, weighted by samples.
+
+        Only metrics whose key starts with a prefix in ``_MEASURED`` count. Empty before any
+        measurement.
+        """
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}
         for reply in self._replies.values():

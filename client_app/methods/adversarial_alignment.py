@@ -104,8 +104,8 @@ class Aligner:
     def _train_discriminator(self, own: Tensor) -> None:
         """Take one step of the discriminator against each other site, in sorted order (eq. 2).
 
-        ``own`` are this batch's embeddings (batch, c). At most as many of another site's are drawn
-        at random for a step.
+        ``own`` are this batch's embeddings (batch, c). For each step, up to ``batch`` embeddings of
+        the other site are drawn at random.
         """
         for site in sorted(self.others):
             other = self.others[site]
@@ -140,11 +140,13 @@ def open_aligner(
 ) -> Aligner | None:
     """Build the aligner for this message from the received embeddings and the stored discriminator.
 
-    None if this epoch does not align, or if no other site's embeddings were received.
+    With 'fedaligncl.align-target' "others", the other sites' received discriminators are loaded
+    too. The result is None if this epoch does not align, or if no other site's embeddings were
+    received.
 
     Raises:
-        SiteError: received embeddings have another width or are not finite, or include the site's
-            own.
+        SiteError: received embeddings have another width or are not finite, or this site's own
+            embeddings came back.
     """
     round_, width = lab.instruction.round, network.channels
     if not settings.aligns(epoch_of(round_, lab.common)):
@@ -180,9 +182,9 @@ def open_aligner(
 
 
 def open_discriminator(lab: Lab, width: int) -> Discriminator:
-    """Build the site's discriminator with its stored weights; at first with weights from the seed.
+    """Build the site's discriminator from its stored weights; without any, from the run's seed.
 
-    It takes embeddings of ``width`` numbers, and is on the compute device.
+    The discriminator takes embeddings of ``width`` numbers, and is on the compute device.
     """
     with seed_generators(lab.common.seed, "discriminator", lab.site):
         discriminator = Discriminator(width)
@@ -199,10 +201,11 @@ def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
 
 
 def _received_embeddings(lab: Lab, width: int) -> dict[str, Tensor]:
-    """Return the other sites' noisy embeddings (m, width), by site, sorted by name.
+    """Return the other sites' noisy embeddings (m, width), by site, sorted by name; may be empty.
 
     Raises:
-        SiteError: an array has another width or is not finite, or the site's own came back.
+        SiteError: an array has another width or is not finite, or this site's own embeddings came
+            back.
     """
     others = dict(sorted(lab.arrays(f"{EMBEDDINGS}/").items()))
     for site, array in others.items():

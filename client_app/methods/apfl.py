@@ -42,7 +42,11 @@ class APFLSite(SiteMethod):
         return Outgoing(network, send=w, keep=v)
 
     def _joint_loss(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
-        """Return a loss that trains w by its own loss and, in the mixture's loss, only v."""
+        """Return a function that computes w's own loss plus the mixture's loss for a batch.
+
+        w gets gradients only from its own loss, and v only from the mixture's loss, because w is
+        detached in the mixture.
+        """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             # Detached, so that the mixture's loss trains v and leaves w to its own loss

@@ -82,10 +82,10 @@ class SiteMethod(ABC):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        By default that is ``network`` alone. An evidential network also gets its vacuity and, in
-        the final evaluation with enough test samples, its accuracy by confidence and by vacuity. A
-        model that stays at the site is also measured on only its own labels, in partitions where
-        silos lack labels. Each network is measured before the next one is requested.
+        By default that is only ``network``. An evidential network also gets its vacuity and, in the
+        final evaluation with enough test samples, its accuracy by confidence and by vacuity. In
+        partitions where silos lack labels, a model that stays at the site is also measured on only
+        its own labels. Each network is measured before the next one is requested.
         """
         plain = Measured(network)
         if evidences(network):
@@ -98,9 +98,9 @@ class SiteMethod(ABC):
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
     """Yield ``network`` for a measurement on only the labels of the site's training samples.
 
-    It is yielded only in the final evaluation, and only if some test sample has another label:
-    otherwise the metrics would equal the usual ones. They are ``own-labels-accuracy`` and
-    ``own-labels-loss``.
+    Yields nothing outside the final evaluation, or if every test sample has one of these labels,
+    because the metrics would equal the usual ones. The metrics are named ``own-labels-accuracy``
+    and ``own-labels-loss``.
     """
     known = torch.unique(lab.silo.train.labels)
     ends = lab.instruction.phase == EVALUATE
@@ -110,9 +110,10 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function of a split's name, which builds an evidence probe of ``network``.
+    """Return a function that builds an evidence probe of ``network``, given a split's name.
 
-    The probe has bins only for the test split of the final evaluation, if it has enough samples.
+    The probe has bins only for the final evaluation's test split, and only if that split has at
+    least 'privacy.sums-min-count' samples.
     """
 
     def probe(split: str) -> EvidenceProbe:

@@ -35,9 +35,9 @@ class DecentralisedSite(SiteMethod):
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure Theta, then train from the mixture with the neighbours' models.
+        """Measure the received mean model, then train from the mixture with the neighbours' models.
 
-        The result is sent, and stored as the silo's own model.
+        The trained model is sent, and stored as the silo's own model.
         """
         network = lab.open()
         lab.measure(network)
@@ -46,9 +46,9 @@ class DecentralisedSite(SiteMethod):
         return send_and_keep(network)
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the mean of the own model and the neighbours', weighted by the mixing matrix.
+        """Return the mean of the own and the neighbours' models, weighted by the mixing matrix.
 
-        Without neighbours it is the own model.
+        Without neighbours, the own model is returned.
         """
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
@@ -76,10 +76,10 @@ def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -
 
 
 def own_model(lab: Lab) -> dict[str, Tensor]:
-    """Return the silo's stored model; in its first round Theta, from which all silos start.
+    """Return the silo's stored model; in its first round, the initial model that all silos share.
 
     Raises:
-        SiteError: the silo has no model, and Theta was not sent.
+        SiteError: the silo has no model, and the server sent no initial model.
     """
     own = lab.state(OWN) or lab.arrays(MODEL)
     if not own:
@@ -94,7 +94,7 @@ def _mixing_row(lab: Lab) -> dict[str, float]:
     """Return this silo's row of the mixing matrix from the message: site -> weight.
 
     Raises:
-        SiteError: the row has no weight for this silo itself.
+        SiteError: the row has no weight for this silo. Weights of neighbours are not checked.
     """
     mixing = MixingNotes.from_values(lab.instruction.notes).mixing
     row = {str(site): float(weight) for site, weight in mixing.items()}

@@ -37,8 +37,8 @@ class DisTransSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train network and offset with the same gradients; send the network.
 
-        The offset is sent too, or stored if 'distrans.offset-aggregation' is "none". One gradient
-        serves both optimisers, as in the authors' code.
+        The offset is sent too, or stored if 'distrans.offset-aggregation' is "none". Each backward
+        pass serves both optimisers, as in the authors' code.
         """
         network = cast(DoubleChannelClassifier, lab.open())
         lab.measure(network)
@@ -53,10 +53,11 @@ class DisTransSite(SiteMethod):
         return self.settings.offset_aggregation == "none"
 
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
-        """Return the received arrays with this site's offset, and without those of other sites.
+        """Return the received arrays with this site's offset, and without the other sites' offsets.
 
-        If offsets stay at the sites, it is the stored one, or in the first round the network's.
-        Otherwise it is the received one; a finished run's model has one offset per site.
+        If offsets stay at the sites, the stored offset is used; in the first round, the network's
+        initial one. Otherwise the received offset is used. A finished run's model has one offset
+        per site.
         """
         arrays = lab.arrays()
         if self._stays():

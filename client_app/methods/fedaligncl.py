@@ -47,11 +47,11 @@ class FedAlignCLSite(SiteMethod):
     settings: FedAlignCLSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Require a real hospital's consent, because embeddings of single images leave it.
+        """Require a real hospital's consent if the run aligns embeddings, which leave the site.
 
         Raises:
-            RefusedError: the run aligns embeddings, but the node config does not say
-                'allow-embeddings=true'.
+            RefusedError: the run aligns embeddings, but the node config does not set
+                'allow-embeddings=true'. Simulated sites pass.
         """
         if self.settings.align:
             session.require_consent(
@@ -64,7 +64,7 @@ class FedAlignCLSite(SiteMethod):
         """Train in the curriculum's order; align after each step if embeddings were received.
 
         In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
-        Noisy weights, and if requested noisy embeddings, are sent.
+        The weights are sent with noise, and so are embeddings if the server requests them.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -92,11 +92,12 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the curriculum's order (n,) of the epoch's samples (eq. 4); None for a random one.
+        """Return the curriculum's order (n,) of the epoch's samples (eq. 4); None if random.
 
-        Also reports as a metric the share of samples that the local model predicted right at the
-        end of the last epoch, and that the global model now predicts wrong ("forgotten"). None if
-        the site missed that end, or if this epoch has no curriculum.
+        Also reports as a metric the share of "forgotten" samples: the local model predicted them
+        correctly at the end of the last epoch, but the global model now does not. The result is
+        None if the site missed the end of the last epoch (then nothing is reported), or if this
+        epoch has no curriculum.
         """
         stored = lab.state()
         right_epoch = stored.get(_RIGHT_EPOCH)
@@ -118,8 +119,8 @@ class FedAlignCLSite(SiteMethod):
     ) -> dict[str, Tensor]:
         """Return the weights and, if the server asks for them, embeddings; both with noise.
 
-        If sites align to the others' discriminators, this site's is sent with the embeddings.
-        Statistics of batch norm get no noise.
+        If sites align to the others' discriminators, this site's discriminator is sent, with noise,
+        whenever embeddings are. Batch-norm statistics get no noise.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
@@ -143,9 +144,10 @@ class FedAlignCLSite(SiteMethod):
     def _state_to_keep(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
+        """Return the arrays to store: discriminator and, at an epoch's end, correct predictions.
 
-        These tell for each sample, (n,) uint8, whether the trained local model predicts it right.
+        Correct predictions, (n,) uint8, are 1 for each sample that the trained local model predicts
+        correctly. They are stored only if the next epoch has a curriculum.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -171,8 +173,9 @@ class FedAlignCLSite(SiteMethod):
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
         """Compute embeddings (count, c) of random training samples, in training mode, on the CPU.
 
-        In eval mode batch norm would scale them differently from those that they are compared with.
-        Then a discriminator would learn to tell the two modes apart instead of the sites.
+        In eval mode batch norm would scale them differently from the training embeddings that they
+        are compared with. A discriminator would then learn to tell the two modes apart instead of
+        the sites.
         """
         inputs = lab.silo.train.inputs
         key: tuple[int | str, ...] = (lab.site,)
@@ -191,7 +194,7 @@ class FedAlignCLSite(SiteMethod):
 
 
 def _right_predictions(lab: Lab, network: SiteNetwork) -> Tensor:
-    """Return for each training sample whether the network predicts it right, (n,) bool.
+    """Return a bool tensor (n,): whether the network predicts each training sample correctly.
 
     The network is put into eval mode.
     """

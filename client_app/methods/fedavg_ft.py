@@ -14,11 +14,11 @@ class FedAvgFTSite(SiteMethod):
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received weights; if none were sent, with the stored ones.
+        """Build the network with the received weights; if none were sent, with the stored weights.
 
         Raises:
-            SiteError: there are neither, because the site missed the round in which it would have
-                stored weights.
+            SiteError: no weights were sent and none are stored, because the site missed the round
+                in which it would have stored them.
         """
         arrays = lab.arrays() or lab.state()
         if not arrays:
@@ -35,7 +35,7 @@ class FedAvgFTSite(SiteMethod):
         'fedavg-ft.finetune-learning-rate', without noise, and stays at the site.
 
         Raises:
-            SiteError: the server expects arrays but sent none, so the own model would leave.
+            SiteError: the server expects arrays but sent none, so the site's own model would leave.
         """
         if lab.instruction.returns and not lab.arrays():
             raise SiteError(

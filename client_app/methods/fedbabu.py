@@ -9,7 +9,7 @@ class FedBABUSite(FedAvgFTSite):
     """Trains and sends all but the last layer; in rounds of fine-tuning trains everything."""
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train and send the body, which is all but the last layer; the last layer is frozen."""
+        """Train and send the body (all layers but the last); the last layer is frozen and stays."""
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name not in head)

@@ -30,9 +30,10 @@ class FedDistillSite(LocalSite):
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's loss plus the weighted distance to the mean logits of the label.
+        """Return the network's own loss plus the weighted distance to the label's mean logits.
 
-        None if no mean logits of other sites were received, as in round 1.
+        The mean logits come from the other sites. None if no mean logits were received, as in round
+        1.
         """
         classes = lab.silo.task.classes
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)

@@ -23,7 +23,7 @@ class FedDynSite(SiteMethod):
         """Reject an alpha so large that each step cancels the previous ones.
 
         Raises:
-            RefusedError: fewer steps than the hospital requires would decide the result.
+            RefusedError: fewer steps than 'minimum-steps-per-reply' would affect the result.
         """
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
@@ -32,8 +32,8 @@ class FedDynSite(SiteMethod):
         """Train with both terms and send the network; then update and store the local gradient.
 
         The update subtracts alpha times (trained minus received weights). The gradient is 0 in the
-        first round, and after a reply that the server did not use it continues from the last one
-        that was used.
+        first round. If the server did not use the last reply, the gradient continues from the last
+        reply that the server used.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

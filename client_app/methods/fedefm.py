@@ -40,9 +40,9 @@ class FedEFMSite(DecentralisedSite):
         return Outgoing(send=returned)
 
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
-        """Train each model received below ``prefix`` on this silo's data; return arrays by owner.
+        """Train each model received under ``prefix`` on this silo's data; return arrays by owner.
 
-        A training has 'fedefm.overseas-steps' steps.
+        Each training takes 'fedefm.overseas-steps' steps. Empty if no models were received.
         """
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
@@ -52,9 +52,10 @@ class FedEFMSite(DecentralisedSite):
         return trained
 
     def distil(self, lab: Lab) -> Outgoing:
-        """Train the own model by distillation from the experts: its copies that neighbours trained.
+        """Train the own model by distillation from the experts: its copies trained by neighbours.
 
-        Without experts, as in round 1, the usual loss is used. The model is sent and stored.
+        Without experts, as in round 1, the network's usual loss is used. The trained model is sent
+        and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -65,10 +66,10 @@ class FedEFMSite(DecentralisedSite):
     train = distil  # No model has been overseas in round 1
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the weights from which the student starts; by default the home model.
+        """Return the weights to start the student from; by default the home model.
 
         If neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
-        first, and the start is half the home model and half their mean.
+        first. The start is then half the home model plus half the mean of the trained models.
         """
         if visitors := self._train_models(lab, NEIGHBOUR):
             # k visitors share one half, and the home model has the other
@@ -82,7 +83,8 @@ class FedEFMSite(DecentralisedSite):
         """Return the own model, or the received mean if 'fedefm.continue-from' is "mean".
 
         Raises:
-            SiteError: the model that the setting names was not stored, or not received.
+            SiteError: the mean was not received, or there is neither a stored own model nor an
+                initial one.
         """
         if self.settings.continue_from == "own":
             return own_model(lab)
@@ -96,8 +98,8 @@ class FedEFMSite(DecentralisedSite):
     def _distillation_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
         """Return the loss that distils the network from the received experts; None without experts.
 
-        Each call also updates a metric per expert: its mean weight (closeness) over the batches so
-        far.
+        Each call of the loss also updates one metric per expert: its mean weight over the batches
+        so far. The weight is the closeness of the expert's feature maps to the network's.
         """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:

@@ -45,11 +45,11 @@ class FedEvPromptSite(SiteMethod):
     settings: FedEvPromptSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Require a real hospital's consent, because attention maps of single images leave it.
+        """Require a real hospital's consent if attention maps of single images leave it.
 
         Raises:
-            RefusedError: the run distils maps, but the node config does not say
-                'allow-embeddings=true'.
+            RefusedError: 'fedevprompt.distillation-weight' is above 0, but the node config does not
+                set 'allow-embeddings=true'. Simulated sites pass.
         """
         if self.settings.distillation_weight:
             session.require_consent(
@@ -59,10 +59,10 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the prompted ViT, with its arrays from four sources, of which the later ones win.
+        """Build the prompted ViT with arrays from four sources; a later source wins.
 
-        They are the seed, the run's initial arrays, the site's stored arrays, and the received
-        arrays.
+        The sources are the seed, the run's initial arrays, the site's stored arrays, and the
+        received arrays.
         """
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
         # Maps do not belong to the network, nor does the buffer in a finished run's model
@@ -74,7 +74,8 @@ class FedEvPromptSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train on evidence and the others' maps; send the shared arrays and this site's maps.
 
-        The arrays that are not shared are stored.
+        No maps are sent if 'fedevprompt.distillation-weight' is 0. Arrays that are not shared are
+        stored.
         """
         network = cast(PromptedViT, lab.open())
         lab.measure(network)
@@ -90,7 +91,7 @@ class FedEvPromptSite(SiteMethod):
     def _distillation_loss(self, lab: Lab, vit: PromptedViT) -> Objective | None:
         """Return the evidential loss plus the weighted distance to the others' maps (eq. 2).
 
-        None if no maps were received, so that the network's own loss is used.
+        The result is None if no maps were received; the network's own loss is then used.
         """
         moments = self._moments(lab, vit)
         if moments is None:
@@ -131,9 +132,9 @@ class FedEvPromptSite(SiteMethod):
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
         """Return attention maps of this site's training samples, named ``maps/<class>``.
 
-        An array is (m, cells) with m up to 'fedevprompt.buffer-maps'. By
-        'fedevprompt.buffer-selection', the samples of a class with the lowest vacuity are chosen,
-        or random ones.
+        Each array is (m, cells) with m up to 'fedevprompt.buffer-maps'. With
+        'fedevprompt.buffer-selection' "uncertainty", the class's samples with the lowest vacuity
+        are chosen; otherwise random samples. A class without samples has no array.
         """
         train, count = lab.silo.train, self.settings.buffer_maps
 
@@ -161,13 +162,13 @@ class FedEvPromptSite(SiteMethod):
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
-    """Name the fault of the received maps of a site and class; None if they are valid.
+    """Return what is wrong with the received maps of a site and class; None if they are valid.
 
     Args:
         lab: the lab of the message.
-        site: the site that made the maps; it must be another site.
+        site: the site that made the maps; it must not be this site.
         label: the class, as text.
-        maps: the maps, which must be (any, cells).
+        maps: the maps, which must have shape (any, cells).
         cells: the number of cells of a map.
     """
     if site == lab.site:

@@ -9,9 +9,10 @@ class FedNovaSite(SiteMethod):
     """Trains like FedAvg, and divides its update by its number of steps before it is sent."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model; send the received weights plus the mean update of one step.
+        """Train the global model; send the received weights plus the mean update per step.
 
-        The number of steps leaves as a metric. Batch norm's statistics are sent as they are.
+        The number of steps leaves as a metric. Batch-norm statistics are sent as trained, not
+        divided by the steps.
         """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)

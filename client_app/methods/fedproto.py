@@ -41,9 +41,8 @@ class FedProtoSite(LocalSite):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the classifier to measure: by the nearest received prototype, or by the head.
 
-        'fedproto.inference' decides; without received prototypes it is the head. A
-        nearest-prototype classifier is not measured for evidence, because distances are no
-        evidence.
+        'fedproto.inference' chooses; without received prototypes the head is used. A
+        nearest-prototype classifier has no evidence metrics, because distances are not evidence.
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)
@@ -52,7 +51,7 @@ class FedProtoSite(LocalSite):
         return super().measured(lab, network)
 
     def _prototype_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's loss plus the weighted distance to each label's prototype (eq. 7).
+        """Return the network's loss plus the weighted distance to the label's prototype (eq. 7).
 
         None if no prototypes were received, as in round 1.
         """

@@ -14,10 +14,11 @@ class FedRepSite(FedPerSite):
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train only the personal head, then only the shared arrays.
 
-        Together they take the steps of a usual round; the method's settings divide them.
+        Together the two parts take the steps of a usual round; the method's settings divide them.
+        Afterwards both parts are trainable again.
 
         Raises:
-            SiteError: a round has only one step, but each part needs one.
+            SiteError: a round has fewer than two steps, but each part needs one.
         """
         steps = lab.privacy.steps(lab.sampling)
         if steps < 2:

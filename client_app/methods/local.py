@@ -32,15 +32,15 @@ def send_class_means(
 ) -> Outgoing:
     """Build the reply with the mean of ``rows`` for each class; ``network`` is stored at the site.
 
-    A class needs enough training samples. In a private run the means get noise, and the ledger
-    pays.
+    A class with too few training samples is left out. In a private run the means get noise and are
+    charged to the ledger.
 
     Args:
         lab: the lab of the message.
-        network: the site's own network, with which ``rows`` are computed.
-        prefix: a mean is sent as ``<prefix><class>``.
+        network: the site's own network, which computes ``rows``.
+        prefix: each mean is sent as ``<prefix><class>``.
         rows: maps inputs (batch, *input_shape) to the rows (batch, d) that are averaged.
-        least: the fewest samples of a class; 'privacy.sums-min-count' may require more.
+        least: the minimum number of samples of a class; 'privacy.sums-min-count' may require more.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())

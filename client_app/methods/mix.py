@@ -22,11 +22,11 @@ class MixSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train on the pooled data, for as many steps as all sites together would take.
 
-        A site that was not chosen as the trainer only measures the received model, and sends
-        nothing.
+        If the server expects no arrays, another site is the trainer: this site only measures the
+        received model, and sends nothing.
 
         Raises:
-            SiteError: the run is no simulation.
+            SiteError: this site is the trainer, but this is not a simulation.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -49,7 +49,7 @@ def pooled_training_data(lab: Lab) -> Split:
     """Load the training samples of all sites in the run, standardised if they are tables.
 
     Raises:
-        SiteError: the run is no simulation.
+        SiteError: this is not a simulation.
     """
     if not lab.session.simulated:
         raise SiteError(

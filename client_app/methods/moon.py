@@ -39,7 +39,8 @@ class MoonSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train near the global model and away from the site's previous model.
 
-        The result is sent, and stored as the next previous model.
+        In the site's first round the usual loss is used. The trained model is sent, and stored as
+        the next previous model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -52,11 +53,11 @@ class MoonSite(SiteMethod):
     def _contrastive_objective(
         self, network: TokenClassifier, stored: dict[str, Tensor]
     ) -> Objective | None:
-        """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
+        """Return a loss: the network's loss plus mu times the model-contrastive loss (eq. 4).
 
         Args:
-            network: the network to train; a copy of its present state is the global model.
-            stored: the arrays of the site's previous model; if empty, the result is None.
+            network: the network to train; a frozen copy of its present state is the global model.
+            stored: the arrays of the site's previous model; if empty, None is returned.
         """
         if not stored:
             return None
@@ -79,7 +80,7 @@ class MoonSite(SiteMethod):
 
 
 def copy_network(network: TokenClassifier) -> TokenClassifier:
-    """Return a deep copy of a network, which shares permanently frozen parts such as a backbone."""
+    """Return a deep copy of a network; permanently frozen parts, such as a backbone, are shared."""
     # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}
     for part in network.modules():

@@ -43,7 +43,8 @@ class PICSRSite(SiteMethod):
         """Check that the site has enough training samples for a prototype, by its reported counts.
 
         Raises:
-            SiteError: it has fewer than 'picsr.prototype-min-count' or 'privacy.sums-min-count'.
+            SiteError: the site has fewer training samples than 'picsr.prototype-min-count' or
+                'privacy.sums-min-count'.
         """
         bounds = {
             "picsr.prototype-min-count": self.settings.prototype_min_count,
@@ -60,8 +61,8 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network of the stage: all experts with the router, or a single classifier.
 
-        The classifier of the earlier stages has the run's initial arrays, else the received ones,
-        else the stored ones, else weights from the seed.
+        Before the routing stage, the classifier takes the first of these that exists: the run's
+        initial arrays, the received arrays, the stored arrays, weights from the seed.
         """
         if _stage(lab) == ROUTING_STAGE:
             arrays = lab.arrays()
@@ -94,9 +95,10 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure; with a router, also its mean weight for each expert.
+        """Return the network to measure; in the routing stage also its mean weight for each expert.
 
-        A single sample's prediction then also gets its weights, as ``weight.<site>``.
+        In the routing stage, a single sample's prediction also gets its expert weights, as
+        ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

@@ -12,11 +12,12 @@ class SCAFFOLDSite(SiteMethod):
     """Trains like FedAvg, and adds c - c_i to each gradient."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with corrected gradients, then renew the site's control variate.
+        """Train with corrected gradients, then renew and store the site's control variate.
 
-        It becomes the learning rate times the mean gradient without the correction, and is stored.
-        Sent are the received weights plus the mean update of one step, and the server's control
-        variate plus the change of this site's.
+        The new control variate is the learning rate times the mean gradient without the correction.
+        The reply has the received weights plus the mean update per step, and the server's control
+        variate plus the change of this site's control variate. Batch-norm statistics are sent as
+        trained.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)

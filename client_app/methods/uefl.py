@@ -61,7 +61,7 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
 
-        Under the hospital's own cap on epsilon it gets noise. No array leaves.
+        Under the hospital's own cap on epsilon the metric gets noise. No array leaves.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
@@ -74,11 +74,11 @@ class UEFLSite(SiteMethod):
     def centroids(self, lab: Lab) -> Outgoing:
         """Send K-means centroids of the site's training features, with their counts (section 3.2).
 
-        If new books are drawn from a Gaussian, only their number of codewords leaves, as a metric,
-        unless the message asks to refresh the first book.
+        If 'uefl.codeword-start' is "gaussian", only the number of codewords leaves, as a metric,
+        unless the message asks to refresh the first codebook.
 
         Raises:
-            RefusedError: the run is private, because centroids have no noise.
+            RefusedError: centroids are needed but the run is private, and centroids have no noise.
         """
         network, own = cast(UEFLNetwork, lab.open()), self.settings
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes

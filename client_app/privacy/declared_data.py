@@ -79,8 +79,8 @@ class DeclaredData:
     def stand_in(self, name: str) -> Silo:
         """Build a silo with zero inputs and the declared label counts, for checks without data.
 
-        The zeros share one number in memory. Declared feature statistics become mean 0 and
-        deviation 1.
+        The zeros share one number in memory. If the data set declares feature statistics, the silo
+        gets mean 0 and deviation 1 in their place.
         """
         nothing = torch.zeros(1, dtype=getattr(torch, self.input_type))
         splits = {}
@@ -116,7 +116,7 @@ def rounded_down(count: int) -> int:
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
     """Return the stored declaration of a data set; the first call reads the data and stores it.
 
-    If the same samples are read in another way, such as in another size, the counts stay as first
+    If the same samples are read in another way, such as at another size, the counts stay as first
     declared, because a server could invent such settings whenever it wants the samples counted
     anew. For the same reason no declaration is dropped to make room for another.
 
@@ -126,7 +126,8 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
         load: reads the data; called only without a stored declaration.
 
     Raises:
-        RefusedError: 100 declarations are stored already, so a server must have invented some.
+        RefusedError: 100 other declarations are stored already, so a server must have invented
+            some.
         DataError: the data cannot be read.
         CheckpointError: the file is damaged or cannot be written.
     """

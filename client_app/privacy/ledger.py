@@ -48,7 +48,7 @@ class Ledger:
     of_all_runs: bool = False  # whether this is the hospital's own ledger
 
     def spend(self, releases: Releases) -> None:
-        """Add releases to this ledger and to the hospital's, before they are made.
+        """Add releases to this ledger and to the hospital's ledger, if any, before they are made.
 
         Messages that are answered at the same time wait for each other.
 
@@ -77,7 +77,9 @@ class Ledger:
         return epsilon(self.releases(), self.delta)
 
     def _enter(self, more: Releases) -> None:
-        """Add releases to the file, after those of the hospital; called under the lock.
+        """Add releases to the hospital's ledger, if any, and then to this one, under the lock.
+
+        A cap of 0 means that this ledger has no cap.
 
         Raises:
             EpsilonSpentError: epsilon would exceed this ledger's cap or the hospital's.
@@ -120,9 +122,9 @@ class Ledger:
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
-    """Return the number of releases in the hospital's ledger of all runs, and its file's SHA-256.
+    """Return the number of releases in the hospital's ledger of all runs, and the file's SHA-256.
 
-    None if the site has no such ledger.
+    None if the site has no 'state-dir' or no ledger yet.
 
     Raises:
         CheckpointError: the ledger is damaged.
@@ -140,7 +142,8 @@ def require_newest_ledger(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, only if the ledger is not older than the audit log.
 
     Raises:
-        RefusedError: the ledger is older than the log's last line, or differs from it.
+        RefusedError: the ledger is older than the audit log's last line, or differs from it.
+        CheckpointError: the ledger is damaged.
     """
     context = answering.context
     with prefix_refusals(own_name(context)):
@@ -151,13 +154,15 @@ def require_newest_ledger(answering: Answering) -> Iterator[None]:
 def refuse_older_ledger(log: Path, context: Context) -> None:
     """Check that the privacy ledger is not older than the last line of the audit log.
 
+    A log whose last line has no ledger state passes. A missing ledger counts as 0 releases.
+
     Args:
         log: the audit log's path.
         context: the node's context.
 
     Raises:
-        RefusedError: the ledger has fewer releases than the log's last line, or as many but another
-            digest.
+        RefusedError: the ledger has fewer releases than the log's last line, or the same number but
+            another digest.
         CheckpointError: the ledger is damaged.
     """
     # Read before the ledger, because messages that are answered at the same time spend too

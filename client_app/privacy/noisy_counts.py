@@ -48,8 +48,8 @@ def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
     """Return the standard deviation of the noise on label counts, in patients.
 
     Args:
-        chosen_noise: the hospital's 'counts-noise'; 0 for the noise that costs a quarter of its
-            cap.
+        chosen_noise: the hospital's 'counts-noise'. If it is 0, the noise is chosen so that one
+            report costs a quarter of the hospital's cap.
         hospital: the hospital's ledger of all runs, with its cap and delta.
     """
     return chosen_noise or counts_noise_for(hospital.cap, hospital.delta)
@@ -64,7 +64,8 @@ def noisy_counts(
     """Return the label counts that a site reports, by split and class, with stored noise.
 
     For data that were never reported before, the noise is drawn and stored, and the ledger is
-    charged. It is also drawn anew if the hospital has paid for that (see ``draw_again``).
+    charged. Stored counts are returned unchanged, unless the hospital has paid for a new draw (see
+    ``draw_again``), which is then made without a further charge.
 
     Args:
         exact: the true number of samples of each class, by split.
@@ -92,7 +93,7 @@ def noisy_counts(
 
 
 def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
-    """Read all stored counts, by the digest of the data that they belong to.
+    """Read all stored counts, by the digest of the data that they describe; may be empty.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -101,9 +102,9 @@ def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
 
 
 def draw_again(chosen_noise: float, hospital: Ledger) -> float:
-    """Charge the ledger for a new draw of all stored counts; the next run on the data makes it.
+    """Charge the ledger for a new draw of all stored counts; the next run makes the draw.
 
-    Counts whose new draw is paid for already cost nothing more.
+    Counts whose new draw is already paid for cost nothing more.
 
     Args:
         chosen_noise: the hospital's 'counts-noise'.
@@ -113,7 +114,7 @@ def draw_again(chosen_noise: float, hospital: Ledger) -> float:
         The standard deviation of the new noise, in patients.
 
     Raises:
-        EpsilonSpentError: the draws would exceed the cap on epsilon; then the counts stay as they
+        EpsilonSpentError: the draws would exceed the cap on epsilon; the counts then stay as they
             are.
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
@@ -151,9 +152,9 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     """Return counts with Gaussian noise, rounded and at least 0, by split and class.
 
     All counts get noise, even those of an empty split, because its emptiness is information too.
-    Only noisy counts are used afterwards: a validation or test split is reported as empty if
-    its noisy total is at most 2.5 standard deviations of the total's noise, and an empty training
-    split as one sample.
+    Afterwards only noisy counts are used. A validation or test split is reported as empty if its
+    noisy total is at most 2.5 standard deviations of the total's noise. An empty training split is
+    reported as one sample of class 0.
 
     Args:
         exact: the true number of samples of each class, by split.

@@ -68,14 +68,15 @@ class RoundSecrets:
         return seal_key(self.sealing, self.keys[other][1], self.context)
 
     def masks(self, site: str, bound: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of the masks that ``site`` adds to its numbers, and those it subtracts.
+        """Return the keys of the masks that ``site`` adds to its numbers, and that it subtracts.
 
-        Each pair of sites has a common mask. The site whose name sorts first adds it and the other
-        subtracts it, so it cancels in the sum. The site's own mask is the first of the added ones.
+        Each pair of sites has a common mask. The site whose name sorts first adds the mask and the
+        other site subtracts it, so the mask cancels in the sum. The first added mask is the site's
+        own mask.
 
         Args:
             site: this site.
-            bound: binds the masks to the received model and the names of what is masked.
+            bound: binds the masks to the received model and the names of the masked arrays.
         """
         added, subtracted = [self.own_mask], []
         for other in self.partners:
@@ -91,8 +92,8 @@ class RoundSecrets:
     def seal_shares(self, site: str) -> dict[str, bytes]:
         """Split this site's two secrets into shares, and seal a pair of shares for each other site.
 
-        The secrets are the seed of its own mask and its masking key. Its own shares go into
-        ``own_shares``.
+        The secrets are the seed of this site's own mask and its masking key. This site's shares of
+        them are stored in ``own_shares``.
 
         Returns:
             The sealed pairs, by the site that can open them.
@@ -119,8 +120,8 @@ class RoundSecrets:
 
         Returns:
             The shares by the site whose secrets they belong to, including this site's own. A share
-            that cannot be opened is left out, so the server learns which site's shares are
-            unusable.
+            that is missing or cannot be opened is left out, so the server learns which site's
+            shares are unusable.
         """
         sites, place = self.sites, self.sites.index(site)
         shares = {site: Shares(*self.own_shares)}
@@ -149,7 +150,7 @@ def read_secrets(folder: Path, round_: int) -> RoundSecrets:
     """Read this site's secrets for a round from ``folder``.
 
     Raises:
-        SiteError: the folder has no secrets, or those of another round.
+        SiteError: the folder has no secrets, or has the secrets of another round.
         CheckpointError: the file is damaged.
     """
     secrets = _file(folder).read(None)

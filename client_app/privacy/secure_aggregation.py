@@ -116,19 +116,19 @@ class SecureSite:
     ) -> dict[str, Words]:
         """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
 
-        The digests of what was masked are stored first, so that no restart can mask twice with one
-        key.
+        The digests of the masked numbers are stored first, so that even after a restart no key
+        masks twice.
 
         Args:
             updates: the trained minus the received arrays, clipped, by name.
-            received: all received arrays, NumPy's, named ``<record>/<array>``.
+            received: all received NumPy arrays, named ``<record>/<array>``.
             portions: the metrics, each scaled to 0 to 1, by name; None for a metric without a
                 value.
 
         Raises:
             SiteError: the site has no keys for this round.
             RefusedError: the keys were used before, too few sites take part, or this round's sum
-                was unmasked before with a different part from this site.
+                was already unmasked with a different contribution from this site.
         """
         with one_at_a_time(self.folder):
             # Checked again under the lock, because another message may have used the keys since
@@ -154,11 +154,11 @@ class SecureSite:
     ) -> tuple[RoundSecrets, list[str]]:
         """Check that this site may mask; return the round's secrets and the sites to mask with.
 
-        Also called before training. Nothing here depends on the site's data, so that every refusal
-        comes before they are opened.
+        This is also called before training. Nothing here depends on the site's data, so every
+        refusal comes before the data are opened.
 
         Args:
-            received: all received arrays, NumPy's, named ``<record>/<array>``.
+            received: all received NumPy arrays, named ``<record>/<array>``.
             metrics: the names of the metrics that the server asks to sum.
 
         Raises:
@@ -195,11 +195,13 @@ class SecureSite:
         return secrets, partners
 
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
-        """Fail again if this site failed before with the same received arrays.
+        """Raise if this site already failed in an earlier answer to the same received arrays.
+
+        Without a record of earlier sums (no 'state-dir'), nothing is checked.
 
         Raises:
-            SiteError: it did. Only the site's own log gets this text, because the data are open by
-                now.
+            SiteError: the site failed on these arrays before. Only the site's own log gets this
+                text, because the data are already open.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
             raise SiteError(
@@ -209,11 +211,11 @@ class SecureSite:
             )
 
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
-        """Return a digest of everything but the data that decides what this site masks.
+        """Return a digest of everything, except the data, that decides what this site masks.
 
-        It covers the instruction, the arrays and metrics to sum, the received arrays, and the
-        number of sites, which decides the quantisation. Empty at a site that does not declare its
-        data.
+        It covers the instruction (without the run's folder), the arrays and metrics to sum, the
+        received arrays, and the number of sites, which decides the quantisation. Empty at a site
+        that does not declare its data.
         """
         if self.instruction is None:
             return ""
@@ -227,7 +229,7 @@ class SecureSite:
     def _make_keys(self) -> ConfigRecord:
         """Make, store and sign a key pair for masks and one for shares; return the public halves.
 
-        They replace the keys of an earlier attempt at this round.
+        The new keys replace the keys of an earlier attempt at this round.
         """
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
@@ -251,11 +253,12 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return a sealed share of this site's secrets for each of them.
+        """Check all sites' keys, and return a sealed share of this site's secrets for each site.
 
         Raises:
+            SiteError: the server's lists of keys are malformed.
             RefusedError: keys were shared in this round before, a signature is wrong, or the
-                threshold is not that of the settings or protects too little.
+                threshold differs from the settings or protects too little.
         """
         secrets = read_secrets(self.folder, self.round)
         # A second list of keys would bind the same secrets to other sites
@@ -310,10 +313,11 @@ class SecureSite:
         secrets.splits = common_splits(splits)
 
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
-        """Check that the threshold is that of the settings, and hides this site from colluders.
+        """Check that the threshold follows from the settings, and hides this site from colluders.
 
         Raises:
-            RefusedError: it is another one, or too low for the hospital's 'colluding-sites'.
+            RefusedError: the threshold differs from the settings, or is too low for the hospital's
+                'colluding-sites'.
         """
         if threshold != needed_sites(self.common, sites):
             raise RefusedError(f"threshold {threshold} is not the one of the run's settings")
@@ -330,10 +334,11 @@ class SecureSite:
         """Sign and store the server's list of sites whose weights arrived.
 
         Only one list is signed under the keys of a round, because two lists would give two sums.
+        The same list may be signed again.
 
         Raises:
-            RefusedError: another list was signed, or the list is too short or differs from an
-                earlier sum.
+            RefusedError: another list was signed, the list names a site that did not mask, or the
+                list is too short or differs from an earlier sum.
         """
         secrets = read_secrets(self.folder, self.round)
         answered = read_texts(self.asked, "answered")
@@ -353,11 +358,12 @@ class SecureSite:
     def _unmask(self) -> ConfigRecord:
         """Return this site's share of one secret per site, record the sum, and delete the secrets.
 
-        For a site whose weights arrived it is the share of the site's own mask, else of its masking
-        key.
+        If a site's weights arrived, its own-mask share is returned; otherwise its masking-key
+        share.
 
         Raises:
-            RefusedError: this site has signed no list, or too few sites have signed the same one.
+            RefusedError: this site has signed no list, or fewer sites than the threshold signed the
+                same list.
         """
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
@@ -387,7 +393,8 @@ class SecureSite:
         """Check that at least the threshold of sites have signed the same list as this site.
 
         Raises:
-            RefusedError: fewer signatures are valid; the text gives both numbers.
+            RefusedError: fewer signatures than the threshold are valid. The error gives both
+                numbers.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
@@ -409,12 +416,12 @@ class SecureSite:
 
         Args:
             sites: the server's list.
-            secrets: the secrets of the round, with the sites that have keys and the threshold.
+            secrets: the secrets of the round, with the threshold and the sites that have keys.
             what: what the sites do, for the error.
 
         Raises:
             SiteError: the list is malformed, or the keys of this round were not shared yet.
-            RefusedError: the list is shorter than the threshold.
+            RefusedError: the list has fewer sites than the threshold.
         """
         if not secrets.keys:
             raise SiteError("the keys of this round were not shared with this site yet")
@@ -428,9 +435,9 @@ class SecureSite:
     def _refuse_list(
         self, sites: list[str], known: Iterable[str], what: str, with_own: bool = True
     ) -> None:
-        """Check that a list of sites is sorted, without repetition, and has only known sites.
+        """Check that a list of sites is sorted, without duplicates, and has only known sites.
 
-        Signatures cover the list as text, so every site must write it in the same way.
+        Signatures cover the list as text, so every site must write the list in the same way.
 
         Args:
             sites: the server's list.

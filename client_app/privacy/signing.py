@@ -66,10 +66,10 @@ class Signer:
     refuse_unknown: Callable[[Mapping[str, str]], None]
 
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
-        """Check that each site signed its round's keys, with the signing key that is known here.
+        """Check that each site signed its keys of this round, with a key that is accepted here.
 
         Raises:
-            RefusedError: a signature does not match, or a signing key was not compared; the text
+            RefusedError: a signature does not match, or a signing key was not compared. The error
                 names the sites.
             SiteError: a public key is malformed.
         """
@@ -86,8 +86,8 @@ class Signer:
 def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, Value]) -> Signer:
     """Return a site's signing key and its rule for accepting other sites' keys.
 
-    A simulated site accepts only keys made from the run's seed; a hospital only compared keys. A
-    hospital's key is made if there is none yet.
+    A simulated site accepts only keys made from the run's seed; a hospital accepts only keys that
+    people have compared. If a hospital has no key yet, one is made.
 
     Args:
         simulated: whether this is a site of a simulation.
@@ -125,7 +125,7 @@ def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
     """Check that all sites of a simulation sign with the keys that follow from the run's seed.
 
     Raises:
-        RefusedError: a site signs with another key; the text gives its code.
+        RefusedError: a site signs with another key. The error gives the key's code.
     """
     for site, code in codes.items():
         if code != key_code(public_text(simulated_key(seed, site))):
@@ -139,8 +139,9 @@ def signing_key(folder: Path) -> EllipticCurvePrivateKey:
     """Return the private signing key in ``folder``; the first call makes and stores it.
 
     Raises:
-        RefusedError: the key file is unreadable, or is no key of an elliptic curve.
-        CheckpointError: the lock of the folder cannot be written.
+        RefusedError: the key file is unreadable or cannot be written, or is not an elliptic-curve
+            key.
+        CheckpointError: the folder's lock file cannot be written.
     """
     path = folder / KEY
     # Without the lock two messages could each make a key
@@ -170,7 +171,7 @@ class KnownKey:
     """Another hospital's signing key, by codes; an unknown code is empty."""
 
     compared: str = ""  # the code that both have compared
-    day: str = ""  # of the comparison, ISO 8601
+    day: str = ""  # date when the keys were compared, ISO 8601
     received: str = ""  # the code of the key by which the site has signed last
     shown: str = ""  # the code that 'fedsilo hospital keys' has listed last for somebody to read
 
@@ -200,9 +201,9 @@ class KnownKeys:
         return self.file.read({})
 
     def show(self) -> dict[str, KnownKey]:
-        """Return the known keys by site, and store that each received code is shown to a person.
+        """Return the known keys by site, and record that each received code is shown to a person.
 
-        ``mark`` later accepts without a typed code only a key that was shown.
+        Without a typed code, ``mark`` later accepts only a key that was shown.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -216,7 +217,7 @@ class KnownKeys:
         return known
 
     def refuse_uncompared(self, own: str, own_code: str, codes: Mapping[str, str]) -> None:
-        """Store the received key codes, and check that people have compared each of them.
+        """Store the other sites' received key codes, and check that people have compared each code.
 
         Args:
             own: this site's name.
@@ -225,7 +226,7 @@ class KnownKeys:
 
         Raises:
             RefusedError: a key was never compared or has changed since, or this site's own key was
-                replaced; the text names the sites.
+                replaced. The error names the sites.
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
@@ -258,7 +259,8 @@ class KnownKeys:
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
         """Store the last received code of each site, and return all known keys.
 
-        The list takes new sites up to 200, because a server could invent any number.
+        New sites are ignored once the list has 200 sites, because a server could invent any number;
+        so are sites with an invalid name.
         """
         with self.file.lock():
             known = self.read()
@@ -275,9 +277,9 @@ class KnownKeys:
         """Mark another site's key as compared today, and return its code.
 
         Args:
-            site: the site whose key it is.
-            code: the code that the other hospital read out; empty for the key that was last
-                received, which must also be the one that was last shown.
+            site: the site that has the key.
+            code: the code that the other hospital read out. If it is empty, the last received key
+                is marked, which must also be the last one shown.
 
         Raises:
             SettingError: the site's name or the code is malformed; or, without a code, no key was
@@ -330,7 +332,9 @@ class KnownKeys:
 
 
 def own_code(folder: Path) -> str:
-    """Return the code of the signing key in ``folder``, as people compare it; "" without a key.
+    """Return the code of the signing key in ``folder``, in the form that people compare.
+
+    "" if the folder has no key; none is made.
 
     Raises:
         RefusedError: the key file is unusable.

@@ -32,14 +32,16 @@ class Summand:
         updates: Mapping[str, Tensor],
         portions: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Weight and quantise this site's updates and metrics for the sum; uint32 arrays by name.
+        """Weight and quantise this site's updates and metrics for the sum, as uint32 by name.
 
-        Besides the updates there are the number of training samples and of failures (0 or 1) and,
-        if metrics are summed, their values and the samples behind them, in the order of their
-        names. The names and shapes do not depend on whether the site failed.
+        Further arrays hold the number of training samples, capped at ``quantisation.samples``, and
+        the number of failures (0 or 1). If metrics are summed, there are also their weighted values
+        and the number of samples behind each, in the order of their names. The names and shapes do
+        not depend on whether the site failed.
 
         Args:
-            quantisation: maps numbers to integers; its ``samples`` caps the weight of a site.
+            quantisation: maps numbers to integers; its ``samples`` caps a site's weight and its
+                counts.
             updates: the trained minus the received arrays, clipped, by name.
             portions: the metrics, each scaled to 0 to 1, by name; None for a metric without a
                 value.

@@ -57,12 +57,12 @@ class UnmaskedSums:
     round: int
 
     def refuse_without(self, partners: Sequence[str]) -> None:
-        """Check that ``partners`` has all sites of the sum that was already unmasked in this round.
+        """Check that ``partners`` includes all sites of this round's unmasked sum, if there is one.
 
         More sites may mask than before, because some may still drop out.
 
         Raises:
-            RefusedError: a site is missing; the text names the sites of the earlier sum.
+            RefusedError: a site is missing. The error names the sites of the earlier sum.
         """
         # More sites may mask than before, because some may drop out; fewer cannot give the same sum
         before = self._of_round()
@@ -73,17 +73,18 @@ class UnmaskedSums:
         """Check that a request is the same as before, if this round's sum is already unmasked.
 
         The check comes before the data are opened. Otherwise a server could choose a second request
-        whose answer equals the first one's unless one particular patient is there, and
-        ``refuse_other`` would reveal that patient by refusing it. A first request for this round is
-        also refused if a later round's sum is unmasked, because that sum was made from the state
-        which this round left here.
+        with the same answer as the first unless one particular patient is there. ``refuse_other``
+        would then reveal that patient by refusing. A first request for this round is also refused
+        if a later round's sum is unmasked, because that sum was made from the state that this round
+        left here.
 
         Args:
-            question: the digest of the request; empty at a site that does not declare its data, for
-                which nothing is checked.
+            question: the digest of the request; empty at a site that does not declare its data, and
+                then nothing is checked.
 
         Raises:
-            RefusedError: another request was answered; this depends on no patient.
+            RefusedError: another request of this round was answered, or a later round's sum is
+                unmasked. Neither depends on a patient.
         """
         if not question:
             return
@@ -99,14 +100,14 @@ class UnmaskedSums:
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
-        """Check that a sum equals the one already unmasked in this round, if there is one.
+        """Check that a sum equals the sum that was already unmasked in this round, if any.
 
         Args:
             weighed: the digest of the numbers that this site masks.
             answered: the sites of the sum; empty if only ``weighed`` is known yet.
 
         Raises:
-            RefusedError: the sites or this site's numbers differ from those of the earlier sum.
+            RefusedError: the sites or this site's numbers differ from the earlier sum.
         """
         before = self._of_round()
         if before.sites and answered and list(answered) != before.sites:
@@ -182,7 +183,9 @@ class SummedBefore:
     terms: str
 
     def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that the same arrays were not summed before with other settings or other sites.
+        """Check that the same arrays were not summed before under other terms or more sites.
+
+        Arrays that were never summed pass.
 
         Args:
             arrays: the digest of all received arrays.
@@ -190,8 +193,8 @@ class SummedBefore:
                 out.
 
         Raises:
-            RefusedError: the settings differ, or a site of the earlier sum is missing. This depends
-                on no patient.
+            RefusedError: the settings differ, or a site of the earlier sum is missing. Neither
+                depends on a patient.
         """
         before = self._sums().get(arrays)
         if before is None:
@@ -207,10 +210,10 @@ class SummedBefore:
             raise self._other_company(before)
 
     def refuse_other_company(self, arrays: str, answered: Sequence[str]) -> None:
-        """Check that an earlier sum of the same arrays, if any, was over the same sites.
+        """Check that an earlier unmasked sum of the same arrays, if any, was over the same sites.
 
         Raises:
-            RefusedError: it was over other sites than ``answered``.
+            RefusedError: the earlier sum was over sites other than ``answered``.
         """
         before = self._sums().get(arrays)
         if before is not None and before.sites not in ([], list(answered)):
@@ -219,7 +222,8 @@ class SummedBefore:
     def has_failed(self, arrays: str) -> bool:
         """Tell whether this site has added 0 to a sum of these received arrays.
 
-        Then it must do so again, because the difference of the two sums would be its own part.
+        If so, it must add 0 again, because the difference of the two sums would be its own
+        contribution.
         """
         before = self._sums().get(arrays)
         return before is not None and before.failed
@@ -227,8 +231,9 @@ class SummedBefore:
     def note_failure(self, arrays: str) -> None:
         """Record that this site masks 0 for these received arrays, before the zeros leave.
 
-        A server can unmask the sum with shares from other sites and never ask this one, so the
-        record cannot wait until the end of the round.
+        A server can unmask the sum with shares from other sites and never ask this site, so the
+        record cannot wait until the end of the round. If a failure on these arrays is already
+        recorded, nothing is written.
         """
         if not self.has_failed(arrays):
             self.note(arrays, [], failed=True)

@@ -50,8 +50,8 @@ def build_entry(
 ) -> dict[str, Any]:
     """Build the audit log's line for a message and its reply, as keys and JSON values.
 
-    It has the time, site, run, round, phase and outcome; the number of arrays and values that
-    leave, by groups of names; and the bytes in both directions. It never has a value of the data.
+    The line has the time, site, run, round, phase and outcome; the number of names that leave, by
+    groups of names; and the bytes in both directions. It never has a value of the data.
 
     Args:
         site: the site's name.
@@ -60,7 +60,7 @@ def build_entry(
         reply: the reply that is about to leave.
         outcome: "answered", "refused" or "failed".
         why: the reason for no answer; empty to use the reply's own error text.
-        ledger: the state of the hospital's privacy ledger; None without one.
+        ledger: the state of the hospital's privacy ledger; None without a ledger.
     """
     received, leaving = RecordDict(), RecordDict()
     reason = ""
@@ -96,11 +96,12 @@ def build_entry(
 def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append one JSON line and flush it to the disk; on failure leave the log as it was.
 
-    Sites and processes that share a log wait for each other. If the line has an older ledger state
-    than the last line, or none, it gets that of the last line.
+    Sites and processes that share a log wait for each other. If the line has no ledger state, or an
+    older one than the log's last line, it gets the last line's state. A torn last line is ended
+    first.
 
     Raises:
-        RefusedError: the line could not be written; the text does not name the path.
+        RefusedError: the line could not be written. The error does not name the path.
     """
     import fcntl  # only on Linux and macOS, where hospitals' containers run
 
@@ -128,22 +129,22 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return the ledger's state in the log's last whole line; None if that line has none.
+    """Return the ledger's state in the log's last whole line; None if the line has none.
 
-    Creates an empty log if there is none.
+    If no log exists, an empty log is created and None is returned.
 
     Raises:
-        RefusedError: the log cannot be opened; the text does not name the path.
+        RefusedError: the log cannot be opened. The error does not name the path.
     """
     with _open_log(path) as log:
         return _last_mark(log, os.fstat(log).st_size)
 
 
 def _last_mark(log: int, size: int) -> LedgerMark | None:
-    """Return the ledger's state in the last whole line of an open log of ``size`` bytes, or None.
+    """Return the ledger's state in the last whole line of an open log of ``size`` bytes.
 
-    Lines that are not JSON are skipped, because a power cut tore them. Only the last 64 KiB are
-    read.
+    None if that line has no ledger state, or there is no whole line. Lines that are not valid JSON
+    are skipped, because a power cut tore them. Only the last 64 KiB are read.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
@@ -160,10 +161,12 @@ def _last_mark(log: int, size: int) -> LedgerMark | None:
 
 
 def check_log(path: Path) -> None:
-    """Check that the log can be opened, before the work that it must record.
+    """Check that the log can be opened, before the work that the log must record.
+
+    If no log exists, an empty log is created.
 
     Raises:
-        RefusedError: the log cannot be opened; the text does not name the path.
+        RefusedError: the log cannot be opened. The error does not name the path.
     """
     with _open_log(path):
         pass
@@ -178,9 +181,9 @@ def names_in(content: RecordDict) -> list[str]:
 
 
 def group_names(names: Iterable[str]) -> dict[str, int]:
-    """Count names by pattern, in which everything after the key's first '.' or '/' becomes '*'.
+    """Count names by pattern: everything after the first '.' or '/' of the key becomes '*'.
 
-    For example ``arrays/head.1.bias`` counts as ``arrays/head.*``. A key without either mark keeps
+    For example ``arrays/head.1.bias`` counts as ``arrays/head.*``. A key without '.' and '/' keeps
     its name.
     """
     return dict(Counter(_FIRST_MARK.sub(r"\1*", name) for name in names))

@@ -38,11 +38,13 @@ _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 def enforce_bounds(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, within the hospital's trust, floors and quotas.
 
-    The message is counted in the hospital's run book first, the states of old runs and old cached
-    data are deleted, and the block is stopped when its time or memory is used up.
+    Trust and floors are checked first. A site without a 'state-dir' then just runs the block,
+    without quotas. Otherwise the message is counted in the hospital's run book, and the block is
+    stopped when its time or memory is used up. Before it, a hello or survey deletes old cached
+    data, and any other message deletes states of old runs.
 
     Raises:
-        RefusedError: the message or the run breaks a limit; the text names the key and what to do.
+        RefusedError: the message or the run breaks a limit. The error names the key and what to do.
     """
     message, context = answering.message, answering.context
     site = own_name(context)
@@ -80,7 +82,7 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 
 
 def without_paths(text: str, context: Context) -> str:
-    """Replace the paths in an error's text, which a server must not learn.
+    """Return an error's text with its paths replaced, because a server must not learn them.
 
     A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv"; any other
     path becomes "(a path of the site)".
@@ -94,19 +96,19 @@ def without_paths(text: str, context: Context) -> str:
 
 @contextmanager
 def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
-    """Run a block; raise from within it once it exceeds its time, or the process its memory.
+    """Run a block; raise inside it once the block exceeds its time, or the process its memory.
 
-    A timer's signal checks both limits every half second, so that decoding, training and measuring
-    need no checks. They are checked again at the end, for shorter blocks. Python delivers signals
-    only to the main thread, in which a SuperNode's process answers; in another thread nothing is
-    checked.
+    A timer's signal checks both limits every half second, so decoding, training and measuring need
+    no checks of their own. The limits are checked again at the end, for shorter blocks. Python
+    delivers signals only to the main thread, in which a SuperNode's process answers; in another
+    thread nothing is checked.
 
     Args:
         seconds: the time limit for the block.
-        megabytes: the memory limit for the process; 0 for nine tenths of the machine's memory.
+        megabytes: the memory limit for the process; 0 means nine tenths of the machine's memory.
 
     Raises:
-        RefusedError: a limit is exceeded; the text names its key.
+        RefusedError: a limit is exceeded. The error names its key.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -149,10 +151,10 @@ def _gradients_are_on() -> bool:
 
 
 def _turn_gradients(on: bool) -> None:
-    """Turn PyTorch's gradients on or off in this process; does nothing before PyTorch is imported.
+    """Turn PyTorch's gradients on or off in this process; does nothing if PyTorch is not imported.
 
-    The timer's signal may interrupt the exit of ``torch.no_grad``. Then gradients would stay off,
-    and the process could train in no later run.
+    The timer's signal may interrupt the exit of ``torch.no_grad``. Gradients would then stay off,
+    and later runs in the process could not train.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -45,12 +45,12 @@ class NodeCap:
 def site_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by this node's own folders, device and limits.
 
-    For 'sums-min-count' and the cap on epsilon the stricter value wins. The plugins that the
-    settings name are imported; at a real site these are only the hospital's own.
+    For 'sums-min-count' and the cap on epsilon the stricter value wins. Plugins named in the
+    settings are imported; a real site imports only the hospital's own plugins.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
-        RefusedError: the run names a file at a real site, or a plugin that differs from the
+        RefusedError: at a real site, the run names a file, or a plugin that differs from the
             hospital's.
     """
     settings, node = build_settings(CommonSettings, context.run_config), context.node_config
@@ -80,12 +80,13 @@ def site_settings(context: Context) -> CommonSettings:
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
     """Replace the run's folders, plugin and weights by those of this node.
 
-    A server that could choose paths would learn from digests and errors what is on a hospital's
+    If a server could choose paths, it would learn from digests and errors what is on a hospital's
     disk, and could choose where rows are written.
 
     Raises:
         RefusedError: 'split.silo-set' names a file.
-        SettingError: 'vit.backbone-weights' is not a plain file name.
+        SettingError: the node config has no 'backbone-weights', and the run's
+            'vit.backbone-weights' is not a plain file name.
     """
     if settings.silo_set not in ("", GAIA):
         raise RefusedError(
@@ -106,10 +107,12 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 def _refuse_other_plugs(settings: CommonSettings) -> None:
     """Check that the run's plugins are installed at this hospital, in the run's version.
 
-    A server that could name any module would execute it here.
+    A run without plugins passes. If a server could name any module, it could execute that module
+    here.
 
     Raises:
-        RefusedError: a plugin is not installed, has other files, or the run names no version.
+        RefusedError: a plugin is not installed, its files differ from the run's, or the run names
+            no version.
     """
     plugs, fault = plugs_of(settings), ""
     # A module is installed with all modules below it
@@ -177,8 +180,8 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     """Return the node config's 'site'; without one, the name of the silo number 'partition-id'.
 
     Raises:
-        SiteError: the node config has neither, there are fewer silos, or a real site reads a data
-            set whose silo names come from files.
+        SiteError: without 'site', if a real site reads a data set whose silo names come from files,
+            if there is no 'partition-id', or if it is at least the number of silos.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])

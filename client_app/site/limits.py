@@ -85,7 +85,7 @@ class Limits:
         """Check a run's settings against the floors and quotas that do not depend on the data.
 
         Raises:
-            RefusedError: a limit forbids the run; the text gives the run's key, its value and the
+            RefusedError: a limit forbids the run. The error gives the run's key, its value and the
                 limit.
         """
         reason = next(self._reasons_against(settings), "")
@@ -95,7 +95,7 @@ class Limits:
     def _reasons_against(self, settings: CommonSettings) -> Iterator[str]:
         """Yield each reason to refuse a run: small batches, extreme noise, clip norm, many rounds.
 
-        The first reason is the one that the server gets.
+        The server gets only the first reason.
         """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
@@ -130,7 +130,7 @@ class Limits:
             )
 
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
-        """Yield a reason for each clip norm and noise of a private run that is outside its limits.
+        """Yield a reason for each clip norm or noise of a private run that is outside its limits.
 
         With an extreme value a run would train nothing and only probe the site.
         """
@@ -152,9 +152,9 @@ class Limits:
     def enough_measured(
         self, metrics: Mapping[str, float], sizes: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics without those of splits with fewer than 'minimum-measured' samples.
+        """Return the metrics, except those of splits with fewer than 'minimum-measured' samples.
 
-        Metrics that belong to no split stay.
+        Metrics that belong to no split are returned too.
 
         Args:
             metrics: value by key; ``<model>.<split>.<metric>`` belongs to a split.
@@ -183,7 +183,7 @@ NO_LIMITS = Limits(
 def limits_of(context: Context) -> Limits:
     """Return a site's limits from its node config.
 
-    Missing keys have the defaults; at a simulated site, values that limit nothing.
+    A missing key gets its default; at a simulated site, a value that limits nothing.
 
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.

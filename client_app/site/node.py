@@ -92,8 +92,9 @@ def context_of_simulated_site(message: Message, context: Context) -> Context:
     """Return a context with the partition that a message names, for one simulated site.
 
     In a simulation one SuperNode answers for several sites, perhaps for two at once, but Flower has
-    one context for it. A message that names no partition, or is for a real hospital, keeps
-    ``context``. The record with the partition is removed from the message.
+    one context for the SuperNode. If the message names no partition, or this is a real hospital,
+    ``context`` is returned unchanged. Otherwise the record with the partition is removed from the
+    message.
     """
     if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
         return context
@@ -106,8 +107,9 @@ def context_of_simulated_site(message: Message, context: Context) -> Context:
 def own_folder(context: Context, site: str) -> Path | None:
     """Return the folder that a hospital keeps over all runs; None without a 'state-dir'.
 
-    It is ``<state-dir>/.own/<site>``, and has the ledger, the secret seed, the run book and the
-    audit log. No run's name can lead into it, because such a name cannot begin with a dot.
+    The folder is ``<state-dir>/.own/<site>``. It has the ledger, the secret seed, the run book and
+    the audit log. No run can use it, because a run's name cannot begin with a dot. The folder is
+    not created.
     """
     return own_folder_of(context.node_config, site)
 
@@ -120,11 +122,11 @@ def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
 
 
 def own_cache(context: Context) -> str:
-    """Return a real site's cache folder; "" for the default folder.
+    """Return the node's cache folder; "" means the default folder.
 
-    It is the node config's 'cache-dir'; without one, the folder in the environment variable
-    FEDSILO_CACHE (which "" means as well); without that, a folder within 'state-dir', if there is
-    one.
+    The node config's 'cache-dir' comes first. Without it, "" is returned if the environment
+    variable FEDSILO_CACHE is set (the default folder then follows it) or if there is no
+    'state-dir'. Otherwise the cache is a folder within 'state-dir'.
     """
     if "cache-dir" in context.node_config:
         return str(context.node_config["cache-dir"])
@@ -135,10 +137,10 @@ def own_cache(context: Context) -> str:
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Set the umask so that files written in the block are readable only by their owner.
+    """Set the umask so that files written in the block are accessible only to their owner.
 
-    State, ledgers, cache and secret seed contain patients' data or secrets, so the umask under
-    which the SuperNode was started must not decide.
+    State, ledgers, cache and secret seed contain patients' data or secrets, so the umask that the
+    SuperNode was started with must not decide. The old umask is restored after the block.
     """
     before = os.umask(0o077)
     try:

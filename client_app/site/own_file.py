@@ -66,7 +66,7 @@ class OwnFile(Generic[T]):
         return content
 
     def write(self, content: T) -> None:
-        """Replace the file by one with ``content``; after a failure the old file is still there.
+        """Replace the file with one that has ``content``; after a failure the old file remains.
 
         Raises:
             CheckpointError: the file cannot be written.

@@ -86,8 +86,8 @@ class SiteFile(Limits):
         """Check a run's method, data set, rounds and secure aggregation against the site file.
 
         Raises:
-            RefusedError: a rule forbids the request; the text gives the key, its value and the
-                request's.
+            RefusedError: a rule forbids the request. The error gives the key and the value of the
+                rule, and the requested value.
         """
         reason = next(self._reasons_against_request(settings, round_), "")
         if reason:
@@ -117,10 +117,12 @@ class SiteFile(Limits):
     def refuse_names(self, names: Sequence[str]) -> None:
         """Check that all names in a reply, ``<record>/<key>``, may leave.
 
-        A name must match a pattern in 'records' and none in 'refused-records'.
+        Each name must match a pattern in 'records' and no pattern in 'refused-records'.
 
         Raises:
-            RefusedError: some names may not leave; the text lists up to 5 groups of them.
+            RefusedError: some names match no pattern in 'records', which is checked first, or match
+                one in 'refused-records'. The error lists up to 5 groups of names and counts the
+                rest.
         """
         unlisted = [name for name in names if not matches(name, self.records)]
         barred = [name for name in names if matches(name, self.refused_records)]
@@ -136,7 +138,7 @@ class SiteFile(Limits):
                 )
 
     def survey_parts(self, parts: Iterable[str]) -> set[str]:
-        """Return those of ``parts`` that the site file lets leave in a survey's answer.
+        """Return the subset of ``parts`` that the site file lets leave in a survey's answer.
 
         A part needs a pattern in 'records' that begins with "survey/", so "*" is not enough, and
         must match no pattern in 'refused-records'.
@@ -190,9 +192,11 @@ NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may a
 def read_site_file(context: Context) -> SiteFile:
     """Read and check the site file that the node config names.
 
+    A site file without 'site' is valid for every site.
+
     Raises:
-        RefusedError: the file is unreadable or malformed, or is for another site; the text does not
-            name its path.
+        RefusedError: the path is not absolute, or the file is unreadable or malformed, or is for
+            another site. The error does not name the path.
     """
     path = Path(str(context.node_config[SITE_FILE]))
     if not path.is_absolute():
@@ -220,7 +224,7 @@ def enforce_site_file(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, under the site file, and check what leaves.
 
     The file is read before and after the block, because the hospital may change it meanwhile. Both
-    versions must allow what leaves, and no limit may have been tightened. During the block,
+    versions must allow what leaves, and the newer one may not tighten a limit. During the block,
     ``answering.context`` has the file's limits in its node config.
 
     Raises:
@@ -244,14 +248,14 @@ def enforce_site_file(answering: Answering) -> Iterator[None]:
 
 
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
-    """Check that no limit became stricter while the message was answered; quotas may.
+    """Check that no limit became stricter while the message was answered; quotas are not checked.
 
     Args:
         before: the node config with the limits under which the message was answered.
         now: the node config with the limits of the site file as it is now.
 
     Raises:
-        RefusedError: a limit is stricter now; the text names its key.
+        RefusedError: a limit is stricter now. The error names its key.
     """
     usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
     for key, stricter in _STRICTER.items():
@@ -273,13 +277,13 @@ def _round_of(message: Message) -> int:
 
 
 def log_path(context: Context, rules: SiteFile | None) -> Path:
-    """Return the audit log's path: the site file's 'audit-log', or one in the 'state-dir'.
+    """Return the audit log's path: the site file's 'audit-log', or a file in the 'state-dir'.
 
-    The folder in the 'state-dir' is created.
+    The site's own folder in the 'state-dir' is created if it is used.
 
     Args:
         context: the node's context.
-        rules: the site file; None if it is unusable. The refusal is then logged in the 'state-dir'.
+        rules: the site file; None if it is unusable, and the 'state-dir' is used.
 
     Raises:
         RefusedError: neither the site file nor the node config names a place.
@@ -303,12 +307,12 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
     Args:
         site: the site's name.
         counts: the reported number of training samples of each label; a label with 0 is ignored.
-        node_config: the node's config with the site file's limits: 'minimum-train-samples' and
-            'minimum-per-label'.
+        node_config: the node's config with the site file's limits 'minimum-train-samples' and
+            'minimum-per-label'; a missing limit has the site file's default.
 
     Raises:
-        RefusedError: there are too few. The text names the limit, but not the count, because the
-            count would reveal what is withheld.
+        RefusedError: the total or a label's count is too low. The error names the limit but not the
+            count, because the count would reveal what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
     # Only these two: another wrong value of the node config has its own error elsewhere
@@ -340,7 +344,8 @@ def parse_site_file(text: str) -> SiteFile:
     """Parse the YAML text of a site file.
 
     Raises:
-        SettingError: the text is not YAML, a key is unknown or missing, or a value is invalid.
+        SettingError: the text is not valid YAML, a key is unknown or missing, or a value is
+            invalid.
     """
     # Imported lazily: needed only with a site file
     from fedsilo.client_app.site.site_file import read_rules

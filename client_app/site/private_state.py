@@ -38,14 +38,14 @@ class SiteState:
     settings_digest: str = ""
 
     def load_before(self, instruction: Instruction) -> dict[str, Tensor] | None:
-        """Load the newest state older than the instruction's (round, step); None if there is none.
+        """Load the newest state older than the instruction's (round, step); None if none is older.
 
         Newer states are ignored, because they belong to rounds that the server lost.
 
         Raises:
-            CheckpointError: the state is damaged or was stored under other settings; it is missing
-                or older than the one that the server knows; or the server goes back further than
-                the two rounds that this site remembers.
+            CheckpointError: the state is damaged or was stored under other settings; a state that
+                the server knows of is missing; or the server goes back further than the two rounds
+                that this site remembers.
         """
         older = self._older_keys(instruction)
         missing = self._missing_state(instruction, older)
@@ -67,10 +67,10 @@ class SiteState:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
-        """Describe the state that is missing before ``instruction``, and what to do; "" if none is.
+        """Describe the state that is missing before ``instruction``, and what to do; or "".
 
-        A state is missing if all older ones were deleted, or if the newest is older than the one
-        that the server expects.
+        A state is missing if all older states were deleted, or if the newest older state is from
+        before the one that the server expects.
 
         Args:
             instruction: the server's request.
@@ -96,17 +96,18 @@ class SiteState:
         return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server used the reply that came with the newest older state.
+        """Tell whether the server used the reply of the newest state before ``instruction``.
 
-        Older means from before ``instruction``. True if there is no older state.
+        True if no state is older than ``instruction``.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
-        """Write the state after ``instruction``, and delete all but the newest two rounds.
+        """Write the state after ``instruction``; delete the states of all but the last two rounds.
 
-        Newer states are deleted too, because they belong to an attempt that the server lost.
+        States newer than ``instruction`` are deleted too, because they belong to an attempt that
+        the server lost.
 
         Raises:
             CheckpointError: the state cannot be written; all stored states remain.
@@ -166,8 +167,8 @@ _FREE = frozenset(
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return the SHA-256, in hexadecimal, of all settings that decide what a stored state means.
 
-    Settings that a hospital may change during a run are left out, such as the device and timeouts.
-    Settings have their names from version 0.1, so that older states still open.
+    Settings that a hospital may change during a run, such as the device and timeouts, are left out.
+    Each setting has its name from version 0.1, so that older states still open.
 
     Args:
         common: the run's common settings.
@@ -187,8 +188,8 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """Tell whether a state from before ``instruction`` must have existed and was deleted.
 
-    Called when no older state is on disk. If only states of the requested round exist, this is the
-    site's first round, and nothing was deleted.
+    Called when no older state is on disk. In round 1, without any state, or if only states of the
+    requested round exist, this is the site's first round, and nothing was deleted.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}
@@ -206,13 +207,13 @@ class _RunStates:
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
     """Delete the states of the least recently used runs, until the rest fit into ``most`` bytes.
 
-    The current run's states are not deleted and not counted.
+    The current run's states are neither deleted nor counted.
 
     Args:
-        home: the 'state-dir', in which each run's states are in ``<run>/<site>``.
+        home: the 'state-dir'; each run's states are in ``<run>/<site>``.
         site: the site; states of other sites in the same folder stay.
-        current: the name of the run whose message is being answered.
-        most: the most bytes for the states of all other runs together.
+        current: the name of the run that the message belongs to.
+        most: the maximum number of bytes for the states of all other runs together.
     """
     states: list[_RunStates] = []
     for run in home.glob("*"):

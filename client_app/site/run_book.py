@@ -49,15 +49,16 @@ class RunRecord:
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message names an impossible round or phase, goes back more than one
-                round, repeats a phase too often, or exceeds the run's messages or seconds.
+            RefusedError: the message names an impossible round, step or phase, goes back more than
+                one round, repeats a phase more than 'max-repeats' times, or comes after the run has
+                used up its messages or seconds.
         """
         reason = next(self._reasons_against(message, rounds, limits), "")
         if reason:
             raise RefusedError(reason)
 
     def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
-        """Yield each reason to refuse a message; the server gets the first."""
+        """Yield each reason to refuse a message; the server gets only the first reason."""
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
@@ -87,7 +88,7 @@ class RunRecord:
             )
 
     def enter(self, message: Instruction) -> None:
-        """Count a message and its phase; counts of phases stay only for the last two rounds."""
+        """Count a message and its phase; phase counts are kept only for the last two rounds."""
         self.messages += 1
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
@@ -110,6 +111,8 @@ class RunBook:
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
         """Check a message, count it in its run, and return the seconds that the run has left.
+
+        A refused message is not counted.
 
         Args:
             message: the server's request.
@@ -164,7 +167,7 @@ class RunBook:
         """Check that a new run may begin within the hospital's quota of runs in 24 hours.
 
         Raises:
-            RefusedError: 'max-runs-per-day' runs have begun already.
+            RefusedError: 'max-runs-per-day' or more runs have begun in the last 24 hours.
         """
         today = [name for name, run in runs.items() if name and _is_of_today(run)]
         if len(today) >= limits.max_runs_per_day:

@@ -21,11 +21,12 @@ _LISTS = (*_NEEDED, "refused-records")
 def read_rules(text: str, kind: type) -> Any:
     """Parse a site file's YAML ``text`` into a ``kind``, such as ``SiteFile``.
 
-    The lists 'methods', 'datasets' and 'records' are required.
+    The lists 'methods', 'datasets' and 'records' are required, but may be empty.
 
     Raises:
-        SettingError: the text is not YAML, a key is unknown or missing, a value is out of range, a
-            method or data set is unknown, or a pattern of 'records' names no record.
+        SettingError: the text is empty or not a YAML mapping, a key is unknown or missing, a value
+            is out of range, a method or data set is unknown, a pattern of 'records' or
+            'refused-records' begins with no record's name, or 'audit-log' is not an absolute path.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -63,10 +64,10 @@ def read_rules(text: str, kind: type) -> Any:
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
-    """Return the list of texts under a key; an empty list is allowed.
+    """Return the list of texts under a key, as a tuple; an empty list is allowed.
 
     Raises:
-        SettingError: the value is no list, or an entry is no text or empty.
+        SettingError: the value is not a list, or an entry is empty or is not a text.
     """
     texts: list[str] = []
     if isinstance(value, list):
@@ -80,10 +81,10 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Check names for misspellings, which would silently forbid or allow something else.
 
-    Patterns with ``*`` and names with '.', ':' or '_', as plugins have, are not checked.
+    Patterns with ``*``, and names with '.', ':' or '_' (as in plugins), are not checked.
 
     Raises:
-        SettingError: a name is not in ``known``.
+        SettingError: a checked name is not in ``known``.
     """
     for name in names:
         # Plugin names contain one of the last three
@@ -95,7 +96,7 @@ def _refuse_rootless(key: str, patterns: Iterable[str]) -> None:
     """Check that each pattern is "*" or begins with the name of a record, such as "arrays/".
 
     Raises:
-        SettingError: a pattern does not.
+        SettingError: a pattern is neither. The error names the first such pattern.
     """
     for pattern in patterns:
         if pattern != "*" and not pattern.startswith(_ROOTS):

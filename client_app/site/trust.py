@@ -24,7 +24,7 @@ MEANINGS: Mapping[str, str] = {
 
 
 def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
-    """Check that a run makes at least the promise that this hospital's line 'trust' requires.
+    """Check that the run's level of trust satisfies this hospital's 'trust'.
 
     Level 'server' accepts every run; 'sums' and 'nobody' accept only runs of the same level.
 
@@ -33,8 +33,8 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
         settings: the run's settings.
 
     Raises:
-        RefusedError: the hospital has no 'trust', the run has another level, or 'nobody' has no cap
-            on epsilon; the text says what to set.
+        RefusedError: the hospital has no valid 'trust', the run has another level, or the
+            hospital's level is 'nobody' without a cap on epsilon. The error says what to set.
     """
     level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
@@ -82,10 +82,10 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 
 
 def constant_error(error: Exception) -> FedsiloError:
-    """Return the error to send in place of one that may depend on a patient.
+    """Return the error to send in place of an error that may depend on a patient.
 
-    Its text is always the same. Only an EpsilonSpentError keeps its text: it depends on the request
-    and on noisy counts but on no patient, and the server needs it to plan.
+    It is always the same WithheldError. Only an EpsilonSpentError keeps its type and text: it
+    depends on the request and on noisy counts but on no patient, and the server needs it to plan.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

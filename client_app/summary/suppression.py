@@ -29,16 +29,17 @@ def suppress(
 ) -> list[int | None]:
     """Return a table's counts, with None for each count that must not leave the site.
 
-    Counts below the floor are suppressed, and further ones in a random order until at least two
-    are, which sum to at least 2 * floor. If the total is below the floor, all are.
+    Counts below the floor are suppressed, including 0. If any is, further counts are suppressed in
+    a random order until at least two are hidden and the hidden counts sum to at least 2 * floor. If
+    the total is below the floor, all counts are suppressed.
 
     Args:
         counts: all cells of the table; a reader may know their total.
         floor: the smallest count that may leave; 1 or less suppresses nothing.
         secret: the hospital's secret seed, which decides the order of the further cells.
         table: names of the table; each table has its own order.
-        in_a_row: whether the cells are neighbours, like the bins of a histogram. Then outer cells,
-            which hold few samples, tend to be suppressed first.
+        in_a_row: whether the cells are neighbours, like the bins of a histogram. Outer cells, which
+            hold few samples, then tend to be suppressed first.
     """
     if floor <= 1:
         return list(counts)

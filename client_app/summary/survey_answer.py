@@ -60,14 +60,14 @@ class StoredAnswer:
 
 
 def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
-    """Answer a survey with those parts that the hospital's site file lets leave.
+    """Answer a survey with the parts that the hospital's site file lets leave.
 
     A hospital's first answer about a data set is stored and repeated. A simulated site answers anew
     each time, with all parts.
 
     Args:
         context: the node and the survey's settings.
-        rules: the hospital's site file as read for this message; None without one.
+        rules: the hospital's site file as read for this message; None without a site file.
 
     Raises:
         RefusedError: the hospital does not answer surveys.
@@ -93,16 +93,16 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
 def _reasons_against(
     context: Context, folder: Path | None, rules: SiteFile | None, allowed: Collection[str]
 ) -> Iterator[str]:
-    """Yield each reason why a hospital answers no survey; the server gets the first.
+    """Yield each reason why a hospital does not answer a survey; the server gets the first.
 
-    The hospital needs trust 'server', no cap on epsilon, a 'state-dir', and a site file that lists
-    the survey's parts. A pattern for everything is not enough, because such files may be older than
-    surveys.
+    The hospital needs trust 'server', no cap on epsilon, a 'state-dir', and a site file whose
+    'records' list the survey's part 'about'. A pattern for everything ("*") is not enough, because
+    such site files may be older than surveys.
 
     Args:
         context: the node, with the site file's limits in its node config.
         folder: the folder that the hospital keeps over all runs; None without a 'state-dir'.
-        rules: the hospital's site file; None without one.
+        rules: the hospital's site file; None without a site file.
         allowed: the parts that the site file lets leave.
     """
     trust = str(context.node_config.get("trust", ""))
@@ -143,7 +143,7 @@ def _build_answer(context: Context, secret: int) -> StoredAnswer:
 def _first_answer(
     folder: Path, dataset: str, make: Callable[[], StoredAnswer]
 ) -> tuple[StoredAnswer, bool]:
-    """Return the stored answer about a data set, and False; if there is none, make and store it.
+    """Return the stored answer about a data set; if none is stored, make and store one.
 
     Args:
         folder: the folder that the hospital keeps over all runs.
@@ -151,7 +151,7 @@ def _first_answer(
         make: builds the answer; called only if none is stored.
 
     Returns:
-        The answer, and whether it was made just now.
+        The answer, and True if it was made just now.
 
     Raises:
         CheckpointError: the file of answers is damaged, or cannot be written.
@@ -175,8 +175,8 @@ def _first_answer(
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer, by name.
 
-    Only the part ``about`` is new: its ``changed`` tells whether the data, as read with the
-    settings of the first answer, have another fingerprint now.
+    Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
+    fingerprint now, read with the settings of the first answer.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -187,12 +187,14 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
 
 
 def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
-    """Open the site with its data; return it with the run's settings that decided which data.
+    """Open the site with its data; return it with the settings that decide which data are read.
 
-    If images are broken, they are left out and the setting 'data.broken-images' becomes "skip".
+    If the data cannot be read and the data set has 'data.broken-images', the site is opened again
+    with "skip" for this setting, and broken images are left out.
 
     Raises:
         RefusedError: the site has fewer training samples than it allows.
+        DataError: the data cannot be read, even without broken images.
     """
     run = dict(context.run_config)
     try:
@@ -306,9 +308,10 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split, and those of them that lack a valid value, per column.
+        """Count the samples in no split and, per column, those that lack a valid value.
 
-        Counts below the floor become None.
+        Counts below the floor become None. A column's count is also None if only a few of these
+        samples have a value, because the difference would reveal them.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -342,8 +345,8 @@ class AnswerBuilder:
     ) -> dict[str, tuple[float, float]]:
         """Return the 5th and the 95th percentile by measure.
 
-        A measure is left out unless at least as many samples as the floor lie beyond each
-        percentile.
+        A measure is left out if 5 % of its known values are fewer than the floor, because fewer
+        samples would lie beyond each percentile. Measures with levels are left out too.
 
         Args:
             measures: the measures.
@@ -365,8 +368,9 @@ class AnswerBuilder:
     ) -> Values | None:
         """Return a numeric measure's values without the missing ones.
 
-        None if the measure has levels, has no known value, or has at most 10 distinct values at a
-        real site without ``include_few_values``: a mean over so few would reveal counts.
+        None if the measure has levels or no known value. At a real site also None for at most 10
+        distinct values, unless ``include_few_values``, because a mean over so few values would
+        reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]

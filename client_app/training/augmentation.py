@@ -52,9 +52,10 @@ def augmenter(
 
 
 def _change(image: Tensor, transform: Transform) -> Tensor:
-    """Transform one image (channels, height, width); int16 is transformed as floats from 0 to 1.
+    """Transform one image (channels, height, width), and keep its type.
 
-    The result has the image's type again; int16 values are clipped and rounded.
+    An int16 image is transformed as floats from 0 to 1; the result is clipped, rounded and stored
+    as int16 again. Any other image is passed to ``transform`` unchanged.
     """
     if image.dtype != torch.int16:
         return transform(image)
@@ -127,8 +128,8 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
     """Check that a run's augmentation, if any, is for images and can be built.
 
     Raises:
-        SettingError: the data set is a table, or torchvision refuses a transform; the text names
-            it.
+        SettingError: the data set is a table, or torchvision refuses a transform. The error names
+            the transform.
     """
     if not settings.augmentation:
         return

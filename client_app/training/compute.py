@@ -78,9 +78,9 @@ class Compute:
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function that maps row numbers (n,) to those rows of ``tensor``, on the device.
 
-        On a GPU, a tensor of at most 2 GiB is copied there once, and a larger one is streamed batch
-        by batch. Row numbers are copied from pinned memory, because otherwise each step would wait
-        for the one before.
+        On a GPU, a tensor of at most 2 GiB is copied to the GPU once, and a larger tensor is
+        streamed batch by batch. Row numbers are copied from pinned memory, because otherwise each
+        step would wait for the previous step.
         """
         # On a CPU the rows are in memory already, so plain indexing is enough
         if self.device.type != "cuda":
@@ -91,7 +91,7 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: this message's on a GPU, else this process's so far."""
+        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -188,8 +188,8 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Choose the device, precision and memory format for a run at this site.
 
-    Like ``choose_compute``, but 'auto' stores channels last also on a CPU, if the network is safe
-    there.
+    Calls ``choose_compute``, but 'auto' also stores images channels last on a CPU, if the run's
+    network is known to be safe there.
 
     Raises:
         SettingError: see ``choose_compute``; or 'channels-last' is set on a CPU for a network with
@@ -219,11 +219,12 @@ def gpu_share() -> float:
 
 
 def _be_repeatable(precision: str, deterministic: str) -> None:
-    """Set PyTorch's global switches for deterministic CUDA operations, and allow TF32 unless fp32.
+    """Set PyTorch's global switches for deterministic CUDA operations and TF32.
 
     Args:
         precision: 'machine.precision'; "fp32" turns TF32 off.
-        deterministic: "true" lets PyTorch refuse operations, "warn" warn of them, "false" neither.
+        deterministic: "true" makes PyTorch refuse non-deterministic operations, "warn" makes it
+            warn of them, and "false" allows them and lets cuDNN choose its fastest kernels.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     wanted = deterministic != "false"
@@ -248,10 +249,10 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator[set[str]]:
     """Collect in a set the names of operations that PyTorch calls non-deterministic.
 
-    The set fills while the block runs. Other warnings pass unchanged.
+    The yielded set fills while the block runs. Other warnings and errors pass unchanged.
 
     Args:
-        say: called after the block with one line that has all names, if there are any.
+        say: called after the block with one line that has all names; not called without names.
 
     Raises:
         SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.
@@ -288,9 +289,10 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
 
 
 def _operation(text: str) -> str:
-    """Return the operation that a message of PyTorch calls non-deterministic, "" if none.
+    """Return the operation that a message of PyTorch calls non-deterministic; "" if there is none.
 
-    Other characters than letters, digits, '_', '.' and '-' become '-'; at most 100 are returned.
+    Characters other than letters, digits, '_', '.' and '-' become '-'. At most 100 characters are
+    returned.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""

@@ -119,11 +119,12 @@ def measured_parts(
     compute: Compute,
     key: tuple[int | str, ...],
 ) -> dict[str, Tensor]:
-    """Return each sample's part in the metrics to which noise is added: metric -> (n,) in [0, 1].
+    """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
     Samples are measured one at a time. In a batch, the last bits of a sample's output depend on the
-    batch size, and malicious weights could let these bits decide its class. See ``bounded_parts``
-    for the metrics and ``measure`` for the arguments.
+    batch size, and malicious weights could let these bits decide the sample's class. See
+    ``bounded_parts`` for the metrics and ``measure`` for the arguments. An empty split gives empty
+    tensors.
     """
     empty = torch.zeros(0, 2, dtype=torch.float64)
     found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples
@@ -187,17 +188,17 @@ def predict_batches(
 ) -> Tensor:
     """Return the class probabilities (n, classes) of inputs in batches, float64 on the CPU.
 
-    They are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without. The
-    batches are consumed one at a time. The dropout draws continue from batch to batch, so only
+    They are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without dropout.
+    The batches are consumed one at a time. The dropout draws continue from batch to batch, so only
     batches like those of ``in_batches`` repeat the result of ``measure``.
 
     Args:
         network: placed on the compute device.
-        batches: inputs (batch, ...).
+        batches: inputs (batch, ...); at least one batch.
         settings: the seed and 'train.mc-passes'.
         compute: the device and the precision.
         key: further keys of the dropout seed.
-        probe: sees the tokens (batch, l, c) of each batch; None for none.
+        probe: sees the tokens (batch, l, c) of each batch; None for no probe.
     """
     probabilities = []
     with (
@@ -224,9 +225,9 @@ def predict_batches(
 def _in_parts(
     function: Callable[[Tensor], Tensor], inputs: Tensor, compute: Compute
 ) -> list[Tensor]:
-    """Apply ``function`` to consecutive parts of ``inputs``, on the device; return its results.
+    """Apply ``function`` to consecutive parts of ``inputs``, on the device; return a list.
 
-    On a CPU a part has at most 128 images, so that the activations stay in the CPU's cache. That
+    On a CPU a part has at most 128 images, so that the activations stay in the CPU's cache. This
     halves the time.
     """
     size = batch_size(inputs[:1].numel())
@@ -279,10 +280,10 @@ class EvidenceProbe:
         self.alphas.append(_alpha(self.network, tokens))
 
     def values(self) -> dict[str, float]:
-        """Return the mean ``vacuity``, and if ``binned`` the content of each bin, by metric name.
+        """Return the mean ``vacuity`` by metric name; if ``binned``, also the content of each bin.
 
-        A bin's content is its number of samples, its number of right predictions, and its mean
-        value.
+        A bin's content is its number of samples, its number of correct predictions, and its mean
+        value. There are bins of confidence and bins of vacuity.
         """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)

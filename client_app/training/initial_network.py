@@ -21,8 +21,8 @@ from fedsilo.models.networks.site_network import TokenClassifier, evidences
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
     """Build the run's network with initial weights drawn from the run's seed.
 
-    A pretrained backbone is loaded if the run has one. Class weights and, outside private runs, an
-    evidential prior are set from the site's training labels.
+    If the run has a pretrained backbone, its weights are loaded. Class weights and, outside private
+    runs, an evidential prior are set from the site's training labels.
 
     Raises:
         SettingError: the backbone's weights are missing or belong to another architecture.
@@ -48,10 +48,10 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
 
     "balanced" weights are n / (K n_k), where n_k of the site's n training samples have class k, and
     K classes have samples; so their mean over the samples is 1. A class without samples has weight
-    0. Otherwise the run's own weights are returned.
+    0. For any other setting the run's own weights are returned.
 
     Raises:
-        SettingError: the run gives another number of weights than there are classes.
+        SettingError: the run's own weights are not one per class.
     """
     if common.class_weights == "balanced":
         counts = torch.bincount(silo.train.labels, minlength=silo.task.classes).double()
@@ -79,16 +79,16 @@ def effective_samples(weights: Tensor) -> float:
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
     """Check that each optimiser step uses at least ``minimum`` different samples.
 
-    A sample counts only if its weight is more than a hundredth of the largest in its batch, because
-    a gradient with a smaller weight does not help to hide the others.
+    A sample counts only if its weight is more than a hundredth of the largest weight in its batch,
+    because a gradient with a smaller weight does not help to hide the others.
 
     Args:
         batches: the sample numbers of each step, (batch,) each; an empty list passes.
-        minimum: the fewest samples.
+        minimum: the minimum number of samples.
         weights: the weight of each sample in the loss, (n,); None if all count the same.
 
     Raises:
-        RefusedError: a step uses fewer; the text gives both numbers.
+        RefusedError: a step uses fewer samples. The error gives both numbers.
     """
     sizes = []
     for batch in batches:
@@ -141,8 +141,8 @@ def check_class_weights(common: CommonSettings) -> None:
 def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean over a batch of each sample's class weight times its cross-entropy.
 
-    The sum is divided by the number of samples, not by their weights. So a weight counts even in a
-    batch of one, and the losses of a batch's parts add up to the loss of the batch.
+    The sum is divided by the number of samples, not by the sum of the weights. So a weight counts
+    even in a batch of one, and the losses of a batch's parts add up to the loss of the batch.
 
     Args:
         weights: the weight of each class, (classes,).

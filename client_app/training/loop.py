@@ -36,15 +36,15 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
     """Shuffle the numbers 0 to ``count`` - 1 into batches (size,); the last may differ in size.
 
-    A last batch of one sample is joined to the one before it, because batch norm has no variance
-    over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because it
-    would rest on too few patients.
+    A last batch of one sample is joined to the previous batch, because batch norm has no variance
+    over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because
+    its gradient would depend on too few patients. A single batch stays as it is.
 
     Args:
         count: the number of samples in the epoch.
         size: the number of samples in a batch.
         rng: draws the order.
-        smallest: the fewest samples in a batch, if the epoch has that many.
+        smallest: the minimum number of samples in a batch, if the epoch has that many.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
@@ -57,14 +57,14 @@ def schedule(
 ) -> Iterator[list[Tensor]]:
     """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    There are 'train.local-epochs' passes. With 'train.local-steps' there are that many batches
-    instead, at every site, so the last pass may be cut short.
+    There are 'train.local-epochs' passes. If 'train.local-steps' is above 0, there are that many
+    batches instead, at every site, so the last pass may be cut short.
 
     Args:
         count: the number of samples.
         settings: the length of the training and the batch size.
         rng: draws the order of each pass.
-        smallest: the fewest samples of a batch, if the site has that many.
+        smallest: the minimum number of samples in a batch, if the site has that many.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
@@ -83,9 +83,9 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Split a batch of ``count`` samples into slices of ``size``; 0 means a single slice.
+    """Split a batch of ``count`` samples into slices of ``size``; a ``size`` of 0 gives one slice.
 
-    A last slice of one sample is joined to the slice before it.
+    A last slice of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -110,12 +110,12 @@ def add_gradients(
         objective: maps inputs and labels to a mean loss.
         inputs: the batch, on the device.
         labels: classes (batch,), on the device.
-        settings: with 'train.micro-batch', that many samples are computed at a time, and the losses
-            of the parts are weighted by their numbers of samples. Batch norm then sees one part at
-            a time.
+        settings: if 'train.micro-batch' is above 0, that many samples are computed at a time, and
+            the losses of the parts are weighted by their numbers of samples. Batch norm then sees
+            one part at a time.
         compute: the device and the precision.
-        penalty: returns a term that is added once per batch, or None.
-        scaler: scales the loss before the backward pass, or None.
+        penalty: returns a term that is added once per batch; None for no penalty.
+        scaler: scales the loss before the backward pass; None for no scaling.
     """
     total = torch.zeros((), device=inputs.device)
     parts = [slice(0, len(labels))]
@@ -198,9 +198,11 @@ class LocalTraining:
         return len(self.split.labels)
 
     def run(self) -> float:
-        """Train the network in place, and return the mean loss of a sample in the last pass.
+        """Train the network in place, and return the mean loss per sample in the last pass.
 
-        The steps and samples are added to ``work``.
+        The numbers of steps and samples go into ``work``. Divergence is not checked if
+        ``minimum_steps`` is 0, or if the noise comes from the operating system, because an error
+        could reveal a patient.
 
         Raises:
             SiteError: the loss is not finite, or no step in fp16 had finite gradients.
@@ -268,7 +270,7 @@ class _Steps:
         self._after_step = training.after_step
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
-        """Take one optimiser step for each batch of a pass; the totals of the pass start at 0.
+        """Take one optimiser step for each batch of a pass; loss and sample count start at 0.
 
         In fp16, a batch with gradients that are not finite is skipped and does not count.
         """
@@ -302,16 +304,17 @@ class _Steps:
 def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
     """Check that a training did not diverge, and that enough of its steps count.
 
-    A step counts if its learning rate is at least a hundredth of the largest.
+    A step counts if its learning rate is at least a hundredth of the largest learning rate.
 
     Args:
         loss: the mean loss over the last pass.
         rates: the learning rate of each step.
-        minimum: the fewest steps that must count; 0 to check nothing at all.
+        minimum: the minimum number of steps that must count; 0 turns off all checks, also of the
+            loss.
         fp16: whether steps with infinite gradients were skipped.
 
     Raises:
-        SiteError: the loss is not finite, or no step had finite gradients.
+        SiteError: the loss is not finite, or no step in fp16 had finite gradients.
         RefusedError: fewer than ``minimum`` steps count.
     """
     if not minimum:
@@ -340,12 +343,13 @@ def continue_from_earlier_rounds(
 ) -> None:
     """Let the learning rate and the evidential KL weight continue from earlier rounds.
 
-    Sets ``training.counted`` if the learning rate changes over rounds, and ``training.before_pass``
-    if the network has evidential losses.
+    If the network has evidential losses, ``training.before_pass`` is set. ``training.counted`` is
+    set if 'train.rate-decay' is not 'none', or if there is a schedule or warm-up and
+    ``training.plan`` is None, because a schedule does not apply to a given plan.
 
     Args:
         training: the training; its private mechanism and its floors must be set already.
-        settings: the run's settings, without a number of steps that only ``training`` has.
+        settings: the run's settings, without the number of steps that is set only for ``training``.
         rounds: the number of finished rounds.
         aside: a key that names the training of a further model; empty for the site's own model.
     """
@@ -360,12 +364,14 @@ def continue_from_earlier_rounds(
 def round_steps(
     training: LocalTraining, settings: CommonSettings, aside: tuple[str, ...] = ()
 ) -> int:
-    """Return the number of optimiser steps in a round, by which the learning rate is set.
+    """Return the number of optimiser steps in a round, for the learning rate's schedule.
+
+    In a private training it is the mechanism's number of steps.
 
     Args:
-        training: a schedule counts the steps of its own settings, because a round may have several
-            trainings.
-        settings: the run's settings; 'train.rate-decay' counts their steps.
+        training: a schedule counts the steps of this training's own settings, because a round may
+            have several trainings.
+        settings: the run's settings; 'train.rate-decay' counts the steps of these settings.
         aside: a key that names the training of a further model; empty for the site's own model,
             whose epochs may span rounds.
     """
@@ -400,8 +406,8 @@ def anneal_evidence(
 ) -> Callable[[int], None]:
     """Return a function that sets the evidential KL weight before each pass of this round.
 
-    It takes the pass's number, from 0. The weight grows with the number of epochs in all rounds so
-    far.
+    The function takes the pass's number, from 0. The weight grows with the number of epochs in all
+    rounds so far.
 
     Args:
         training: the training; the evidential losses of its network get the weight.

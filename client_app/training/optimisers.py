@@ -44,8 +44,8 @@ _KINDS = _optimiser_classes()
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """Build the run's optimiser for the trainable parameters of ``module``, without moments.
 
-    Parameters in the module's ``slow_parameters()`` get 'vit.basic-learning-rate'. Those in
-    ``apart_parameters()`` are left to the method's own optimiser.
+    Parameters in the module's ``slow_parameters()`` get 'vit.basic-learning-rate'. Parameters in
+    ``apart_parameters()`` are left to the method's own optimiser. Both functions are optional.
 
     Raises:
         SettingError: PyTorch has no such optimiser, or it refuses the arguments.
@@ -110,8 +110,9 @@ def check_optimiser(settings: CommonSettings) -> None:
     """Check that the run's optimiser can be built, and can take a step on small tensors.
 
     Raises:
-        SettingError: it cannot; or its state has other shapes than the weights, which cannot be
-            stored over rounds, although 'train.optimiser-state' is "run".
+        SettingError: the optimiser cannot be built or cannot take a step; or
+            'train.optimiser-state' is "run", but the optimiser's state has other shapes than the
+            weights, so that it cannot be stored over rounds.
     """
     weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 3))])
     optimiser = open_optimiser(weights, settings)
@@ -145,11 +146,11 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
 
     Args:
         settings: the run's settings.
-        least: the fewest steps that must count.
-        pull: the factor of a penalty's gradient towards the initial weights; 0 for none.
+        least: the minimum number of steps that must count; 0 or 1 always passes.
+        pull: the factor of a penalty's gradient towards the initial weights; 0 for no penalty.
 
     Raises:
-        RefusedError: fewer steps count; the text gives both numbers.
+        RefusedError: fewer steps count. The error gives both numbers.
     """
     steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])
@@ -176,7 +177,7 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
 
 @cache
 def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-    """Return a subclass of the optimiser class ``kind`` that computes the same but starts faster.
+    """Return a subclass of the optimiser class ``kind`` with the same results but a faster start.
 
     PyTorch guards some methods of its optimisers against ``torch.compile``, and the guards import
     ``torch._dynamo`` at the first call, which takes more than a second in every process. The
@@ -193,7 +194,8 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
     """Return an optimiser's state for the parameters of ``module``, as named tensors.
 
-    The names are ``<parameter>/<moment>``, such as "head.weight/exp_avg".
+    The names are ``<parameter>/<moment>``, such as "head.weight/exp_avg". A parameter without
+    state, such as a frozen one, has no entry.
     """
     moments = {}
     for name, parameter in module.named_parameters():

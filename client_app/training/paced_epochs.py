@@ -37,15 +37,15 @@ class Pacing:
     def batches(self) -> list[Tensor]:
         """Return the sample numbers of each step in this round, (size,) each.
 
-        After the last sample of the order the first follows again. Within an epoch that happens
-        only at a site with fewer than two samples per step.
+        After the last sample of the order, the first sample follows again. Within an epoch this
+        happens only at a site with fewer than two samples per step.
         """
         # (steps * size,) positions in the epoch's order, wrapped around its end
         places = torch.arange(self.steps * self.size) + self.position * self.size
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
     def next_state(self) -> dict[str, Tensor]:
-        """Return the arrays to store for the next round: epoch, position after this one, order."""
+        """Return the arrays to store: the epoch, the order, and the position after this round."""
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
@@ -62,9 +62,9 @@ def train_continued(
 ) -> tuple[float, dict[str, Tensor]]:
     """Train from where the site's last round stopped; return the loss and the new state.
 
-    The optimiser continues with its stored moments and, if epochs span rounds, the training with
-    the stored position in the epoch. A parameter that is new, or whose shape has changed, begins
-    with new moments.
+    The optimiser continues with its stored moments. If epochs span rounds, the training also
+    continues at the stored position in the epoch. A parameter that is new, or whose shape has
+    changed, begins with new moments.
 
     Args:
         training: the training; its ``optimiser`` is set here and, if epochs span rounds, its
@@ -72,7 +72,8 @@ def train_continued(
         stored: the site's state before this message; may be empty.
         round_: the round, from 1.
         site: the site's name.
-        order: returns the order (n,) of the samples in a given epoch, or None for a random order.
+        order: returns the order (n,) of the samples in a given epoch, or None for a random order;
+            used only if epochs span rounds.
 
     Returns:
         The mean loss over the last pass, and the arrays to store for the next round.
@@ -115,8 +116,8 @@ def open_pacing(
 ) -> Pacing:
     """Return the site's position in its epoch, and the order of its samples, for this round.
 
-    Within an epoch the stored ones are continued; at the start of an epoch, or without a state of
-    this epoch, the position is 0 and the order new.
+    Within an epoch the stored position and order are continued. At the start of an epoch, or if no
+    state of this epoch is stored, the position is 0 and the order is new.
 
     Args:
         stored: the site's state before this message; may be empty.
@@ -142,7 +143,7 @@ def refuse_other_data(before: int, now: int) -> None:
     """Check that the site has as many training samples as when its state was stored.
 
     Raises:
-        SiteError: the numbers ``before`` and ``now`` differ; the text gives both.
+        SiteError: ``before`` and ``now`` differ. The error gives both numbers.
     """
     if before != now:
         raise SiteError(

@@ -43,12 +43,12 @@ def rate_setter(
 ) -> Callable[[], None] | None:
     """Return a function that sets the learning rates before each step; None if they are constant.
 
-    Each call is for the next step, and multiplies the rate of every parameter group by the same
-    factor: that of the schedule, or with 'train.rate-decay' one divided by the root of the step's
-    number.
+    Each call is for the next step, and multiplies the initial rate of every parameter group by the
+    same factor. With a schedule (``total`` above 0) the factor is the schedule's; with
+    'train.rate-decay' it is one divided by the square root of the step's number.
 
     Args:
-        optimisers: the network's, and any that steps beside it.
+        optimisers: the network's optimiser, and any that steps beside it.
         settings: the schedule or decay of the learning rate.
         before: the number of steps that the site has taken in earlier rounds.
         total: the number of steps in all rounds; 0 without a schedule.
@@ -106,7 +106,8 @@ def _scheduler(
 ) -> lr_scheduler.LRScheduler:
     """Build the run's PyTorch scheduler for ``steps`` steps per round.
 
-    A linear warm-up comes first, if there is one; the step after it has the full learning rate.
+    A linear warm-up, if set, comes first; the step after it has the full learning rate. A warm-up
+    below 1 is a share of all rounds.
     """
     rounds, warm_up = settings.rounds, settings.warm_up
     if warm_up < 1:  # a share of all rounds; a larger number counts rounds
@@ -137,7 +138,7 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
     """Parse 'train.schedule-arguments', and check that the schedule takes them.
 
     Raises:
-        SettingError: the text is malformed, or has an argument that the run may not set.
+        SettingError: the text is malformed, or has an argument that this schedule does not take.
     """
     chosen: dict[str, Any] = parse_structure(
         "train.schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
@@ -155,8 +156,11 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
 def check_schedule(settings: CommonSettings) -> None:
     """Check that the schedule fits the other settings, and that PyTorch can build it.
 
+    Without a schedule only the arguments are checked.
+
     Raises:
-        SettingError: it does not; the text names the setting to change.
+        SettingError: the schedule does not fit or cannot be built. The error names the setting to
+            change.
     """
     arguments = _arguments(settings.schedule, settings.schedule_arguments)
     if is_scheduled(settings):
@@ -166,9 +170,10 @@ def check_schedule(settings: CommonSettings) -> None:
 
 
 def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Iterator[str]:
-    """Yield each reason why a schedule is impossible; the user gets the first.
+    """Yield each reason why a schedule is impossible; the user gets only the first reason.
 
-    The last check runs the schedule for up to 1,000 rounds: no rate may be negative or infinite.
+    The last check computes the first 1,000 rates, with one step per round: no rate may be negative
+    or infinite.
     """
     if settings.rate_decay != "none":
         yield (

@@ -47,19 +47,19 @@ def class_means(
     min_samples: int,
     private: PrivateMeans | None = None,
 ) -> dict[int, Tensor]:
-    """Return the mean of ``function`` over the training samples of each class with enough of them.
+    """Return the mean of ``function`` over the training samples of each class with enough samples.
 
     The network is put into eval mode, because in training mode batch norm and dropout would make a
     sample's values depend on its batch and on chance. Batches limit the memory. Exact sums are
-    float64, and private ones are whole numbers, to which noise is added.
+    float64, and private sums are integers, to which noise is added.
 
     Args:
         network: placed on the compute device.
         silo: the site's data.
         compute: the device and the precision.
         function: maps inputs (batch, ...) to rows (batch, d).
-        min_samples: the fewest samples of a class, by reported counts if private.
-        private: the mechanism for private means; None for exact ones.
+        min_samples: the minimum number of samples of a class, by reported counts if private.
+        private: the mechanism for private means; None for exact means.
 
     Returns:
         Class -> mean (d,), float32 on the CPU; empty if no class has enough samples.

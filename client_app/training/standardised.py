@@ -19,8 +19,8 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
     Images are returned unchanged. See ``find_standardisation`` for the means and deviations.
 
     Raises:
-        SettingError: 'data.standardise' is 'declared', but the schema declares none.
-        SiteError: the message lacks the pooled ones.
+        SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
+        SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
     """
     if not silo.features:
         return silo
@@ -32,12 +32,12 @@ def find_standardisation(
 ) -> FeatureStatistics:
     """Return the mean and standard deviation of each feature, (features,), by 'data.standardise'.
 
-    "site" computes them from the site's training samples, "declared" takes the schema's, and
-    "pooled" those that the server sent in the message.
+    "site" computes them from the site's training samples, "declared" takes them from the schema,
+    and "pooled" takes them from the server's message.
 
     Raises:
-        SettingError: the schema declares none.
-        SiteError: the server sent none.
+        SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
+        SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
     """
     if settings.standardise == "site":
         return pooled_statistics([sums_of(silo.train.inputs)])

@@ -30,7 +30,7 @@ Pixels = npt.NDArray[np.uint8]
 
 # Only some of Pillow's formats, because for others it starts programs
 PICTURES = ("JPEG", "PNG", "TIFF", "BMP", "WEBP")
-MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 million
+MOST_PIXELS = 89_478_485  # Pillow warns above this; a mammogram has 25 million
 # Tags of a TIFF
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white

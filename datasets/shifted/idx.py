@@ -65,7 +65,7 @@ def _read_shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     start = file.read(4)
     # The first 4 bytes: two zeros, the type of the numbers, and the number of dimensions. Then each
     # dimension's length follows, in 4 bytes with the highest first
-    is_idx = len(start) == 4 and start[:3] == b"\0\0\x08"  # of unsigned bytes
+    is_idx = len(start) == 4 and start[:3] == b"\0\0\x08"  # 8: unsigned bytes
     dimensions = start[3] if is_idx else 0
     lengths = file.read(4 * dimensions)
     if dimensions not in (1, 2, 3, 4) or len(lengths) < 4 * dimensions:

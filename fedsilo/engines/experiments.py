@@ -30,7 +30,11 @@ _MOST_BASES = 50
 
 
 def _flat_settings(content: Any) -> Any:
-    """Flatten a mapping of settings to dotted keys; return anything else for pydantic to refuse."""
+    """Flatten a mapping of settings to dotted keys.
+
+    None and other empty values become an empty mapping. Anything else that is not a mapping is
+    returned unchanged, so that pydantic rejects it.
+    """
     if not isinstance(content, dict):
         return content or {}
     try:
@@ -42,7 +46,9 @@ def _flat_settings(content: Any) -> Any:
 def _read_grid(content: Any) -> Any:
     """Read a tuning grid, key -> list of values, and replace former keys by their current ones.
 
-    Anything that is no mapping is returned for pydantic to refuse.
+    None and other empty values become an empty mapping. Anything else that is not a mapping is
+    returned unchanged, so that pydantic rejects it. A key that fedsilo does not know, or a key
+    without a list of values, is an error for pydantic.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -73,7 +79,7 @@ Grid = Annotated[dict[str, Any], BeforeValidator(_read_grid)]
 class Experiment(FileModel):
     """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
 
-    ``trials`` is the number of grid points from which its settings were chosen, or 0 if it was not
+    ``trials`` is the number of grid points that its settings were chosen from, or 0 if it was not
     tuned; ``minutes`` is a run's duration on two cores, or 0 if that was not measured.
     """
 
@@ -93,7 +99,7 @@ _Values = Annotated[dict[Any, Experiment], WrapValidator(read_values)]
 class Entry(Experiment):
     """An entry of simulation.yaml: one experiment, or a matrix of several (see ``matrix``).
 
-    ``matrix`` has placeholder -> value -> what the value sets, over what the entry sets.
+    ``matrix`` has placeholder -> value -> the value's settings, which override the entry's.
     """
 
     matrix: dict[str, _Values] = Field(default_factory=dict)
@@ -113,8 +119,8 @@ class SimulationFile:
         """Parse the text of a simulation file.
 
         Raises:
-            YamlError: the text is no YAML.
-            SettingError: it is no mapping.
+            YamlError: the text is not valid YAML.
+            SettingError: the content is not a mapping.
         """
         content = parse_yaml(text, path)
         if not isinstance(content, dict):
@@ -156,7 +162,7 @@ class SimulationFile:
         """
         if isinstance(entry, str) and self._is_one_entry(entry):
             return [Cell(entry, {})]
-        matrix = self.entry(entry).matrix  # refuses a name that is no text
+        matrix = self.entry(entry).matrix  # refuses a name that is not a text
         try:
             return list_cells(entry, matrix)
         except SettingError as error:
@@ -178,7 +184,7 @@ class SimulationFile:
         return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
-        """Return the checked entry of this name.
+        """Return the entry of this name, which the file must have; it is checked at the first call.
 
         Raises:
             SettingError: the entry is malformed.
@@ -196,6 +202,8 @@ class SimulationFile:
 
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
         """Return an experiment, whose own settings override those of its bases.
+
+        Its ``about`` and ``minutes`` are always its own.
 
         Args:
             name: the experiment's name.
@@ -221,7 +229,7 @@ class SimulationFile:
         if "base" not in own.stated_fields():
             return own
         base = self.find(own.base, (*chain, name))
-        # The purpose and the minutes of a base are not those of the experiments based on it
+        # A base's purpose and minutes do not hold for the experiments based on it
         both = _override(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
@@ -231,7 +239,7 @@ class SimulationFile:
         The cell's settings override the entry's, and placeholders are filled.
 
         Raises:
-            SettingError: a placeholder has no value.
+            SettingError: a placeholder in the entry's fields is not in the matrix.
         """
         entry = self.entry(cell.entry)
         made: Experiment = entry
@@ -259,10 +267,10 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; the same text as in the call before is not parsed again.
+    """Open a simulation file; a text that the last call has parsed is not parsed again.
 
     Raises:
-        SettingError: the file is missing, is no YAML, or is no mapping.
+        SettingError: the file is missing, is not valid YAML, or is not a mapping.
     """
     if not path.exists():
         raise SettingError(f"{path} is missing: name another by --file, or leave --file out")
@@ -274,7 +282,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     """Read and check all experiments of a simulation file, by name, with their bases.
 
     Raises:
-        SettingError: the file is missing or is no YAML, or an experiment is malformed.
+        SettingError: the file is missing or is not valid YAML, or an experiment is malformed.
     """
     file = open_simulation(path)
     return {name: file.find(name) for name in file.cells}
@@ -283,8 +291,8 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 def find_experiment(path: Path, name: str) -> Experiment:
     """Return the experiment ``name``; other experiments of the file are not checked.
 
-    If ``name`` is a method and no experiment, an experiment with that method's defaults is
-    returned.
+    If ``name`` is a method and the file has no experiment of that name, an experiment with the
+    method's defaults is returned.
 
     Raises:
         SettingError: the file or the experiment cannot be used.
@@ -296,9 +304,9 @@ def find_experiment(path: Path, name: str) -> Experiment:
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:
-    """Return ``under`` overridden by all fields that ``own`` states.
+    """Return a copy of ``under`` with all fields that ``own`` states; a matrix is left out.
 
-    Settings, grid and resources are merged key by key.
+    Settings, grid and resources are merged key by key; the keys of ``own`` win.
     """
     update = own.stated_fields()
     update.pop("matrix", None)
@@ -311,7 +319,7 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
     """Read a section of a simulation file as ``cls``; a missing section gives the defaults.
 
     Raises:
-        SettingError: the section is no mapping, or does not fit ``cls``.
+        SettingError: the section is not a mapping, or does not fit ``cls``.
     """
     section = open_simulation(path).content.get(name) or {}
     if not isinstance(section, dict):

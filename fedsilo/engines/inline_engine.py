@@ -65,7 +65,7 @@ class InlineGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the node ids."""
+        """Return the ids of all nodes; each node is a simulated site."""
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -80,8 +80,9 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Compute and return the reply to the oldest waiting message among ``message_ids``.
 
-        Empty if none of them is waiting. With 'machine.vectorised' above 1, its site first trains
-        together with those of the next messages.
+        Returns a list with one reply, or an empty list if none of these messages is waiting. With
+        'machine.vectorised' above 1, the site is first trained in one batch with the sites of the
+        next training messages.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites

@@ -55,7 +55,7 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
         Value -> checked settings, in the order of the file; for a list the settings are empty.
 
     Raises:
-        PydanticCustomError: ``content`` has no values, or one value twice.
+        PydanticCustomError: ``content`` is not a list or mapping, is empty, or has one value twice.
     """
     if isinstance(content, dict):
         values = list(content)
@@ -108,10 +108,10 @@ def has_placeholder(name: object) -> bool:
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:
-    """Replace each placeholder in a text by its value.
+    """Replace each placeholder in a text by its value, as a text.
 
     Raises:
-        SettingError: a placeholder has no value.
+        SettingError: a placeholder is not in ``values``.
     """
 
     def value_of(found: re.Match[str]) -> str:
@@ -125,10 +125,11 @@ def fill(text: str, values: Mapping[str, Value]) -> str:
 def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
     """Replace the placeholders in all texts of a nested list or mapping; its keys stay as they are.
 
-    A text that is only a placeholder becomes the value itself, so a number stays a number.
+    A text that is only a placeholder becomes the value itself, so a number stays a number. Numbers
+    and other values that are not texts are returned unchanged.
 
     Raises:
-        SettingError: a placeholder has no value.
+        SettingError: a placeholder is not in ``values``.
     """
     if isinstance(content, dict):
         return {key: fill_all(value, values) for key, value in content.items()}
@@ -150,7 +151,8 @@ def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
         cells: the values of each cell.
 
     Returns:
-        The word; None if the number of cells is not that of all combinations of their values.
+        The word; None if a combination of the cells' values is missing, because a shell would
+        expand the braces to that combination too.
     """
     chosen: dict[str, dict[str, None]] = {}  # placeholder -> its values' texts, each once
     for cell in cells:

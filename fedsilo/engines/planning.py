@@ -64,7 +64,7 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build the settings of a run without its resources, so no data are needed on this machine."""
+    """Build only the settings of a run, so that no data are needed on this machine."""
     declared = find_experiment(simulation_file(sources.file), experiment)
     return _settings_over(declared, sources, overrides)
 
@@ -111,7 +111,8 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
     """Return the settings with absolute paths of files, folders, plugins and 'run.out'.
 
-    'run.out' is the command's, else the settings', else $FEDSILO_RUNS, else ``runs``.
+    'run.out' is taken from the command, else from the settings. If neither has it, it stays empty
+    if $FEDSILO_RUNS is set, which is read later, and else becomes ``runs``.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
@@ -162,7 +163,8 @@ def plan_resumed_run(
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
     """Build the settings, resources and engine to resume an interrupted run.
 
-    The directory's present place counts, because it may have been moved since.
+    'run.out' and 'run.name' are set to the directory's present place, because it may have been
+    moved since. The engine is "ray" if config.toml does not state one.
 
     Args:
         run_dir: the run directory.
@@ -179,7 +181,7 @@ def plan_resumed_run(
             "began; start a new run"
         )
     before = run_settings.read_run_config(path / run_directory.CONFIG)
-    # The directory may have been moved or renamed since, so its present place counts
+    # The directory may have been moved or renamed since the run began, so its present place counts
     values = dict(before.settings)
     values.update({"run.resume": True, "run.out": str(path.parent), "run.name": path.name})
     if track:
@@ -195,10 +197,13 @@ def plan_resumed_run(
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server now if the run may use processes.
 
-    It then loads PyTorch at the same time as this process. With engine "auto", tables, vectorised
-    runs and machines with one core are excluded.
+    The server then loads PyTorch at the same time as this process. This happens with engine
+    "processes"; with "auto" only if the data are not a table, the run is not vectorised, and the
+    machine has more than one core.
     """
-    is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
+    is_table = ".tables." in DATA_SETS.get(
+        common.dataset, ""
+    )  # the name is enough: its module needs PyTorch
     if engine == "processes" or (
         engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
     ):
@@ -210,9 +215,10 @@ def engine_for(
 ) -> str:
     """Return the engine to use: ``engine``, or for "auto" the quicker one, which is printed.
 
-    With a Ray address "auto" is Ray, and with 'machine.vectorised' above 1 it is inline. Otherwise
-    it is processes, unless only one fits, sites have no share of the GPU, or the run is so short
-    that starting processes takes longer (docs/engines.md).
+    With a Ray address "auto" means Ray, and with 'machine.vectorised' above 1 it means inline.
+    Otherwise it means processes, unless only one process fits, sites have no share of the GPU, or a
+    run on tables is so short that starting processes takes longer (docs/engines.md). Nothing is
+    printed if Ray or a named engine is used.
     """
     if engine != "auto":
         return engine
@@ -257,7 +263,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
 def _estimate_steps(common: CommonSettings) -> int:
     """Estimate the optimiser steps of all sites in all rounds.
 
-    Every site is assumed to have as many samples as the first one.
+    Every site is assumed to have as many training samples as the first one. 0 without sites.
     """
     names = silo_names(common)
     samples = 0

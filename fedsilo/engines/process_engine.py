@@ -86,7 +86,7 @@ class SiteProcess:
             return self.pool.submit(_answer_parcel, parcel)
 
     def end(self) -> None:
-        """Kill the process at once, also in the middle of a computation."""
+        """Kill the process at once, even in the middle of a computation."""
         with suppress(BrokenProcessPool, ProcessLookupError):
             os.kill(self.process.result(), signal.SIGKILL)
         self.pool.shutdown(cancel_futures=True)
@@ -123,9 +123,9 @@ class ProcessGrid(InlineGrid):
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Wait for a reply to one of ``message_ids``, and return all of them that have arrived.
+        """Wait for a reply to any of ``message_ids``, and return all of their replies so far.
 
-        Empty if none arrives within 30 seconds.
+        Empty if no reply to any message arrives within 30 seconds.
 
         Raises:
             ProcessError: shared memory has no room.
@@ -142,9 +142,9 @@ class ProcessGrid(InlineGrid):
         return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker the oldest message of a site that ran there before or nowhere.
+        """Give each idle worker the oldest waiting message of a site that no other worker has run.
 
-        If there is no such message, the worker gets the oldest one.
+        If all waiting messages are for sites of other workers, the worker gets the oldest message.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()
@@ -242,9 +242,9 @@ def _answer_parcel(parcel: Parcel) -> Parcel:
 
 
 def start_fork_server() -> None:
-    """Start the process from which workers are forked, unless it runs already.
+    """Start the fork server, the process that forks the workers, unless it runs already.
 
-    It loads PyTorch in the background, and ignores Ctrl-C.
+    The fork server loads PyTorch in the background, and ignores Ctrl-C.
     """
     modules = [f"fedsilo.client_app.{name}" for name in _PRELOADED]
     get_context("forkserver").set_forkserver_preload([*modules, __name__])

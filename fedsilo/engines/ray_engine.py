@@ -76,7 +76,8 @@ def run_with_ray(
         address: the address of a running Ray cluster, or ``auto``; if empty, Ray starts one.
 
     Raises:
-        FedsiloError: the run failed; the message is the app's own error line, if there is one.
+        FedsiloError: the run failed or wrote no summary; the message is the app's own error line,
+            if there is one.
     """
     app, runs = processes.app_folder(), runs_folder(settings.common.out)
     directory = RunDirectory(runs / settings.common.run_name)
@@ -121,7 +122,7 @@ def _superlink(
     """Start a SuperLink in simulation mode; after the block end all processes of the run.
 
     Yields:
-        The environment variables with which ``flwr`` finds the SuperLink.
+        The environment variables that ``flwr`` needs to find the SuperLink.
 
     Raises:
         ProcessError: the SuperLink did not start.
@@ -213,10 +214,13 @@ def _flwr_run(
 def stream(
     command: Sequence[str], environment: Mapping[str, str], console: Console
 ) -> tuple[str, int]:
-    """Run a Flower command and print its output; routine log lines only with --verbose.
+    """Run a Flower command and print its output.
+
+    Routine log lines, and all lines from the app's first error line on, are printed only with
+    --verbose.
 
     Returns:
-        The app's last error line, which is not printed, or an empty text; and the exit code.
+        The app's last error line, or an empty text; and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(
@@ -247,7 +251,7 @@ def _error_in(line: str) -> str:
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Build the environment variables that select the Ray cluster.
 
-    For a running cluster they also carry fedsilo's and Flower's variables to its workers.
+    For a running cluster they also pass on fedsilo's and Flower's variables to its workers.
 
     Args:
         address: the address of a running cluster. If empty, Ray starts a cluster for the run, even
@@ -321,7 +325,7 @@ def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     If the pipe ended first, the folder ``home`` is deleted too.
 
     Args:
-        home: the run's FLWR_HOME, by which its processes are recognised.
+        home: the run's FLWR_HOME, which identifies the processes of the run.
         command: the command and its arguments.
         pipe: a file descriptor that nobody writes to; it ends with the process at its other end.
 

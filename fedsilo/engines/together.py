@@ -1,8 +1,8 @@
 """Train several simulated sites as one batch, before each answers its own message.
 
 Each site has its own batches, dropout, moments and number of steps, and its result equals the
-loop's up to rounding. Each site then handles its message as usual; where it would train, it takes
-the result of the common training.
+result of the usual training loop up to rounding. Each site then handles its message as usual, but
+instead of training it takes its result of the common training.
 """
 
 import warnings
@@ -59,8 +59,9 @@ class _Site:
     def batch_key(self) -> Hashable:
         """Return a key that is equal for sites that can train as one batch.
 
-        Such sites have the same round, received model and input shape and, if the learning rate
-        changes over the run, the same number of steps so far and in all rounds.
+        Sites with equal keys have the same round, received model, and input shape and type. If the
+        learning rate changes over the run, they also have the same number of steps so far and in
+        all rounds.
         """
         arrays = self.content.array_records[ARRAYS].values()
         # Equal identity means the same received model; comparing the values would cost a pass
@@ -73,8 +74,9 @@ class _Site:
 def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
     """Train the sites of these messages as one batch, or as one per group with equal ``batch_key``.
 
-    Each site later takes its own result in ``fit``. A site that fails here is left out; it trains
-    alone when it answers, and its reply then has the error.
+    Each site later takes its own result in ``fit``. A site that cannot be opened here, the only
+    site of a group, and all sites of a group that fails are left out. They train by themselves when
+    they answer, and their replies then have any error.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for message, context in messages:
@@ -83,7 +85,7 @@ def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
             if site.instruction.phase == TRAIN:
                 groups.setdefault(site.batch_key(), []).append(site)
     for sites in groups.values():
-        # A site alone gains nothing from a stack, so it trains as usual when it answers
+        # A single site gains nothing from a stack, so it trains as usual when it answers
         if len(sites) > 1:
             with suppress(FedsiloError):
                 _train(sites)
@@ -143,8 +145,8 @@ def _take_steps(
     """Take all steps of all sites; ``stack`` then holds each site's trained arrays.
 
     Returns:
-        The mean loss of each step, (sites, steps), 0 where a site has no step; and the learning
-        rate of each step.
+        The mean loss of each step, (sites, steps), 0 for steps that a site does not take; and the
+        learning rate of each step.
     """
     settings, compute = sites[0].session.sampling, sites[0].session.compute
     optimiser = _open_optimiser(stack, settings)
@@ -195,7 +197,7 @@ def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns:
         Sample numbers and labels, (sites, steps, most), and the number of samples in each step,
-        (sites, steps), 0 where a site has no step.
+        (sites, steps), 0 for steps that a site does not take.
     """
     most = 0  # samples of the largest step
     for site in sites:

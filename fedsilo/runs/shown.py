@@ -74,8 +74,8 @@ class Floors:
         floor = self.common.sums_min_count
         found: dict[tuple[str, str], Counts | None] = {}
         for site, facts in self.silos.items():
-            # No page shows the fingerprints. A secret from them hides the same classes in all runs
-            # with the same data; otherwise two runs together would reveal a hidden count.
+            # No page shows the fingerprints. A secret from them hides the same classes in runs on
+            # equal data; otherwise two runs together would reveal a hidden count
             secret = secret_of(json.dumps(facts["fingerprints"], sort_keys=True).encode())
             for split, counts in facts["label_counts"].items():
                 found[site, split] = None

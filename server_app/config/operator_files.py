@@ -1,7 +1,7 @@
-"""The files by which the server's operator binds names to keys and fixes the sites' weights.
+"""The server operator's files, which bind site names to keys and fix the sites' weights.
 
-The registry, a file that $FEDSILO_SITE_REGISTRY names, has for each site the node id under which
-its key was registered: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. The registry is not
+The registry, a file that $FEDSILO_SITE_REGISTRY names, has for each site the node id that its key
+was registered under: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. The registry is not
 a setting, because whoever starts a run chooses the settings. The setting 'run.site-weights' names a
 file with the number of training samples agreed for each site: ``{"north": 200}``. Both files are
 JSON or YAML, and are checked before any site is asked.
@@ -47,7 +47,9 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Read the operator's files, the registry and the agreed weights, if they are named.
+    """Read the operator's files: the registry and the agreed weights.
+
+    A file that is not named is None in the terms.
 
     Raises:
         SettingError: a named file cannot be used.

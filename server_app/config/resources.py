@@ -28,8 +28,8 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the given resources, and return them with defaults for missing keys.
 
     Raises:
-        SettingError: a key is unknown, or a value is no number from 0 to 1,000,000. At least one
-            'num-supernodes' is required.
+        SettingError: a key is unknown, or a value is not a number from 0 to 1,000,000
+            ('num-supernodes': from 1).
     """
     for key, value in resources.items():
         if key not in RESOURCES:
@@ -81,7 +81,7 @@ def check_device(device: str, share: float) -> None:
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU on this machine."""
+    """Tell whether PyTorch sees a GPU on this machine."""
     import torch  # takes seconds, and is needed only here
 
     return torch.cuda.is_available()
@@ -103,14 +103,14 @@ def cores() -> int:
 
 
 def free_memory() -> float:
-    """Return the free memory in bytes, at most what the container's limit leaves."""
+    """Return the free memory in bytes, limited by the container's remaining memory."""
     return min(psutil.virtual_memory().available, _left_in_container())
 
 
 def _left_in_container() -> float:
-    """Return the bytes that the container may still use, or infinity if it has no limit.
+    """Return the bytes that the container may still use.
 
-    Inactive page cache counts as free.
+    Inactive page cache counts as free. Infinity if there is no limit or it cannot be read.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -134,11 +134,11 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
         resources: as ``check_resources`` returns them.
 
     Returns:
-        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU, or to none if sites have
-        no share of a GPU.
+        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU. It sets an empty text,
+        which hides all GPUs, if sites have no share of a GPU or the machine has none.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
-    # The least of four limits: cores, sites, memory, and below the GPUs
+    # The least of four limits: cores, sites, memory and, further below, GPUs
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
     room = max(1, int(min(room, free_memory() // _ROOM)))
@@ -153,7 +153,11 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _gpus(most: int) -> list[str]:
-    """Return the names of the visible GPUs, at most ``most`` of them; 0 means all."""
+    """Return the identifiers of the visible GPUs, such as "0"; if ``most`` is 0, all of them.
+
+    Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. At
+    most ``most`` are returned. Empty if there is no GPU.
+    """
     import torch
 
     # PyTorch counts only the GPUs that the variable names and that exist

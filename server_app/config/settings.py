@@ -42,7 +42,7 @@ from fedsilo.server_app.config.trusted_plugins import approve_plugins, remember_
 PROJECT_FILE = installed_folder() / "pyproject.toml"
 _MOST_BYTES = 2**20
 RUN_FORMAT = 2  # the format number in config.toml; a run directory with another one is refused
-_NO_SETTINGS = ("format", "launch", "environment")  # entries of config.toml that are no settings
+_NO_SETTINGS = ("format", "launch", "environment")  # entries of config.toml that are not settings
 
 # Settings that do not change the result of a run, so a resumed run may change them
 CIRCUMSTANCES = frozenset(
@@ -75,7 +75,7 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide the result, by key; a resumed run must have the same.
 
-        These are all settings but ``CIRCUMSTANCES``, such as the run's name and its files.
+        These are all settings except ``CIRCUMSTANCES``, for example the run's name.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -103,11 +103,12 @@ class RunSettings(Mapping[str, Value]):
     def pin_plugins(self) -> "RunSettings":
         """Return the settings with the SHA-256 of each plugin in use in 'plugin-digests'.
 
-        The digests are also remembered for this user, so that he can read the run later. Without
-        plugins the settings are unchanged.
+        The digests are also remembered for this user, so that they can read the run later. If no
+        plugin is in use and 'plugin-digests' is empty, the settings are returned unchanged.
 
         Raises:
-            SettingError: 'plugin-digests' already has another digest for a plugin.
+            SettingError: 'plugin-digests' is set, but not to exactly these plugins and digests; so
+                also if it has a digest but no plugin is in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -141,8 +142,8 @@ class RunConfig:
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     """Describe the settings that differ between two runs, in one line; empty if none differs.
 
-    The line reads like "seed is 1 there and 2 here", where ``before`` is "there" and ``now``
-    "here".
+    An example is "seed is 1 there and 2 here": "there" means ``before``, and "here" means ``now``.
+    A missing setting is called "unset".
     """
     differing = []
     for key in sorted(before.keys() | now.keys()):
@@ -175,7 +176,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     settings = _build_settings(values)
     common = settings.common
     cls = strategy_class(common.method)
-    # The general checks first: those of the method may rely on them
+    # The general checks come first, because the method's checks may rely on them
     registry.check_data_settings(common)
     check_network_settings(common)
     check_pace(common)
@@ -245,8 +246,8 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings that a run directory records, without checking that they fit together.
 
-    A newer version may refuse a combination with which an older one ran, and such a run must stay
-    readable. Code that opens data or networks calls ``resolve_recorded`` instead.
+    A newer version may refuse a combination of settings that an older version accepted, and the old
+    run must stay readable. Code that opens data or networks calls ``resolve_recorded`` instead.
 
     Raises:
         SettingError: as in ``resolve_recorded``, except for contradictions.
@@ -285,7 +286,7 @@ def _refuse_foreign_keys(
     Flower's run config fills in the defaults of all methods, so a default value is accepted.
 
     Raises:
-        SettingError: names the first such setting.
+        SettingError: names the first setting that is refused.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
@@ -299,10 +300,11 @@ def read_toml(path: Path) -> dict[str, Value]:
     That file's entries "format", "launch" and "environment" are left out.
 
     Raises:
-        SettingError: the file is missing, is no TOML, or is nested more deeply than groups are.
+        SettingError: the file is missing, is not valid TOML, or is nested more deeply than groups
+            are.
     """
     content = _parse_toml(path)
-    # A run's record may have the names of its version, which are not for the user to change
+    # A run's record may have key names of an older version, which the user need not change
     is_record = "format" in content
     for key in _NO_SETTINGS:
         content.pop(key, None)
@@ -317,7 +319,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
             return tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             fault = f"cannot be read: {error.strerror}"
-        except (ValueError, RecursionError) as error:  # no TOML or UTF-8, numbers of 5000 digits
+        except (ValueError, RecursionError) as error:  # not TOML or UTF-8, numbers of 5000 digits
             fault = f"is not valid TOML: {one_line(error, 200)}"
     raise SettingError(f"{path} {fault}")
 
@@ -327,7 +329,7 @@ def read_run_config(config: Path) -> RunConfig:
 
     Raises:
         RunDirectoryError: another version wrote the file, or a table in it is malformed.
-        SettingError: the file cannot be read or is no TOML.
+        SettingError: the file cannot be read or is not valid TOML.
     """
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
@@ -346,13 +348,15 @@ def read_run_config(config: Path) -> RunConfig:
 def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     """Check that a part of config.toml is a table of single values or tables, and return a copy.
 
+    The values of inner tables are not checked.
+
     Args:
         content: the part, as parsed.
         name: its name, for errors.
         config: the path of config.toml, for errors.
 
     Raises:
-        RunDirectoryError: the part is no table, or holds another kind of value.
+        RunDirectoryError: the part is not a table, or holds another kind of value, such as a list.
     """
     fault = ""
     if isinstance(content, dict):
@@ -369,7 +373,8 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse a setting ``key=value`` from ``--set`` into its key and value.
 
-    A value that is not valid TOML is taken as a text.
+    A value that is not valid TOML is taken as a text. A former key becomes its current key. The key
+    need not exist.
 
     Raises:
         SettingError: there is no '=', or the value is a table or, for most settings, a list.

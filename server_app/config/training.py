@@ -23,7 +23,7 @@ _NUMBERWISE = (
     "nadam",
     "radam",
 )
-# The values with which the inline engine can train several sites as one batch, by key
+# By key, the values that let the inline engine train several sites as one batch
 _VECTORISED: Mapping[str, tuple[Value, ...]] = {
     "privacy.sample-clip-norm": (0.0,),
     "network.name": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
@@ -41,8 +41,11 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
+    Also checks that the run can be trained in batches of sites if 'machine.vectorised' is above 1.
+
     Raises:
-        SettingError: a site would refuse the settings, or early stopping could never act.
+        SettingError: a site would refuse the settings, early stopping could never act, or the run
+            cannot be vectorised.
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
@@ -92,7 +95,7 @@ def _check_vectorised(common: CommonSettings) -> None:
 
     Raises:
         SettingError: the method does more than plain training, or a setting has a value that the
-            batched training does not support; names the last such setting.
+            batched training does not support; names only the last of several wrong settings.
     """
     values, fault = as_mapping(common), ""
     # A plugin may extend a method that trains plainly, and do more

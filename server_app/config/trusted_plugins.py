@@ -4,7 +4,7 @@ A run directory may come from anybody, so naming a plugin does not make it trust
 executed only if its SHA-256 equals the recorded one and one of these holds, as Jupyter trusts a
 notebook:
 
-- the reader names his own copy, by ``--plugin`` (``name_plugins``);
+- the reader names their own copy, by ``--plugin`` (``name_plugins``);
 - an installed package offers it to fedsilo, by an entry point;
 - this user has run a plugin of this name and digest on this machine (``remember_plugins``). The
   digests are in ``~/.fedsilo/trusted-plugins``, or in the file that $FEDSILO_TRUSTED_PLUGINS names.
@@ -27,7 +27,7 @@ PLACE = "FEDSILO_TRUSTED_PLUGINS"
 _MOST_BYTES = 10**7
 _DIGITS = 12
 
-_named: dict[str, str] = {}  # module -> the file or module that the reader names as his copy
+_named: dict[str, str] = {}  # module -> the file or module that the reader names as their copy
 _run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that this process ran
 
 
@@ -62,10 +62,10 @@ def _name_plugin(entry: str) -> None:
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
-    """Remember plugins that this user runs, in memory and in his file of trusted plugins.
+    """Remember plugins that this user runs, in memory and in their file of trusted plugins.
 
-    Later he can read runs with these plugins without naming them. If the file cannot be written, a
-    warning is printed.
+    Later the user can read runs with these plugins without naming them. If the file cannot be
+    written, a warning is printed to stderr.
 
     Args:
         digests: module -> SHA-256.
@@ -96,15 +96,16 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
 def approve_plugins(
     values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
 ) -> dict[str, Value]:
-    """Return a file's settings, in which 'plugin' lists only plugins that may be executed.
+    """Return a file's settings, with 'plugin' reduced to the files that may be executed.
 
-    Installed modules are imported here, right after their digest has been checked.
+    Installed modules are imported here, right after their digest has been checked, so the returned
+    'plugin' does not list them.
 
     Args:
         values: the settings, as a config.toml has them.
         used: the top-level modules of the plugins whose objects the settings name.
-        needs_pins: whether 'plugin-digests' must have each plugin. If not, a plugin without a
-            digest there may have any bytes, if the reader trusts it.
+        needs_pins: whether 'plugin-digests' must have each plugin. If False, the reader's trust is
+            enough for a plugin without a digest there.
 
     Raises:
         SettingError: a plugin that the settings use may not be executed. The message says how the
@@ -121,7 +122,7 @@ def approve_plugins(
     for module in used:
         approved.append(_approve(module, recorded.get(module, ""), pins.get(module, "")))
     # A file that no setting names may be one that another plugin imports. It has no pin, so only
-    # bytes that this user has run are executed, and others are left out
+    # bytes that this user has run are executed, and any other file is left out
     for module, entry in recorded.items():
         if module not in used and entry.endswith(".py"):
             helper = _named.get(module, entry)
@@ -131,7 +132,7 @@ def approve_plugins(
 
 
 def remember_files(named: str) -> None:
-    """Remember the digests of the plugin files in a setting 'plugin' that the user himself gives.
+    """Remember the digests of the plugin files in a setting 'plugin' that the user gives.
 
     Installed modules in it are skipped.
     """
@@ -182,7 +183,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     """
     entry = _named.get(module, recorded)
     is_file = entry.endswith(".py")
-    # Trust comes first: of a plugin that may not be executed, not even the bytes are read
+    # Trust comes first: if a plugin may not be executed, its bytes are not even read
     is_trusted = module in _named or _is_remembered(module, pin)
     if not is_trusted and not is_file:
         is_trusted = plugins.is_offered(module)
@@ -243,7 +244,10 @@ def _is_remembered(module: str, digest: str) -> bool:
 
 
 def _digests_file() -> Path:
-    """Return the path of the file of trusted plugins; RuntimeError if the user has no home."""
+    """Return the path of the file of trusted plugins.
+
+    Raises RuntimeError if the user's home folder is unknown.
+    """
     return Path(os.environ.get(PLACE, "") or "~/.fedsilo/trusted-plugins").expanduser()
 
 

@@ -20,7 +20,7 @@ class FailureLog:
     """Reads and appends to the failures of one run.
 
     Attributes:
-        entries: the failures in their order, also those from before a resume: round, phase, site
+        entries: the failures in their order, with the failures before a resume: round, phase, site
             (empty if the whole run failed), code and cause.
     """
 
@@ -31,8 +31,8 @@ class FailureLog:
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
         """Append a failure to the file and to ``entries``, unless it is already there.
 
-        A resumed run repeats the round in which it was interrupted, so the same failure may come
-        again.
+        A resumed run repeats the interrupted round, so the same failure may come again. The cause
+        is cut to one line of at most 1000 characters.
 
         Raises:
             RunDirectoryError: the file cannot be written.
@@ -61,7 +61,7 @@ class FailureLog:
             ) from None
 
     def in_summary(self) -> list[dict[str, Any]]:
-        """Return the failures in the form of summary.json, which calls the cause 'reason'."""
+        """Return the failures in the form of summary.json, where the key "cause" is "reason"."""
         listed = []
         for entry in self.entries:
             rest = {key: value for key, value in entry.items() if key != "cause"}

@@ -43,7 +43,7 @@ def read_content(text: str, path: Path) -> Any:
 
     Raises:
         RunDirectoryError: the content is not of the expected form.
-        ValueError: the text is no JSON.
+        ValueError: the text is not valid JSON.
     """
     content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))
     check(FORMS.get(path.name, Any), content, str(path))
@@ -194,7 +194,7 @@ Split = Literal["train", "val", "test"]
 
 
 class Standardisation(RunObject):
-    """Mean and standard deviation of each feature, by which tables are standardised."""
+    """Mean and standard deviation of each feature, used to standardise tables."""
 
     mean: list[Number]
     std: list[Number]
@@ -234,7 +234,7 @@ def _check_silos(silos: dict[str, Site]) -> dict[str, Site]:
     return silos
 
 
-# A run without sites is no run, so readers may take the first site
+# Every run has at least one site, so readers may take the first one
 Silos = Annotated[dict[SiteName, Site], AfterValidator(_check_silos)]
 
 
@@ -287,7 +287,7 @@ class Trust(RunObject):
 
 
 class Guarantee(RunObject):
-    """Differential privacy: what each site has spent, and by which mechanism."""
+    """Differential privacy: the epsilon that each site has spent, and the mechanism."""
 
     epsilon: Amount
     sites: dict[SiteName, Amount]

@@ -50,12 +50,13 @@ class PrivacyHook(Hook):
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Return the reason to refuse a reply without an epsilon, or with one above the cap.
 
-        None if the reply is accepted; one without arrays needs no epsilon. A site with a correct
-        ledger refuses to exceed the cap itself, so a reported excess means that it is wrong.
+        None if the reply is accepted. A reply without arrays needs no epsilon. A site with a
+        correct ledger refuses to exceed the cap itself, so a report above the cap means that the
+        ledger is wrong.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
-        # 0 is no cap. The factor is for the rounding of a site's own arithmetic
+        # 0 means no cap. The factor allows for rounding in a site's own arithmetic
         said, cap = float(reply.metrics.get(DP_EPSILON, 0.0)), self.common.max_epsilon
         if cap and said > cap * _ROUNDING:
             return (
@@ -70,10 +71,9 @@ class PrivacyHook(Hook):
             self.spent_by[site] = max(said, self.spent(site))
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return the reason to end the run normally because a site's epsilon is spent.
+        """Return the reason to end the run normally if a site's epsilon is spent; else None.
 
-        None for any other error, and before a round has finished, because then there is no model to
-        keep.
+        Also None before the first round has finished, because there is no model to keep yet.
         """
         # Before the first round a refusal is an error: the run has trained nothing to keep
         if not state.round or not isinstance(error, TooFewSitesError):
@@ -92,13 +92,13 @@ class PrivacyHook(Hook):
         self.spent_by = dict(state)
 
     def spent(self, site: str) -> float:
-        """Return the epsilon that a site has spent so far."""
+        """Return the epsilon that a site has spent so far; 0 if it has not reported any."""
         return self.spent_by.get(site, 0.0)
 
     def guarantee(self, participants: Participants) -> dict[str, Any]:
         """Build the guarantee in privacy.json: the mechanism, and the epsilon of each site.
 
-        The entry "epsilon" is the largest of them, or 0 if no site has spent any.
+        The entry "epsilon" is the largest epsilon of any site, or 0 if no site has spent any.
         """
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}

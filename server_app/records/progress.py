@@ -1,7 +1,7 @@
 """The progress of a run in the files ``progress.json`` and ``progress.prom``.
 
-They are for people and alarms, and are rewritten all the time. They are no part of the result, so a
-resumed run does not read them. ``progress.prom`` is for node_exporter's textfile collector.
+They are for people and alarms, and are rewritten all the time. They do not belong to the result, so
+a resumed run does not read them. ``progress.prom`` is for node_exporter's textfile collector.
 """
 
 import json
@@ -112,7 +112,8 @@ def read_progress(folder: Path) -> Progress | None:
     """Read ``progress.json`` in a run directory; None if there is no such file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, or another version of fedsilo wrote it.
+        RunDirectoryError: the file cannot be read, is a link or not a regular file, is damaged, or
+            another version of fedsilo wrote it.
     """
     path = folder / FILE
     # Reading a pipe would wait forever, and a link may lead to any file of the reader
@@ -136,7 +137,7 @@ def _form_fault(error: ValidationError) -> str:
     Invalid JSON may be a file that is just being replaced; any other fault means another version.
     """
     first = error.errors()[0]
-    # Half a file is no JSON: on a network drive, a reader may see the file while it is replaced
+    # Half a file is not valid JSON: on a network drive, a reader may see a file being replaced
     if first["type"] == "json_invalid":
         return (
             "is damaged: wait until the run writes it again, or continue an interrupted run by "
@@ -152,8 +153,8 @@ def _form_fault(error: ValidationError) -> str:
 def mark_interrupted(folder: Path) -> None:
     """Change the state in the progress files from "running" to "interrupted".
 
-    The caller knows that the run's own process was killed before it could do so. Any other state
-    stays.
+    The caller knows that the run's own process was killed before it could write this state itself.
+    Any other state stays, and without progress files nothing happens.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":

@@ -40,7 +40,7 @@ from fedsilo.strategies.meeting.participants import Participants
 
 _PAUSE = 1.0  # seconds; the shortest pause between two writings
 _REST = 400.0  # a pause is at least 400 times a writing's time, so writing costs 1/400 of a core
-_STILL_HERE = 15.0  # seconds after which the files are written even if nothing has happened
+_STILL_HERE = 15.0  # the files are written after this many seconds even if nothing has happened
 _PATIENCE = 5.0  # seconds for the thread to end
 _MEASURED = (
     ("accuracy", "validation accuracy before training {:.3f}"),
@@ -53,7 +53,7 @@ Marks = Callable[[State], Mapping[int, str]]
 def _harmless(note: Callable[..., None]) -> Callable[..., None]:
     """Wrap an event's method: it holds the lock, and an exception is reported instead of raised.
 
-    Afterwards the writing thread is woken.
+    If the method succeeds, the writing thread is woken.
     """
 
     @functools.wraps(note)
@@ -132,7 +132,7 @@ class ProgressHook(Hook):
 
     @_harmless
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Print the title, the sites, the number of rounds and that of finished rounds, if any."""
+        """Print the title, the sites and the number of rounds; also the last round if resuming."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"
@@ -169,7 +169,10 @@ class ProgressHook(Hook):
 
     @_harmless
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Print the site that is left out of the phase, with the reason."""
+        """Print the site that is left out of the phase, with the reason.
+
+        A site that was asked in this phase also moves from "answered" to "failed".
+        """
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
             if site in self.progress.answered:
@@ -180,8 +183,9 @@ class ProgressHook(Hook):
     def round_ended(self, state: State) -> None:
         """Print one line about the round: means over sites, the method's event, the time left.
 
-        It has the loss after training, and the validation metrics of the model with which the round
-        began, which are the newest ones.
+        The line has the mean training loss, and the validation metrics of the model that the round
+        started with, because newer ones are not known yet. Means are unweighted. A validation
+        metric is left out unless all sites with validation metrics have sent it.
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
@@ -195,7 +199,7 @@ class ProgressHook(Hook):
             parts.append(f"train loss {fmean(losses):.3f}")
         for metric, text in _MEASURED:
             measured = [site[metric] for site in before if metric in site]
-            # A mean over some of the sites would be another number than the rounds before
+            # A mean over only some sites could not be compared with the rounds before
             if measured and len(measured) == len(before):
                 parts.append(text.format(fmean(measured)))
         mark = self.marks(state).get(round_, "")
@@ -234,7 +238,7 @@ class ProgressHook(Hook):
                     write_progress(self._snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
-            # The thread's own time, not the clock's: on a busy machine writing is slow by waiting
+            # CPU time, not elapsed time: on a busy machine, writing is slow because it waits
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
@@ -260,7 +264,7 @@ class ProgressHook(Hook):
         here.server_memory_bytes = self.process.memory_info().rss
         done = here.finished_rounds - self.first
         if here.state == "running" and done > 0:
-            # The estimate at the begin of this round, minus the seconds since then
+            # The estimate at the start of this round, minus the seconds since then
             a_round = (self.round_began - self.began) / done
             left = a_round * (here.rounds - here.finished_rounds) - (moment - self.round_began)
             here.seconds_left = round(max(0.0, left), 1)

@@ -80,7 +80,7 @@ class GrowingCsv:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
-            # The holder of the run directory says how to go on
+            # ``only_writer`` catches this error and says how to go on
             if error.errno in FULL:
                 error.filename = str(self.path)
                 raise
@@ -177,15 +177,19 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the traffic of the new sites' introductions, and rewrite silos.json."""
+        """Record the traffic of the hellos of the sites that joined, and rewrite silos.json."""
         for site in joined:
             down, up = participants.traffic[site]
             self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Record each reply's traffic, memory and, after training or evaluation, its metrics."""
-        # In training sites measured the model of the round before, in the end the last one
+        """Record each reply's traffic, memory and, after training or evaluation, its metrics.
+
+        Metrics of the trained model belong to ``round_``. Metrics of the received model belong to
+        the round before, or in the final evaluation to ``round_``.
+        """
+        # In training, sites measured the model of the round before; in the evaluation, the last
         described = round_ - 1
         if phase == messages.EVALUATE:
             described = round_
@@ -213,7 +217,10 @@ class Recorder(Hook):
                 self._new_metrics.append([about, site, read.split, name, metrics[key]])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
-        """Record the means of securely summed metrics under the site name "all"."""
+        """Record the means of securely summed metrics under the site name "all".
+
+        Metrics belong to the same rounds as in ``phase_ended``.
+        """
         described = round_ - 1
         if phase == messages.EVALUATE:
             described = round_
@@ -237,10 +244,10 @@ class Recorder(Hook):
         self.failures.add(round_, phase, site, code, cause)
 
     def round_ended(self, state: State) -> None:
-        """Append the rows since the last call to both files.
+        """Append the rows that came since the last call to metrics.csv and traffic.csv.
 
-        Metrics of rounds before ``state.round`` become final. Those of ``state.round`` stay open,
-        because sites measure its model one round later.
+        Metrics of rounds before ``state.round`` become final. Metrics of ``state.round`` are
+        written too but stay open, because sites measure this round's model one round later.
         """
         # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
@@ -294,15 +301,17 @@ class Recorder(Hook):
     ) -> dict[str, dict[str, float]]:
         """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
 
-        Only the last round and the one before are available; others give an empty mapping.
+        Only the last round and the round before it are available; any other round gives an empty
+        mapping.
 
         Args:
-            round_: the round to which the metrics belong.
+            round_: the round that the metrics belong to.
             split: ``train``, ``val`` or ``test``.
-            trained: True for the sites' own trained models, False for the received model.
+            trained: True for only the metrics of the sites' own trained models, returned without
+                their prefix ``trained-``; False for only the metrics of the received model.
         """
         found: dict[str, dict[str, float]] = {}
-        # Older rows are only in the file; nobody asks for them while the run goes on
+        # Older rows are only in the file, because no hook needs them during the run
         for row in [*self.last, *self.open, *self._new_metrics]:
             metric = row[3]
             if (

@@ -92,7 +92,7 @@ def privacy_document(
 
     Args:
         method: the method's name.
-        trust: the level of trust for which the run is made.
+        trust: the run's level of trust.
         leaves: the method's sentences on the data that leave a site.
         totals: total bytes; only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
@@ -103,7 +103,7 @@ def privacy_document(
 
     sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
     epsilon = "none"
-    # A run with differential privacy has each reply state what the site has spent
+    # In a run with differential privacy, each reply states the epsilon that the site has spent
     if not isinstance(guarantee, str):
         sentences.append(COUNTED)
         epsilon = guarantee["epsilon"]
@@ -128,7 +128,7 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    A site that is alone in a distribution of the same name has only the distribution's row. For
+    The only site of a distribution of the same name has only the distribution's row. For
     more than 20 sites, quantiles and the five worst sites replace the sites' rows; more than 20
     distributions are left out. The rows of distributions and of all sites are unweighted means.
 
@@ -151,7 +151,7 @@ def result_table(
         groups = {}
     for name, row in _shown_sites(values, metrics).items():
         group = distribution_of.get(name, "")
-        # The row of the distribution below would repeat a site that is alone in it
+        # The row of the distribution below would repeat its only site
         if name in groups and group == name:
             continue
         label = name
@@ -169,7 +169,7 @@ def summary_lines(
 ) -> Iterator[Table | str]:
     """Yield the table of results of a finished run.
 
-    For a run that knows no values of single sites, its title and a line of means are yielded
+    If the run does not know the values of single sites, its title and a line of means are yielded
     instead.
 
     Args:
@@ -203,7 +203,8 @@ def mean_line(mean: Mapping[str, float]) -> str:
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
     """Return the rows to show: all sites, or for more than 20 sites quantiles and the five worst.
 
-    The first metric decides which sites are worst, and low values count as worse.
+    The first metric decides which sites are worst, and low values count as worse. If ``metrics`` is
+    empty, all sites are returned. Each metric must be known at one site or more.
     """
     if len(values) <= MANY or not metrics:
         return values

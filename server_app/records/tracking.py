@@ -158,7 +158,7 @@ def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
     mode: Literal["offline"] | None = None
     resume: Literal["allow"] | None = None
-    # A user's own WANDB_MODE decides; without one, an account is needed to send anything
+    # The user's own WANDB_MODE decides; if it is not set, an account is needed to send data
     if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False):
         mode = "offline"
     if resumed:
@@ -208,7 +208,7 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 class TrackingHook(Hook):
     """Sends the recorder's new rows to a tracker; must come after the recorder and the checkpoint.
 
-    The ``decisive`` settings, on which the result depends, are sent at the start.
+    The ``decisive`` settings, which decide the result, are sent at the start.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Check whether a run can begin, and collect the lines that it prints about its sites.
 
-Each check returns the problem, an error that says what to do, or None; it may also raise it. The
+Each check returns None or the problem, an error that says what to do; some checks raise it. The
 tuples list the checks in order: ``PLAN_CHECKS`` come before any site is asked, ``SITE_CHECKS`` once
 the sites have answered. The start of a run raises the first problem; ``fedsilo doctor run`` reports
 all. Single sites are checked by ``strategies/meeting/checks.py``.
@@ -30,7 +30,7 @@ from fedsilo.strategies.loop.round_loop import refuse_site_count
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 
-Case = TypeVar("Case")  # what a check looks at: a ``Plan`` or a ``Beginning``
+Case = TypeVar("Case")  # the argument of a check: a ``Plan`` or a ``Beginning``
 Problem = FedsiloError | None
 Check = Callable[[Case], Problem]
 
@@ -81,7 +81,7 @@ class Plan:
 
 
 def check_purpose(plan: Plan) -> Problem:
-    """Check that 'run.purpose' is "train"."""
+    """Return a SettingError unless 'run.purpose' is "train"; else None."""
     if plan.common.purpose == "train":
         return None
     return SettingError(
@@ -91,7 +91,10 @@ def check_purpose(plan: Plan) -> Problem:
 
 
 def check_weights(plan: Plan) -> Problem:
-    """Check that the files of initial weights and of a pretrained backbone exist, if used."""
+    """Check that the files of initial weights and of a pretrained backbone exist, if used.
+
+    Always returns None; the functions that look for the files raise a SettingError.
+    """
     common = plan.common
     if common.initial_weights and not common.initial_weights.startswith("timm:"):
         from fedsilo.datasets.weights.initial_weights import initial_file
@@ -107,14 +110,18 @@ def check_weights(plan: Plan) -> Problem:
 def check_cut(plan: Plan) -> Problem:
     """Check that splitting the images into silos leaves no silo empty.
 
-    Without this check, the same error would come from every silo.
+    Always returns None; ``cut_of`` raises the error. Without this check, the same error would come
+    from every silo.
     """
     cut_of(plan.common)
     return None
 
 
 def check_vectorised(plan: Plan) -> Problem:
-    """Check that 'machine.vectorised' above 1 comes with engine "inline", or "auto" without Ray."""
+    """Return a SettingError if 'machine.vectorised' is above 1 but the engine does not allow it.
+
+    Engine "inline" allows it, and "auto" without Ray.
+    """
     count = plan.common.vectorised
     if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
         return None
@@ -125,7 +132,7 @@ def check_vectorised(plan: Plan) -> Problem:
 
 
 def check_ray_address(plan: Plan) -> Problem:
-    """Check that an address of a Ray cluster comes with engine "ray" or "auto"."""
+    """Return a SettingError if a Ray cluster's address is given but the engine is not Ray."""
     if not plan.ray_address or plan.uses_ray():
         return None
     return SettingError(
@@ -136,8 +143,9 @@ def check_ray_address(plan: Plan) -> Problem:
 def check_first_silo(plan: Plan) -> Problem:
     """Check, for the Ray engine, that the first silo's data and the start weights can be loaded.
 
-    Inside a Ray process, the same error would come late and be harder to read. Synthetic data are
-    skipped, because no file of theirs can be missing.
+    Always returns None; the functions that load the data or the weights raise the error. Inside a
+    Ray process, the same error would come late and be harder to read. Other engines, synthetic data
+    and data sets that do not name their silos are not checked.
     """
     common = plan.common
     if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
@@ -154,9 +162,10 @@ def check_first_silo(plan: Plan) -> Problem:
 
 
 def check_memory(plan: Plan) -> Problem:
-    """Check that the processes that Ray starts fit into the free memory of this machine.
+    """Return a SettingError if the processes that Ray starts do not fit into the free memory.
 
-    Each one needs 0.4 GB. A cluster that is already running is not checked.
+    Each process is expected to need 0.4 GB. None if they fit, if Ray is not used, or if a Ray
+    cluster is already running.
     """
     if not plan.uses_ray() or plan.ray_address:
         return None
@@ -211,15 +220,19 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that there are enough sites for aggregation, secure sums and sampling of sites."""
+    """Check that there are enough sites for aggregation, secure sums and sampling of sites.
+
+    Always returns None; ``refuse_site_count`` raises a SettingError.
+    """
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
 
 
 def check_same_sites(beginning: Beginning) -> Problem:
-    """Check that a resumed run has the same sites, data and agreed weights as at its start.
+    """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    If the method lets sites join late, new sites are accepted.
+    They are compared with silos.json of its start. If the method lets sites join late, new sites
+    are accepted. None for a new run, or without silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
@@ -246,9 +259,10 @@ def check_same_sites(beginning: Beginning) -> Problem:
 
 
 def check_early_stopping(beginning: Beginning) -> Problem:
-    """Check that at least one site can report the validation metric for early stopping.
+    """Return a SettingError if no site can report the validation metric for early stopping.
 
-    Otherwise the run would train all its rounds and then find no best one.
+    Otherwise the run would train all its rounds and then find no best one. None if a site may
+    report it, or if the metric is "none".
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     measuring = []
@@ -272,12 +286,13 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Tell whether a site's validation labels suffice to define a metric.
 
-    'balanced-accuracy' needs two classes, 'auc' all classes, 'average-precision' both of two
-    classes. True if the counts are unknown or noisy, or if a plugin's method may measure
+    'balanced-accuracy' needs at least two classes, and 'auc' needs all classes. 'average-precision'
+    is defined only for a task with two classes, and needs both. Any other metric is defined by any
+    labels. Also True if the counts are unknown or noisy, or if a plugin's method may measure
     differently.
     """
     counts = facts.label_counts.get("val")
-    # Nothing is known if a site tells no counts, or noisy ones; a plugin may measure in its own way
+    # Without exact counts nothing is known, and a plugin's method may measure in its own way
     if counts is None or common.is_private() or common.method not in METHODS:
         return True
     occurring = np.count_nonzero(counts)
@@ -323,8 +338,8 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
     """Return the names of all silos; empty if the server cannot know them.
 
-    They come from the data set. If only the sites know their data, they come from the operator's
-    registry, because the server's own files count only in a simulation.
+    In a deployment whose data only the sites know, the names come from the operator's registry,
+    because the server's own files count only in a simulation. Otherwise the data set has them.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -364,7 +379,7 @@ def refused_nodes(participants: Participants, common: CommonSettings) -> Iterato
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line if one site reports more than 90 % of all training samples.
 
-    With fewer than three sites, or with agreed weights, there is no line.
+    Nothing is yielded with fewer than three sites, or with agreed weights.
     """
     sizes = {}
     for name, facts in participants.facts.items():
@@ -403,7 +418,7 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
 
 
 def _has_test(facts: SiteFacts) -> bool:
-    """Tell whether a site has test samples; without label counts, by what it measures."""
+    """Tell whether a site has test samples; without label counts, whether it measures on them."""
     if not facts.label_counts:
         return "test" in facts.measured
     return bool(facts.sizes().get("test"))

@@ -2,7 +2,7 @@
 
 The model, privacy.json and summary.json are written first; summary.json makes the run complete.
 These three need no name that a site has sent. Then each document is written by itself: if one fails
-because of a site's metrics, a line says so and the others follow. The command that started the run
+because of a site's metrics, a line says so and the next follows. The command that started the run
 draws the pictures.
 """
 
@@ -61,7 +61,7 @@ def write_end(
         loop: the round loop at its last state.
         hooks: the hooks of the run.
         seconds: the duration of each part of the run in seconds, by name.
-        say: prints the line about a document that cannot be written.
+        say: prints one line for each document that cannot be written.
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.standardisation()
@@ -105,9 +105,9 @@ def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, 
 def _write_documents(
     directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
-    """Write evidence.json and the method's documents.
+    """Write evidence.json, if a site reported evidence, and the method's documents.
 
-    If a document fails, a line says so and the others are still written.
+    If a document fails, ``say`` prints a line about it and the other documents are still written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -193,7 +193,8 @@ def show_end(
 ) -> None:
     """Print the reason for an early stop, the results, the best round and the run directory.
 
-    A run that knows only means over sites prints a line of means instead of the table.
+    A run that knows only means over sites prints a line of means instead of the table. Parts that
+    the summary does not have are left out.
     """
     say = printer(console)
     if summary["stopped"]:
@@ -218,8 +219,8 @@ def show_end(
 def _show_table(method: Method, summary: Mapping[str, Any], console: Console) -> None:
     """Print the table of test results.
 
-    If it shows the AUC, a line names the sites with fewer than 'privacy.sums-min-count' test
-    samples of a class.
+    If the data set's metrics include the AUC, a line names the sites with fewer than
+    'privacy.sums-min-count' test samples of some class.
     """
     shown, groups = data_set(summary["dataset"]).headline, _distribution_of(method)
     title = summaries.title_of_results(summary)
@@ -235,9 +236,9 @@ def _show_table(method: Method, summary: Mapping[str, Any], console: Console) ->
 
 
 def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
-    """Return the sites that have fewer than ``floor`` test samples of some class.
+    """Return the sites that have fewer than ``floor`` test samples of at least one class.
 
-    A site without test label counts is left out.
+    A site without test label counts is left out. A class without any test sample counts as 0.
     """
     few = []
     for site, own in facts.items():
@@ -249,7 +250,10 @@ def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value without the counts per class and per bin."""
+    """Return site -> metric -> value without the counts per class and per bin.
+
+    Metrics whose name does not follow the grammar (``read_metric``) are left out too.
+    """
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():
         rest[site] = {}
@@ -271,7 +275,7 @@ def evidence_document(values: summaries.Values) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):
         for site, row in values.items():
-            # A site without bins has no entry
+            # A site without bins is left out
             bins = metric_names.read_bins(row, family)
             if not bins:
                 continue

@@ -54,7 +54,8 @@ class Meeting:
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """Ask the sites for their facts, as a run would, and check whether a run could begin.
 
-    A problem that would stop the run becomes the meeting's ``fault`` instead of an error.
+    A problem that would stop the run becomes the meeting's ``fault`` instead of an error. If no
+    site can take part, nothing is checked, and ``refused`` has the reasons.
 
     Raises:
         FedsiloError: too few or too many sites are connected, or an operator's file is unusable.

@@ -44,7 +44,8 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    Files, progress and the table of results are written here; the caller draws the pictures.
+    Files, progress and the table of results are written here; the caller draws the pictures. A
+    finished run that is resumed is returned unchanged, after one printed line.
 
     Args:
         grid: connects the server with the sites.
@@ -52,7 +53,8 @@ def run(
         launch: the engine and resources, which config.toml stores for ``fedsilo resume``.
 
     Raises:
-        FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
+        FedsiloError: the run failed. No file is half-written, and a resumed run continues after
+            the last finished round.
     """
     settings = run_directory.with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
@@ -112,7 +114,8 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 def changed_software(directory: RunDirectory) -> str:
     """Describe the packages whose version has changed since the run began; empty if none has.
 
-    Other versions may round differently, so the results may differ from those of an unbroken run.
+    Only packages that were and are installed are compared. Also empty without a config.toml. Other
+    versions may round differently, so the results may differ from those of an unbroken run.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -143,7 +146,7 @@ def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def terms_of(settings: RunSettings) -> Terms:
-    """Return the conditions under which sites take part: the operator's and the method's."""
+    """Return the conditions for sites to take part: the operator's and the method's."""
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
@@ -164,7 +167,7 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
     try:
         cls.capabilities.refuse_more(clipped, is_table)
         settings.own.check(clipped, is_table)
-    except SettingError:  # the method averages nothing, under these settings
+    except SettingError:  # the method does not average, or not with these settings
         return "mean"
     return clipped.aggregation
 
@@ -173,6 +176,8 @@ def assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop with its hooks, and set it to the newest checkpoint when resuming.
+
+    If the aggregation 'auto' becomes "norm-clip", a line is printed.
 
     Raises:
         FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
@@ -189,8 +194,8 @@ def assemble(
                 style="yellow",
             )
     checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
-    # The order counts: a hook uses what those before it have recorded of the round, and the
-    # checkpoint comes after all whose states it stores
+    # The order counts: a hook uses the records that earlier hooks made of the round, and the
+    # checkpoint comes after all hooks whose states it stores
     recorder = Recorder(directory)
     recording: list[Hook] = [recorder]
     privacy = None
@@ -244,7 +249,8 @@ def write_beginning(
 ) -> None:
     """Write silos.json, the cut of the images, and config.toml before the first round.
 
-    An existing config.toml is kept, as in a resumed run. The cut is written only for simulations.
+    An existing config.toml is kept, because the run is resumed. The cut is written only for
+    simulations of data sets that are cut.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

@@ -30,8 +30,8 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Return the columns whose mean at a site is unlike the means at the other sites.
 
-    Empty at any level of trust but 'server', and if the sites send no sums. A site with fewer
-    values in a column than the highest floor of all sites is neither compared nor named there.
+    Empty unless the level of trust is 'server', and if the sites send no sums. If a site has fewer
+    values in a column than the highest floor of all sites, the column of that site is left out.
     """
     if common.trust != SERVER:
         return []
@@ -62,9 +62,9 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each of the first ten columns whose mean at a site is unlike the others'.
+    """Yield a line for each of the first ten columns whose mean at a site is unlike other sites'.
 
-    If there are more, a last line says how many.
+    If there are more than ten, a last line says how many more.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -91,9 +91,9 @@ def _titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line with the number of samples that more than one site has, if there are any.
 
-    Neither samples nor sites are named. Real sites are compared by the digests of whole splits. At
-    any level of trust but 'server' sites send no digests, so there is no line, even in a
-    simulation.
+    Neither samples nor sites are named. Real sites are compared by the digests of whole splits, and
+    simulated sites with the user's own data also sample by sample. Nothing is yielded unless the
+    level of trust is 'server', because at other levels sites send no digests.
     """
     if common.trust != SERVER:
         return
@@ -109,7 +109,7 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in the splits that more than one site has, each such split once."""
+    """Count the samples in all splits that more than one site has; each split counts once."""
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():

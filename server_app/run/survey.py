@@ -1,7 +1,7 @@
 """A survey: every site's answer, and how far apart the sites are, as ``survey.json``.
 
 Distances are the Jensen-Shannon distance, base 2: 0 for the same distribution, 1 for nothing in
-common. They are computed here, from what has left the sites.
+common. They are computed here, from the statistics that the sites have sent.
 """
 
 import json
@@ -33,7 +33,7 @@ def run_survey(
 ) -> RunDirectory:
     """Ask the sites to describe their data, and write ``survey.json`` into a new run directory.
 
-    ``say`` prints a line for each node without an answer, and where the file is.
+    ``say`` prints a line for each node without a usable answer, the sites, and the file's path.
 
     Raises:
         FedsiloError: no site answers, or the directory exists already; nothing is written then.
@@ -94,7 +94,7 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
             apart = distance(labels, totals)
             if apart is not None:
                 of_labels.append({"sites": sites, "distance": apart})
-        # A site that sent no histograms has no cells, so its features give no distance
+        # Without histograms from a site, its features have no distance to another site
         cells_of_a = _of_split(a.histograms, split) or {}
         cells_of_b = _of_split(b.histograms, split) or {}
         for feature in a.about.features:
@@ -125,8 +125,9 @@ def distance(
 ) -> float | None:
     """Return the Jensen-Shannon distance, base 2, between two sites' counts; None if unknown.
 
-    Cells that one of the two suppressed are merged into one cell, the rest of the total. Merging
-    can only bring the sites nearer, so their true distance is at least the one returned.
+    Cells that either site suppressed are merged into one cell, the rest of the total. Merging can
+    only make the distance smaller, so the true distance is at least the returned one. Unknown if a
+    site sent no counts or has no samples, or if fewer than two cells are left.
 
     Args:
         counts: the counts of the same cells at both sites; None for a suppressed cell, or for a
@@ -143,7 +144,7 @@ def distance(
         if a is not None and b is not None:
             counts_of_one.append(a)
             counts_of_other.append(b)
-    # A cell that only one site shows cannot be compared, so it joins the rest at both
+    # A cell that only one site shows cannot be compared, so it joins the rest at both sites
     merged = len(counts_of_one) < len(one)
     first = _cell_shares(counts_of_one, totals[0], merged)
     second = _cell_shares(counts_of_other, totals[1], merged)
@@ -166,7 +167,7 @@ def _cell_shares(
     cells, every = list(counts), sum(counts)
     # Merging cells can only bring two distributions nearer, never further apart
     if merged:
-        # A total that is not known, or below the cells, leaves no rest to add
+        # If the total is unknown or below the cells, the rest is unknown
         if total is None or total < every:
             return None
         cells.append(total - every)

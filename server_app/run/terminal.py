@@ -23,7 +23,7 @@ from fedsilo.core.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
 _EVERY = 0.5  # seconds between two readings of the progress
-# A number with its sign, unit, brackets or star; a path or a name with digits is none
+# A number with its sign, unit, brackets or star; a path or a name with digits does not match
 _NUMBERS = re.compile(r"(?<!\S)[^\sA-Za-z_/]*\d[^\sA-Za-z_/]*(?:e[+-]?\d+)?[A-Za-z%]{0,2}(?!\S)")
 _LEAST_TEXT = 4  # characters; the narrowest column of longer texts
 
@@ -46,7 +46,7 @@ class SafeConsole(Console):
 def make_console() -> Console:
     """Create a console on standard output that shows texts as they are, without Rich's markup.
 
-    If the output is no terminal, the console is 120 characters wide.
+    If the output is not a terminal, the console is 120 characters wide.
     """
     console = SafeConsole(markup=False)
     if console.is_terminal:
@@ -60,9 +60,10 @@ def printer(console: Console) -> Callable[..., None]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table, which on a terminal is fitted to its width as in ``fit_table``.
+    """Print a table; on a terminal ``fit_table`` fits it to the width first.
 
-    Elsewhere each row is one line, however long, because a program may read it.
+    If the output is not a terminal, each row is one line, however long, because a program may read
+    it.
     """
     if console.is_terminal:
         console.print(*fit_table(table, console.width), sep="\n")
@@ -80,8 +81,8 @@ def fit_table(table: Table, width: int) -> list[Table]:
     Texts are wrapped, and long words are broken.
 
     Returns:
-        One table; or several, each with the first column and some of the others, if the columns do
-        not fit side by side. Only the first has the title.
+        One table. If the columns do not fit side by side, several tables, each with the first
+        column and some of the other columns; only the first table has the title.
     """
     natural = [_widest(column, str.splitlines) for column in table.columns]
     if _total_width(natural) <= width:
@@ -92,7 +93,7 @@ def fit_table(table: Table, width: int) -> list[Table]:
         least.append(max(numbers, min(longest, _LEAST_TEXT)))
     groups: list[list[int]] = [[0]]
     for number in range(1, len(natural)):
-        # A second column is taken in any case, so that each table says something
+        # A second column is taken in any case, because the first one alone is of little use
         beside = [least[one] for one in (*groups[-1], number)]
         if len(groups[-1]) > 1 and _total_width(beside) > width:
             groups.append([0])
@@ -114,7 +115,7 @@ def _shrink(widths: list[int], least: list[int], width: int) -> list[int]:
         spare = [now - small for now, small in zip(widths, least, strict=True)]
         if not any(spare):
             break
-        # Columns with something to spare come first, and among them the widest
+        # Columns that can be narrowed come first, and among them the widest
         wide = max(range(len(widths)), key=lambda one: (spare[one] > 0, widths[one]))
         widths[wide] -= 1
     return widths
@@ -157,7 +158,7 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
     A thread redraws the bars every half second.
 
     Args:
-        console: the console below whose lines the bars are drawn.
+        console: the console; the bars are drawn below its lines.
         read: returns the progress of the run, or None before it has begun.
     """
     if not console.is_terminal:

@@ -40,8 +40,8 @@ class Replies(dict[str, Reply]):
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites, in the order of this object.
 
-        A site without a reply is skipped. Securely summed arrays and metrics stay those of all
-        sites.
+        A site without a reply is skipped. Securely summed arrays and metrics are not reduced: they
+        still cover all sites.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -54,8 +54,8 @@ class Replies(dict[str, Reply]):
     def mean_metric(self, name: str) -> float:
         """Return the mean of a metric over the replies, weighted by samples.
 
-        For a metric that was summed in secret it is the known mean. Otherwise every reply must have
-        the metric.
+        If the metric was summed in secret, the known mean is returned. Otherwise there must be at
+        least one reply, and every reply must have the metric.
         """
         if name in self.means:
             return self.means[name]
@@ -70,6 +70,8 @@ def weighted_mean(
     replies: Mapping[str, Reply], names: Iterable[str], equal: bool = False
 ) -> dict[str, NDArray]:
     """Return the mean of the arrays ``names`` over all replies, float32, weighted by samples.
+
+    There must be at least one reply, and every reply must have these arrays.
 
     With ``equal`` all replies weigh the same. Sums are float64, in the order of site names, with
     Flower's operations (``aggregate_arrayrecords``), so equal replies give equal bits in whatever
@@ -108,7 +110,7 @@ class Question:
 
 
 class Ask(ABC):
-    """The interface by which a method asks the sites of a round; tests pass their own."""
+    """The interface that a method uses to ask the sites of a round; tests pass their own."""
 
     sites: Sequence[str]  # the sites that the round may ask, sorted
     stateful_sites: Collection[str]  # the sites that keep private state of this run
@@ -129,8 +131,8 @@ class Ask(ABC):
         Args:
             phase: the phase; a site answers it with the function of that name in its method.
             send: the arrays for each site; a site that is not in it is not asked.
-            expect: the arrays that each site must return, or arrays of the same shapes. None: those
-                of ``reference``.
+            expect: the arrays that each site must return, or arrays of the same shapes. None: the
+                arrays in ``reference``.
             reference: the arrays that each site's reply updates, used to measure the update's size.
                 None: the arrays sent, or no arrays if ``expect`` is given.
             notes: further values for the sites: one Notes for all, or one for each site.
@@ -138,11 +140,12 @@ class Ask(ABC):
             fault: returns why a well-formed reply is unusable, or None if it is usable.
 
         Raises:
-            SiteError: too few sites gave a usable reply, or ``send`` has a site that takes no part.
-            TypeError: ``notes`` are no Notes.
+            SiteError: too few sites gave a usable reply, or ``send`` has a site that does not take
+                part.
+            TypeError: ``notes``, or one of its values, is not a Notes.
         """
         if expect is None:
-            # A site returns what it was sent, or what its update is compared with
+            # A site returns the arrays that it was sent, or those that its update is compared with
             if reference is None:
                 reference = send
             expect = reference

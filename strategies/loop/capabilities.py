@@ -16,11 +16,11 @@ class Capabilities:
     evidence: bool = True  # the network can be evidential
     late_join: bool = False  # a site may join a run that has begun
     paced_epochs: bool = False  # an epoch may span rounds
-    initial_weights: bool = False  # the server sends what sites start from
+    initial_weights: bool = False  # the server sends the weights that sites start from
     # A round may ask only some of the sites, because the others can use the model of an older round
     some_sites: bool = False
-    # The allowed values of 'server.aggregation'. Only "mean" if the method averages nothing, or if
-    # another aggregation would protect only a part of what sites send
+    # The allowed values of 'server.aggregation'. Only "mean" if the method does not average, or if
+    # another aggregation would protect only a part of the arrays that sites send
     aggregations: tuple[str, ...] = ("mean",)
     # Sites return arrays with the names of those they received, and the server averages them, so
     # they can travel as updates with fewer bytes
@@ -34,7 +34,7 @@ class Capabilities:
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: for the first such setting; says what to set instead.
+            SettingError: names the first unsupported setting, and says what to set instead.
         """
         refusals = (
             *self._round_faults(common),
@@ -67,7 +67,7 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text if updates are compressed but the method averages none."""
+        """Yield an error text if updates are compressed but the method does not average updates."""
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (

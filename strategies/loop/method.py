@@ -77,8 +77,8 @@ class State:
         """Build the state from its stored ``arrays`` and ``facts``.
 
         Raises:
-            CheckpointError: the stored fields are not those of this class, because another method
-                or version stored them.
+            CheckpointError: the names of the stored fields differ from the fields of this class,
+                because another method or version stored them.
         """
         extras = dict(facts.get("extras", {}))
         own = {field_.name for field_ in fields(cls)} - _SHARED
@@ -109,7 +109,7 @@ def _survives_json(value: Any) -> bool:
 
 
 class Disclosures:
-    """The data that a method makes leave each site, in sentences for ``privacy.json``."""
+    """The data that a method's sites send, as sentences for ``privacy.json``."""
 
     def __init__(self, *leaves: str, noise: str = "") -> None:
         self.leaves = leaves  # one sentence for each kind of data
@@ -169,7 +169,7 @@ class Method(ABC):
         return initial_weights(starting_network(self.common, self.task))
 
     def initial_state(self) -> Any:
-        """Return the state before round 1; it has no arrays unless the method overrides this."""
+        """Return the state before round 1: here one without arrays."""
         return self.state_class()
 
     def notices(self) -> Iterable[str]:
@@ -189,11 +189,15 @@ class Method(ABC):
         ask(EVALUATE, send, expect={})
 
     def model_for(self, site: str, state: Any) -> Arrays:
-        """Return the arrays that ``site`` needs to measure the final model: here all of it."""
+        """Return the arrays that ``site`` needs to measure the final model: here all of them."""
         return self.model(state)
 
     def model(self, state: Any) -> Arrays:
-        """Return the arrays that a finished run stores as its model: all but ``beside``."""
+        """Return the arrays that a finished run stores as its model, by name.
+
+        These are all arrays of the state except those with a name that starts with a prefix in
+        ``beside``.
+        """
         arrays: Arrays = state.arrays
         model: dict[str, NDArray] = {}
         for name, array in arrays.items():
@@ -208,12 +212,13 @@ class Method(ABC):
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
         """Combine the replies' arrays by 'server.aggregation'.
 
-        'mean' weighs each site by its training samples. The other aggregations limit the influence
-        of a few faulty sites. After a secure sum only the mean is known, so it is returned.
+        'mean' weighs each site by its training samples, unless ``equal``. The other aggregations
+        limit the influence of a few faulty sites. After a secure sum only the mean is known, so the
+        mean is returned whatever ``equal`` is.
 
         Args:
             replies: the replies to combine.
-            before: the arrays from which the sites started; their names decide which are combined.
+            before: the arrays that the sites started from; only these names are combined.
             equal: give each site the same weight.
 
         Returns:
@@ -231,11 +236,11 @@ class Method(ABC):
         return robust_mean(self.common, replies, before, equal)
 
     def share(self, replies: Replies) -> float:
-        """Return the fraction of all sites' training samples that belongs to the replies, 0 to 1.
+        """Return the fraction of all training samples that the sites in ``replies`` have, 0 to 1.
 
-        Agreed numbers of samples replace reported ones; sites that report none count as one sample
-        each. In a secure sum it is reduced by the fraction of sites that could not answer, because
-        nobody knows which sites they are.
+        An agreed number of samples replaces the reported one. A site that reports no number counts
+        as one sample. In a secure sum the fraction is reduced by the proportion of sites that could
+        not answer, because nobody knows which sites those are.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -247,7 +252,7 @@ class Method(ABC):
         return weights / sum(every.values())
 
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
-        """Return the arrays from which a site's own network starts, as ``start/<name>``.
+        """Return the initial weights to send to a site for its own network, as ``start/<name>``.
 
         Empty if the site already keeps state, or if 'train.initial-weights' is empty, because then
         the site draws the same weights from the seed.
@@ -265,10 +270,10 @@ class Method(ABC):
 
     @abstractmethod
     def disclosures(self) -> Disclosures:
-        """Describe the data that this method makes leave each site; ``Disclosures()`` for none."""
+        """Describe the data that this method's sites send; ``Disclosures()`` if they send none."""
 
     def leaves(self) -> list[str]:
-        """Return one sentence for each kind of data that leaves a site, hellos included."""
+        """Return one sentence for each kind of data that a site sends, hellos included."""
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
         if compression:
@@ -296,7 +301,7 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 
 
 def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
-    """Build the network from which a run starts, drawn from the seed or read from weight files.
+    """Build the network that a run starts from, drawn from the seed or read from weight files.
 
     Pretrained backbone weights are loaded only if the sites exchange the backbone, and
     'train.initial-weights' is loaded over them.

@@ -97,13 +97,15 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     """
     hidden = 0
     if common.is_private():
-        # A size is a sum over the classes, each with noise of its own
+        # A size is a sum over the classes, and each class has noise of its own
         hidden = math.ceil(_TAIL * statistics_noise(common) * math.sqrt(facts.classes))
     return {split: size + hidden for split, size in facts.sizes().items()}
 
 
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
+
+    A metric without a known range may have any finite value.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
@@ -134,8 +136,8 @@ def metric_fault(
 ) -> str | None:
     """Explain why a metric's value is out of range, or return None.
 
-    Shares may exceed their range by 1e-6, a rounding error; counts must be whole. Arguments as in
-    ``metric_range``.
+    Counts must be whole numbers. Any other metric may exceed its range by 1e-6, for rounding
+    errors. The arguments are explained in ``metric_range``.
     """
     allowed = metric_range(key, classes, most)
     if allowed.whole:
@@ -252,8 +254,9 @@ def find_far_updates(
 ) -> dict[str, str]:
     """Return the sites whose update is longer than ``limit`` times the median, with reasons.
 
-    Weights and batch norm's statistics are compared separately. Nothing is found among fewer than
-    three sites, or if the median is 0.
+    The rule is applied to each kind of array separately: to weights, and to batch norm's
+    statistics. A kind is skipped if fewer than three sites have updated it, or if its median is 0.
+    A site that is too far in either kind is returned, with the reason for one kind.
 
     Args:
         limit: the setting 'server.max-update-norm'.
@@ -288,8 +291,8 @@ def update_statistics(
         replies: the sites' replies.
 
     Returns:
-        The statistics by site. A site that has no weights in both ``before`` and ``after`` is left
-        out.
+        The statistics by site; the cosine is None if the update or the model's change is 0. A site
+        without any weights that are in both ``before`` and ``after`` is left out.
     """
     # The sites that trained each array; per site the squared lengths of its update and of the
     # model's step, and their scalar product

@@ -29,7 +29,10 @@ FAULTY = 1  # f, the number of sites that may be faulty
 
 
 def fewest_sites(common: CommonSettings) -> int:
-    """Return the fewest sites with which 'server.aggregation' withstands ``FAULTY`` faulty ones."""
+    """Return the fewest sites that 'server.aggregation' needs to tolerate ``FAULTY`` faulty sites.
+
+    "trimmed" needs 3 sites, "multikrum" needs 5, and any other aggregation only 1.
+    """
     return {"trimmed": 2 * FAULTY + 1, "multikrum": 2 * FAULTY + 3}.get(common.aggregation, 1)
 
 
@@ -52,7 +55,7 @@ def robust_mean(
     Args:
         common: the run's settings.
         replies: the replies by site.
-        before: the arrays by name from which the sites started.
+        before: the arrays that the sites started from, by name.
         equal: give each site the same weight in 'norm-clip'; the other aggregations always do.
 
     Returns:
@@ -80,7 +83,8 @@ def robust_mean(
 def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
     """Combine one array of all sites, ``stacked`` (sites, *shape), each site with the same weight.
 
-    "trimmed" uses Flower's trimmed mean. "multikrum" takes the mean over the sites chosen before.
+    "median" takes the median of each number, "trimmed" Flower's trimmed mean, and "multikrum" the
+    mean over the sites, which ``chosen_by_krum`` has already selected.
     """
     combined: NDArray
     if common.aggregation == "median":

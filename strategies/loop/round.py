@@ -71,13 +71,13 @@ class Round(Ask):
     hooks: Hooks  # called at the events of the round
     grid: Grid  # Flower's, or the in-process one
     timeout: float = 3600.0  # seconds to wait for the replies of a phase
-    run_dir: str = ""  # the folder in which simulated sites keep their state
+    run_dir: str = ""  # the folder where simulated sites keep their state
     # A table's pooled statistics, serialised once for all sites and rounds; None without them
     standardisation: ArrayRecord | None = None
     compression: Compression | None = None  # compresses updates; None if sites send whole arrays
     ends: bool = False  # whether this is the final evaluation of the run
     spill: Spill = field(default_factory=Spill)  # keeps the replies' arrays until the round is over
-    # The phases in which sites measure the weights that they receive
+    # The phases that have sites measure the weights they receive
     measuring: Collection[str] = field(init=False, default=(EVALUATE,))
     # The sites that gave the current question no usable reply: their reasons, and the codes of the
     # errors that they answered with
@@ -95,7 +95,9 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        The hooks learn of each event. Raises the errors of ``Ask.__call__``.
+        The hooks are called for each event. A question without sites sends nothing and returns no
+        replies. Raises the errors of ``Ask.__call__``, and a SiteError if the method asks a site
+        that does not take part.
         """
         self._step += 1
         if self.method.common.measures_in(self.number):
@@ -171,8 +173,8 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
 
-        ``failed`` then has the reason for each site without a decoded reply, and ``kinds`` the kind
-        of its failure.
+        For each site without a decoded reply, ``failed`` then has the reason, and ``kinds`` may
+        have the kind of failure. The replies' metrics and updates are not checked here.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -246,7 +248,9 @@ class Round(Ask):
     def _check(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
         """Return the usable replies by site, and apply the failure policy to the other sites.
 
-        The hooks learn of each failure.
+        A reply is unusable if it has a fault, or if its update is longer than
+        'server.max-update-norm' allows.
+        The hooks are called for each failure before an error is raised.
 
         Raises:
             TooFewSitesError: fewer usable replies than 'run.min-sites' are left.
@@ -317,7 +321,7 @@ class Round(Ask):
 
         Args:
             phase: the phase of the question.
-            splits: the splits of which the site has samples; metrics on others are not needed.
+            splits: the splits the site has samples for; metrics on other splits are not needed.
         """
         if phase in TRAINING and "train" in splits:
             yield measurement(TRAINED, "train", "loss")

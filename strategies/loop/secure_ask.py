@@ -62,12 +62,12 @@ class SecureAsk(Ask):
     def put(self, question: Question) -> Replies:
         """Ask sites to train, but learn only the sample-weighted mean of the trained weights.
 
-        With trust 'sums' metrics are summed in secret too, in training and evaluation. Any other
-        question is asked like in ``Round.put``.
+        With trust 'sums' metrics are summed in secret too, in training and evaluation. A question
+        of any other phase is passed to ``Round.put``.
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.
-            SiteError: too few sites replied, or their shares do not belong together.
+            SiteError: too few sites replied, or their shares do not restore the mask keys.
         """
         send, phase, ask = question.send, question.phase, self.ask
         only_sums = self.common.trust == SUMS
@@ -82,7 +82,7 @@ class SecureAsk(Ask):
         classes = ask.method.participants.task().classes
         sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
-        metrics = question.metrics  # those that each single reply must have
+        metrics = question.metrics  # the metrics that each single reply must have
         if only_sums:
             metrics = ()
             summed = summed_metrics(phase == TRAIN, phase in ask.measuring, sum_.splits)
@@ -118,13 +118,14 @@ class SecureAsk(Ask):
         return replies
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
-        """Apply 'run.min-sites' to the number of sites in the sum that could train or measure.
+        """Report the sites in the sum that could not answer, and check that enough sites could.
 
-        A site that could not do so has added 0 to the sum without saying so, and therefore only the
-        number of such sites is known.
+        Only the number of these sites is known, because such a site adds 0 to the sum without
+        naming itself. If there are none, nothing happens. The hooks get the number as a failure of
+        site "unknown". If 'run.min-sites' is not set, all ``asked`` sites must answer.
 
         Raises:
-            TooFewSitesError: fewer than 'run.min-sites' sites could answer.
+            TooFewSitesError: fewer sites than needed could answer.
         """
         if not sum_.failed:
             return

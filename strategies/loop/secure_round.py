@@ -74,8 +74,8 @@ class SecureSum:
             self.numbers += math.prod(length or 1 for length in spec.shape)
         # The number of sites that must stay to the end; 0 until all keys have arrived
         self.threshold = 0
-        # Masks cancel only for equal values of this: the
-        # context, the arrays sent, and the names asked for
+        # Masks cancel only if all sites have the same value: a
+        # hash of context, arrays sent and names asked for
         self.bound = b""
         # A digest of run, round, names, keys and threshold; masks are bound to it
         self.context = b""
@@ -92,7 +92,7 @@ class SecureSum:
         # The splits that all sites measure; only their metrics may be summed
         self.splits: list[str] = []
         self.metrics: list[str] = []  # the measurements that are summed, sorted
-        # B, by which all sites scale their parts; all must say the same number
+        # B, the scale of all sites' parts; all sites must state the same number
         self.samples = SAMPLES
         self.failed = 0  # the number of sites in the sum that could not answer; nobody knows which
         self._site_splits: list[str] = []
@@ -114,7 +114,8 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It holds what the other sites sent in the phase before: keys, names, shares or signatures.
+        It holds the round and what the other sites sent in the phase before: keys, names, shares or
+        signatures. In ``secure-keys``, the first phase, it holds only the round.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -246,15 +247,15 @@ class SecureSum:
 
         Args:
             replies: the replies of phase ``secure-unmask``.
-            before: the arrays by name from which the sites started.
+            before: the arrays that the sites started from, by name.
 
         Returns:
             The arrays by name, float32, and the metrics by name; both are weighted by samples.
 
         Raises:
             SettingError: the quantisation is too coarse for these samples.
-            SiteError: too few sites replied, their shares do not belong together, or the unmasked
-                sum is impossible.
+            SiteError: too few sites replied, their shares do not restore the mask keys, or the
+                unmasked sum is impossible.
         """
         self._refuse_few(replies, "helped to take the masks off")
         sums = mask_arrays(self._sums, *self._remaining_mask_keys(replies))
@@ -302,11 +303,11 @@ class SecureSum:
         return means
 
     def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
-        """Return the mask keys whose masks must be added to the sum, and those to subtract.
+        """Return two lists of mask keys: masks to add to the sum, and masks to subtract from it.
 
         Each site that answered left its own mask in the sum. A site that gave shares but no weights
-        left its pairwise masks at all other sites, so the server reconstructs that site's key to
-        compute them.
+        left its pairwise masks in the sums of all other sites, so the server reconstructs that
+        site's key to compute these masks. ``_reconstruct_secret`` raises a SiteError if it cannot.
         """
         plus: list[bytes] = []
         # Per giver, the shares that it returned, by the site whose secret they belong to
@@ -405,7 +406,7 @@ class SecureSum:
         Args:
             updates: the mean update of each array.
             way: the quantisation of this sum.
-            share: the scale B / samples by which the sums were multiplied.
+            share: B / samples, the factor that the sums were multiplied by.
 
         Raises:
             SiteError: the mean is longer than 'secure.clip-norm' allows.

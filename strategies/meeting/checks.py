@@ -38,7 +38,7 @@ _SUM = 1e18  # a larger sum is refused, so that its square stays finite
 _ROUNDING, _TINY = 1e-9, 1e-300
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 FAR = 1000.0
-_FEW = 3  # between two sites nobody can tell which one is odd
+_FEW = 3  # with only two sites, nobody can tell which site is odd
 
 
 # --- One hello: each check gets the facts, and may rely on their types only ---
@@ -81,7 +81,7 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Return a fault if a fingerprint is no hexadecimal SHA-256 of a split; else None."""
+    """Return a fault if a fingerprint is not a hexadecimal SHA-256 of a known split; else None."""
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
@@ -106,7 +106,10 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if there are not 2 to 10,000 classes, or only some have names; else None."""
+    """Return a fault if there are not 2 to 10,000 classes, or names for another number; else None.
+
+    Class names may be missing altogether.
+    """
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
@@ -115,10 +118,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Return a fault if a count is impossible: of labels, left-out samples, or the floor.
+    """Return a fault if the label counts, the left-out samples or the floor are impossible.
 
-    None if all are possible. A site at trust 'sums' reports no label counts, which is no fault
-    here.
+    None if all are possible. Missing label counts are accepted here, because a site at trust 'sums'
+    reports none.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
@@ -136,7 +139,8 @@ def check_sums(facts: SiteFacts) -> str | None:
     """Return a fault if a table's sums cannot come from its training rows; else None.
 
     Counts must be whole and at most the number of rows, sums at most 1e18, and the sums of squares
-    must satisfy the Cauchy-Schwarz inequality up to rounding. A hello without sums has no fault.
+    must satisfy the Cauchy-Schwarz inequality up to rounding. Sums without feature names are a
+    fault. None for a hello without sums.
     """
     sums = facts.sums
     if sums is None:
@@ -312,8 +316,9 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose training samples another site also has, each with the reason.
 
-    Such samples would count twice. Equal fingerprints of the training split decide, and all sites
-    with the same one are returned.
+    Shared samples would count twice. Sites are compared by the fingerprint of the training split,
+    and all sites with an equal fingerprint are returned. A site without training samples or without
+    this fingerprint is not compared.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -354,10 +359,10 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites that send feature sums although the run pools none, or lack them if it does.
+    """Return the sites that send feature sums against the setting 'data.standardise'.
 
-    ``pooled`` tells whether 'data.standardise' is "pooled". If no site sends sums, no site is
-    returned, because the data are not tables.
+    If ``pooled`` ('data.standardise' is "pooled"), these are the sites without sums; otherwise the
+    sites with sums. If no site sends sums, no site is returned, because the data are not tables.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -437,14 +442,14 @@ def _typical_scale(scales: Vector) -> float:
 
 
 def _and(sites: Sequence[str]) -> str:
-    """Join names in words; of more than four only the first three are named."""
+    """Join at least two names by commas and "and"; more than four become three and a count."""
     shown = list(sites)
     if len(sites) > 4:
         shown = [*sites[:3], f"{len(sites) - 3} more"]
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-# Those of one check are left out before the next one looks
+# Sites that one check returns are left out before the next check runs
 TOGETHER_CHECKS: tuple[Callable[[Facts, bool], Refused], ...] = (
     find_shared_data,
     find_other_tasks,

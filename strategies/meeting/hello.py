@@ -44,7 +44,7 @@ def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
 
     Args:
         content: the content of the node's message.
-        counted: whether the hello must have label counts; at trust 'sums' it has none.
+        counted: whether the hello must have label counts. At trust 'sums' they are not required.
 
     Raises:
         SiteError: the hello cannot be read, or a value in it is impossible; one line.
@@ -104,7 +104,9 @@ def ask_nodes(
 
 @contextmanager
 def reading(what: str, content: RecordDict) -> Iterator[None]:
-    """Turn any exception in the block, which reads untrusted data, into a SiteError of one line.
+    """Turn any exception in the ``with`` block, which reads untrusted data, into a SiteError.
+
+    The error is one line.
 
     Args:
         what: the name of the data in errors, such as "its hello".

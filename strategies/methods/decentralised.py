@@ -3,7 +3,8 @@
 Flower is a star, so everything that one silo sends to another passes the server. The server keeps
 only the newest model of each silo, for the next round and the checkpoint.
 
-Messages down: ``model/<array>`` (the consensus model Theta, if it is measured or starts a silo),
+Messages down: ``model/<array>`` (Theta, the mean of the silos' models, if it is measured or starts
+a silo),
 ``neighbour/<site>/<array>`` for each in-neighbour in the round, and ``note.mixing``, the silo's row
 of the mixing matrix as JSON. Messages up: the silo's own trained arrays by state-dict name. Theta
 is the mean of theta_i over the silos that finished the round (vartheta_i of FedEFM, part 3), all
@@ -71,7 +72,7 @@ class Decentralised(Method):
         return open_silo_set(self.common.silo_set)
 
     def initial_state(self) -> Any:
-        """Return the weights from which every silo starts, as ``model/<array>``.
+        """Return the weights that every silo starts from, as ``model/<array>``.
 
         The topology is built here, so that an invalid one stops the run before round 1.
 
@@ -94,18 +95,22 @@ class Decentralised(Method):
         return self.with_models(state, ask(TRAIN, send, expect=expected, notes=notes))
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return Theta for the final evaluation.
+        """Return Theta as ``model/<array>``, for the final evaluation.
 
-        A finished run's state holds only Theta, by plain names.
+        A finished run's state may hold only Theta, by plain names; then these arrays are returned.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
     def model(self, state: State) -> dict[str, NDArray]:
-        """Return the consensus model Theta by plain array names."""
+        """Return Theta, the mean of the silos' models, by plain array names."""
         return arrays_below(MODEL, state.arrays)
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if the site measures or starts from it; else empty."""
+        """Return Theta as ``model/<array>`` if the site needs it in the next round; else empty.
+
+        Theta is the mean of the silos' models. A site without stored state starts from it, and
+        every site needs it in a round that measures.
+        """
         if site in ask.stateful_sites and not self.common.measures_in(state.round + 1):
             return {}
         return with_prefix(MODEL, self.model(state))
@@ -121,7 +126,8 @@ class Decentralised(Method):
         """Return the state with the silos' newly trained models, and with their mean as Theta.
 
         All silos that replied have the same weight in Theta. A silo without a reply keeps its model
-        of an earlier round. The silos' training times are added up too (``time``).
+        of an earlier round. Also calls ``self.time``, which adds the replies' training seconds to
+        the silos' totals.
         """
         theta = self.average(trained, self.model(state), equal=True)
         # A silo that did not answer keeps its model of an earlier round
@@ -140,11 +146,11 @@ class Decentralised(Method):
 
     @cached_property
     def _seconds(self) -> dict[str, tuple[float, int]]:
-        """For each silo the total seconds of training, and the number of messages they are from."""
+        """For each silo the total seconds of training, and the number of replies counted."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return the seconds that each site trains one visiting model; None without visits."""
+        """Return each site's seconds to train one visiting model; here None, without visits."""
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -155,7 +161,7 @@ class Decentralised(Method):
         """
         times: dict[str, float] | None = None
         visits: Mapping[str, float] | None = None
-        # A process that resumed a run after its last round has no times of the silos
+        # A process that resumed a run after its last round does not know the silos' times
         if self._seconds.keys() == set(self.participants.sites()):
             times = {site: total / count for site, (total, count) in self._seconds.items()}
             visits = self.visit_seconds()
@@ -166,7 +172,7 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a silo: its weights for its neighbours, their mean for all."""
+        """List the data sent by a silo: its weights for its neighbours, and their mean for all."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours in the topology '{self.kind()}', and their mean over all silos to all "
@@ -225,7 +231,7 @@ class Star(Decentralised):
         return replace(state, arrays=with_prefix(MODEL, mean))
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a silo: its weights, of which other silos get only the mean."""
+        """List the data sent by a silo: its weights; other silos get only the mean of all."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; "
             "their mean over all silos goes to all silos"

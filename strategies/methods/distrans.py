@@ -51,7 +51,10 @@ class DisTrans(FedAvg):
     )
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights and, unless it stays there, the offset."""
+        """List the data sent by a site: the weights and the offset.
+
+        With 'offset-aggregation' "none" the offset stays at the site and is not listed.
+        """
         network = super().disclosures()
         if self.settings.offset_aggregation == "none":
             return network
@@ -63,8 +66,9 @@ class DisTrans(FedAvg):
     def initial_state(self) -> State:
         """Return FedAvg's initial network with doubled channels, and the initial offsets.
 
-        With 'offset-aggregation' "none" there is no offset, and with "embedding" one offset per
-        site, which a new embedding computes.
+        'offset-aggregation' decides on the offsets. With "mean" the state has one offset for all
+        sites, with "none" it has no offset, and with "embedding" it has one offset per site, which
+        a new embedding computes.
         """
         single, task = starting_network(self.common, self.task), self.task
         network = double_channels(single, self.common, task.input_shape)
@@ -90,7 +94,10 @@ class DisTrans(FedAvg):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the network and, unless offsets stay at the sites, the offset for ``site``."""
+        """Return the network and the offset for ``site``; no offset if the state has none.
+
+        The state has none with 'offset-aggregation' "none", because offsets then stay at the sites.
+        """
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
         if own is not None:
@@ -110,7 +117,7 @@ class DisTrans(FedAvg):
             # float64, because many steps on a small network add up
             weights[name] = torch.from_numpy(np.array(array, np.float64))
         embedding.load_state_dict(weights)
-        # Sorted, because each step changes the weights from which the next one starts
+        # Sorted, because each step starts from the weights that the step before has changed
         for site, reply in sorted(replies.items()):
             offset = torch.from_numpy(reply.arrays[OFFSET].astype(np.float64))
             wanted = from_pixels(offset, self.common)

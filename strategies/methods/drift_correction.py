@@ -21,7 +21,7 @@ from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State, initi
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 _ROUNDING = 1e-9  # the relative error of 1 / K
-_LEAST_SHARE = 2.0**-16  # 1 over the most steps of a round that count
+_LEAST_SHARE = 2.0**-16  # the least value of 1 / K
 
 
 class SCAFFOLD(FedAvg):
@@ -74,7 +74,7 @@ class SCAFFOLD(FedAvg):
         return replace(state, arrays=after)
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Explain why the reply's 1 / K is impossible for so many samples, or return None.
+        """Explain why the reply's 1 / K is impossible for its number of samples, or return None.
 
         K must be from 1 to ``most_steps``.
         """
@@ -84,7 +84,7 @@ class SCAFFOLD(FedAvg):
         return f"metric '{INVERSE_STEPS}' is {share:g}, not 1 over 1 to {most} steps"
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: weights, control variates and the number of steps."""
+        """List the data sent by a site: weights, control variates and the number of steps."""
         gradient = (
             "the mean gradient of the round's steps, with the weights and protected like them"
         )
@@ -146,15 +146,15 @@ class FedNova(FedAvg):
         return f"metric '{STEPS}' is {steps:g}, not 1 to {most}"
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights and the number of steps."""
+        """List the data sent by a site: the weights and the number of steps."""
         return super().disclosures().also(_steps_that_leave(self.common))
 
 
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the most optimiser steps that a site with ``samples`` can take in a round.
 
-    With paced epochs it is the pace, with 'train.local-steps' that number, and otherwise the number
-    of epochs times the batches per epoch.
+    If 'train.epoch-steps' and a pace are set, this is the pace. If only 'train.local-steps' is set,
+    it is that number. Otherwise it is the number of epochs times the batches per epoch.
     """
     if common.epoch_steps and common.pace:
         return common.pace
@@ -165,7 +165,7 @@ def most_steps(common: CommonSettings, samples: int) -> int:
 
 
 def _steps_that_leave(common: CommonSettings) -> str:
-    """Say that the number of steps leaves a site, and who learns it."""
+    """Describe in words that a site sends its number of steps, and who learns it."""
     steps = "the number of optimiser steps, each round"
     if common.trust == SUMS:
         steps += ", of which the server learns only the mean"
@@ -176,19 +176,19 @@ class Moon(FedAvg):
     """Averages the trained networks, including the projection heads (Li, He and Song 2021).
 
     Training messages, both ways: FedAvg's, and the projection head as ``projection/<name>``,
-    float32. ``evaluate`` sends only the network, because the head has no part in predictions. The
+    float32. ``evaluate`` sends only the network, because predictions do not use the head. The
     sites compute the contrastive term (``client_app/methods/moon.py``).
     """
 
     settings: MoonSettings
-    beside = (PROJECTION,)  # not part of the model, so that it loads like FedAvg's
+    beside = (PROJECTION,)  # not part of the model, so that the model loads like FedAvg's
 
     def initial_state(self) -> State:
-        """Return FedAvg's initial weights, and those of the projection head."""
+        """Return FedAvg's initial weights, and the projection head's as ``projection/<name>``."""
         head = build_projection(self.common.seed, self.blueprint.channels)
         named = with_prefix(PROJECTION, initial_weights(head))
         return State(self.starting_weights() | named)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights and the projection head."""
+        """List the data sent by a site: the weights and the projection head."""
         return super().disclosures().also("the projection head, trained, each round")

@@ -42,7 +42,7 @@ class FedAlignCLState(State):
 
 
 class FedAlignCL(FedAvg):
-    """Averages noisy weights and passes the sites' noisy embeddings to the others."""
+    """Averages noisy weights and passes each site's noisy embeddings to all other sites."""
 
     settings: FedAlignCLSettings
     beside = (_BUFFER, DISCRIMINATORS)
@@ -61,10 +61,11 @@ class FedAlignCL(FedAvg):
         return name
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights, shared embeddings, and forgotten shares.
+        """List the data sent by a site: the weights, and what alignment and curriculum add.
 
-        The noise on them is described too. With 'align-target' "others" the weights of the site's
-        discriminator leave with the embeddings.
+        Alignment adds shared embeddings and, with 'align-target' "others", the weights of the
+        site's discriminator. The curriculum adds the shares of forgotten images. The noise on the
+        data is described too.
         """
         own, noisy, noise = self.settings, " without noise", ""
         if own.noise_variance:
@@ -148,8 +149,9 @@ class FedAlignCL(FedAvg):
     def _embeddings_of(self, site: str, state: State) -> int:
         """Return the number of embeddings to request from ``site`` in the round after ``state``.
 
-        It is 'shared-embeddings', or fewer if the site has fewer training samples. It is 0 unless
-        the round after the requesting one aligns, because embeddings are used one round later.
+        It is 'shared-embeddings', or fewer if the site has fewer training samples. Embeddings are
+        used one round after they are requested, so it is 0 if that later round does not align or is
+        after the run's last round.
         """
         asks = state.round + 2  # embeddings that arrive in a round are used in the next one
         if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):

@@ -55,7 +55,7 @@ class FedAvg(Method):
         return after
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: all weights and, with secure aggregation, mask keys."""
+        """List the data sent by a site: all weights and, with secure aggregation, mask keys."""
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":
             return Disclosures(what)
@@ -85,7 +85,7 @@ class Cyclic(FedAvg):
         return state
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights, which the next silo receives unchanged."""
+        """List the data sent by a site: the weights, which the next silo receives unchanged."""
         return Disclosures(
             "all weights and batch-norm statistics of the network as this site trained it, each "
             "round, to the server and one other site"

@@ -54,7 +54,7 @@ class FedEFM(Decentralised):
     state_class = FedEFMState
 
     def initial_state(self) -> Any:
-        """Return the weights from which every silo starts, as ``model/<array>``.
+        """Return the weights that every silo starts from, as ``model/<array>``.
 
         Raises:
             SettingError: the topology is invalid, or 'fedefm.emd-solver' is "cvxpylayers" and the
@@ -90,9 +90,10 @@ class FedEFM(Decentralised):
         return self._next_state(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if ``site`` needs it in this round; else empty.
+        """Return Theta as ``model/<array>`` if ``site`` needs it in the next round; else empty.
 
-        If silos continue from the mean, every silo needs it in every round.
+        Theta is the mean of the silos' models. With 'continue-from' "mean" every silo gets it in
+        every round; otherwise the rule of ``Decentralised.theta_for`` decides.
         """
         if self.settings.continue_from == "mean":
             return with_prefix(MODEL, self.model(state))
@@ -112,7 +113,12 @@ class FedEFM(Decentralised):
         return models
 
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
-        """Return the state with the silos' new models, their mean, and this round's closeness."""
+        """Return the state with the silos' new models, their mean, and this round's closeness.
+
+        Closeness tells how similar the model that a host trained is to the owner's model, -1 to 1.
+        Its values are stored under the round and "owner<-host". Values that an owner's reply does
+        not have are left out.
+        """
         edges = {}
         for owner, reply in replies.items():
             for host in self.participants.sites():
@@ -138,7 +144,7 @@ class FedEFM(Decentralised):
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return each site's mean seconds per visiting model.
 
-        A site that trained no visitor gets the mean over the sites that did.
+        A site that trained no visitor gets the mean over the sites that did; 0 if no site did.
         """
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))
@@ -162,7 +168,7 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a silo: its model, its visitors' models and their closeness.
+        """List the data sent by a silo: its model, its visitors' models and their closeness.
 
         If 'fedefm.visit' is "average", only its own model leaves.
         """

@@ -7,7 +7,7 @@ least 0 and sum to 1. The variants of table 2 also average prompts (``shared-pro
 ``prompts.b``, or all prompts and the head), which go both ways by their names. ``evaluate`` sends
 only these.
 
-The buffer holds the maps of the last round, so a site that did not reply has no map in it.
+The buffer holds the maps of the last round, so it has no maps of a site that did not reply.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class FedEvPrompt(Method):
     )
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: attention maps and averaged prompts, or neither."""
+        """List the data sent by a site: attention maps, prompts and the head, as the settings say.
+
+        Maps are sent if 'distillation-weight' is above 0. 'shared-prompts' decides whether prompts,
+        or all prompts and the head, are sent. If nothing is sent, one sentence says so.
+        """
         own, sentences = self.settings, []
         if own.distillation_weight:
             chosen = "any"
@@ -79,7 +83,7 @@ class FedEvPrompt(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Send prompts and the other sites' maps, average the prompts, and replace the maps.
 
-        A site that did not reply has no map in the new state.
+        A site that did not reply has no maps in the new state.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}

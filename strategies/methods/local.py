@@ -34,14 +34,14 @@ class Local(Method):
         return {}
 
     def disclosures(self) -> Disclosures:
-        """Return no sentences, because nothing leaves a site."""
+        """Return no sentences, because sites send no arrays."""
         return Disclosures()
 
 
 class Ensemble(Method):
     """Collects the sites' own models once; their probabilities are averaged."""
 
-    # A mixture of probabilities has no evidence alpha
+    # A mixture of probabilities does not have evidence alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
@@ -61,7 +61,7 @@ class Ensemble(Method):
         return replace(state, arrays=experts)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: its model, once, after the last round."""
+        """List the data sent by a site: its model, once, after the last round."""
         return Disclosures(
             "once, after the last round: all weights and batch-norm statistics of the site's own "
             "model, which go to all other sites"
@@ -84,7 +84,7 @@ class Cross(Ensemble):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: its model, once, and all models' metrics on its data."""
+        """List the data sent by a site: its model, once, and all models' metrics on its data."""
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",
@@ -97,8 +97,9 @@ class Cross(Ensemble):
 
         Rows are training sites and columns are testing sites.
 
-        A value is None if the testing site's labels leave the metric undefined, or if one of the
-        two sites gave no reply. A metric without any value is left out.
+        A value is None if the testing site's labels leave the metric undefined, or if the training
+        or the testing site gave no reply. A metric without any value is left out; without any
+        metric there is no file.
         """
         sites = self.participants.sites()
         document = {}

@@ -31,9 +31,9 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return the state with the sites added that trained a personal model in this round.
+        """Return the state after adding the sites that trained a personal model in this round.
 
-        Only sites whose reply says that they store state are added.
+        These are the sites whose reply says that they keep state.
         """
         personal = set(self.personal)
         for site, reply in replies.items():
@@ -69,7 +69,7 @@ class FedAvgFT(FedAvg):
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the weights, only in the rounds before fine-tuning."""
+        """List the data sent by a site: the weights, only in the rounds before fine-tuning."""
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "
@@ -121,7 +121,7 @@ class FedBABU(FedAvgFT):
         return replace(state, arrays={**state.arrays, **self.average(trained, body)})
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: FedAvg+FT's, but without the last layer."""
+        """List the data sent by a site: FedAvg+FT's data without the last layer."""
         (said,) = super().disclosures().leaves
         head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
         return Disclosures(said.replace("of the network", head))
@@ -133,6 +133,6 @@ class Ditto(FedAvg):
     capabilities = replace(FedAvg.capabilities, paced_epochs=False)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: the global model's weights, never its own model."""
+        """List the data sent by a site: the global model's weights, never its own model."""
         shared, *more = super().disclosures().leaves
         return Disclosures(f"{shared}; the site's own model stays", *more)

@@ -56,16 +56,16 @@ class PICSR(Method):
     """Collects experts and prototypes, then averages the router."""
 
     settings: PICSRSettings
-    # A mixture of probabilities has no evidence alpha
+    # A mixture of probabilities does not have evidence alpha
     capabilities = Capabilities(
         vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS
     )
     state_class = PersonalState
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: expert, prototype, router and routing statistics.
+        """List the data sent by a site: expert, prototype, router and routing statistics.
 
-        With finetuned experts the weights of the warm-up rounds leave too.
+        With finetuned experts the weights of the warm-up rounds are listed too.
         """
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
@@ -103,9 +103,9 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train its expert alone; in the last such round also collect it.
+        """Let each site train its expert alone; in the last of these rounds also collect it.
 
-        That reply holds the expert and the site's prototype.
+        The replies of that round hold the expert and the site's prototype.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -131,7 +131,7 @@ class PICSR(Method):
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
-        """Return the arrays from which a site's expert starts; empty once the site trains its own.
+        """Return the arrays that a site's expert starts from; empty once the site trains its own.
 
         Finetuned experts start from the global weights, local ones from the seed or from
         'train.initial-weights'.
@@ -181,7 +181,7 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that the next round trains: in the warm-up all, else the router."""
+        """Return the arrays that the next round trains: in the warm-up all, later the router's."""
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays
         return with_prefix(ROUTER, arrays_below(ROUTER, state.arrays))

@@ -63,7 +63,7 @@ class UEFLState(State):
     entropies: Sequence[Mapping[str, Any]] = ()
     # Round -> the sites that got a new book
     extended: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    refreshed: Sequence[int] = ()  # the rounds after which the first book was re-initialised
+    refreshed: Sequence[int] = ()  # the rounds that ended by re-initialising the first book
 
 
 class UEFL(Method):
@@ -103,9 +103,9 @@ class UEFL(Method):
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average the network and the books; at the end of an iteration extend the books.
 
-        An iteration ends with a check, in which all sites measure their uncertainty. Uncertain
-        sites then get a new book. With 'uefl.refresh' the certain sites' features re-initialise the
-        first book, unless the run ends here.
+        An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
+        a new book. With 'uefl.refresh' the certain sites' features re-initialise the first book,
+        unless the run ends here.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -192,7 +192,7 @@ class UEFL(Method):
     def _extend(self, state: UEFLState, found: Replies) -> UEFLState:
         """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
 
-        The round is noted even if none of the uncertain sites found codewords; then no book is
+        If no uncertain site found codewords, the round is noted with an empty list and no book is
         added. If no site is uncertain, the state is unchanged.
         """
         if not state.uncertain:
@@ -207,7 +207,10 @@ class UEFL(Method):
         return replace(state, arrays=arrays, access=access)
 
     def _refresh(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first book from the certain sites' centroids, if there are any."""
+        """Re-initialise the first book from the certain sites' centroids, and note the round.
+
+        Without a certain site in ``found`` the state is unchanged.
+        """
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
             return state
@@ -215,10 +218,10 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return the named array of a new book: the centroids merged by weighted K-means.
+        """Return the codewords of a new book, as the only array of a mapping: ``codebook.<book>``.
 
-        If no centroids were sent, because new books are Gaussian, the codewords are drawn from the
-        seed.
+        The codewords are the replies' centroids, merged by weighted K-means. If no centroids were
+        sent, because new books are Gaussian, the codewords are drawn from the seed.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []
@@ -258,9 +261,9 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return the rounds in which books were added, for which sites, or re-initialised."""
+        """Return a note for each round that added a book, with its sites, or re-initialised one."""
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:
-        """List the data that leave a site: weights, codebooks and centroids."""
+        """List the data sent by a site: weights, codebooks and centroids."""
         return Disclosures(*self.settings.list_disclosures())

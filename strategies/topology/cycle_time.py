@@ -4,7 +4,7 @@ Marfoq et al. 2020, "Throughput-optimal topology design for cross-silo federated
 an arc i -> j takes compute(i) + latency(i, j) + bits / min(line / links out of i, line / links into
 j, capacity of the path), because all transfers of a site at one time share the site's own line. A
 round ends with its slowest arc, as fedsilo's rounds are synchronous. Marfoq et al. also give a time
-for rounds in which a site waits only for its own neighbours: the largest mean delay of a circuit.
+for rounds where a site waits only for its own neighbours: the largest mean delay of a circuit.
 It is never larger; on a directed ring it is the mean over the arcs instead of the largest.
 """
 
@@ -180,8 +180,8 @@ def topology_document(
 ) -> dict[str, Any]:
     """Build the content of topology.json: the graph, its mixing weights, and the times of rounds.
 
-    ``cycle-times`` has this topology and the others that can be built over the same links, by kind.
-    It is empty if ``compute_seconds`` is None.
+    ``cycle-times`` has the seconds of a round, by kind, for this topology and for other topologies
+    over the same links (``_alternatives``). It is empty if ``compute_seconds`` is None.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
@@ -243,7 +243,9 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 
 def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
-    """Return complete, ring, star, matcha and this topology by kind, over the same links.
+    """Return the topologies to compare, by kind: complete, ring, star, matcha and this one.
+
+    All use the same links.
 
     A topology that cannot be built is left out.
     """

@@ -1,4 +1,4 @@
-"""Topologies: the sites that exchange models, and the weights by which models are mixed.
+"""Topologies: the sites that exchange models, and the weights that mix the models.
 
 The mixing matrix W of a topology is doubly stochastic in every round: row i holds the weights of
 site i's own model and of its in-neighbours' models (Lian et al. 2017). ``hub`` and ``graph`` have
@@ -49,9 +49,9 @@ class Topology:
         return self.weights
 
     def mixing(self, site: str, round_: int) -> dict[str, float]:
-        """Return the weights by which ``site`` mixes its own and its in-neighbours' models.
+        """Return the weights that ``site`` gives its own and its in-neighbours' models, by site.
 
-        They sum to 1. The site itself is always included, even with weight 0.
+        The weights sum to 1. The site itself is always included, even with weight 0.
         """
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights: dict[str, float] = {}
@@ -168,7 +168,10 @@ def _complete(base: nx.Graph) -> _Built:
 
 
 def _ring(base: nx.Graph) -> _Built:
-    """Connect the sites to a directed ring along a short tour; both weights of a site are 1/2."""
+    """Connect the sites to a directed ring along a short tour.
+
+    A site's own model and its only in-neighbour's model weigh 1/2 each.
+    """
     order = _tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
     weights = np.eye(len(order)) / 2
@@ -184,7 +187,9 @@ def _star(base: nx.Graph) -> _Built:
 
 
 def _hub(base: nx.Graph) -> _Built:
-    """Connect all sites to the one whose largest latency is smallest; ties go to the first name.
+    """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
+
+    Ties go to the first name.
 
     Without latencies the first site is the hub.
     """
@@ -200,9 +205,10 @@ def _hub(base: nx.Graph) -> _Built:
 
 
 def _weigh_edges(graph: nx.Graph) -> _Built:
-    """Return both arcs of each edge, and Metropolis-Hastings weights (sites, sites).
+    """Return the arcs of each edge in both directions, and Metropolis-Hastings weights.
 
-    An edge weighs 1 / (1 + the larger degree of its ends), and the site's own model gets the rest.
+    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and the
+    site's own model gets the rest.
     """
     size = len(graph)
     weights = np.zeros((size, size))

@@ -221,7 +221,7 @@ def algebraic_connectivity(
 def step_size(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
-    """Return alpha, the step size by which sites agree fastest, rounded to 6 digits.
+    """Return alpha, the step size that makes sites agree fastest, rounded to 6 digits.
 
     It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. The
     program maximises 1 - rho, in units of E[L]'s scale, because a small budget makes E[L] tiny.
@@ -286,7 +286,7 @@ def _solve(problem: Any) -> None:
     common here.
 
     Raises:
-        SettingError: the program has no optimum.
+        SettingError: the solver found no optimum at any of its accuracies.
     """
     from cvxpy.error import SolverError
 

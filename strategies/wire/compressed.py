@@ -67,7 +67,7 @@ class Compression:
         )
 
     def pack(self, arrays: Arrays, packed: Packed) -> None:
-        """Put the weights into the cache ``packed`` as bfloat16, if 'server.wire-down' says so.
+        """Put the weights into the cache ``packed`` as bfloat16 if 'server.wire-down' is "bf16".
 
         ``to_record`` then sends the cached form. Arrays already in the cache are skipped.
         """
@@ -88,7 +88,7 @@ class Compression:
         return usable
 
     def packed(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
-        """Return a site's arrays in their wire format: updates as bytes, others unchanged.
+        """Return a site's arrays in their wire format: updates as bytes, other arrays unchanged.
 
         Args:
             leaving: the arrays that the site returns, by name.
@@ -102,7 +102,7 @@ class Compression:
             travelling[name] = array
             if not _is_update(name, ArraySpec(array.shape, str(array.dtype)), sent):
                 continue
-            # An overflow is no warning here, because the next line refuses it with a proper error
+            # An overflow needs no warning here, because the check below raises a proper error
             with np.errstate(over="ignore", invalid="ignore"):
                 update = (array - sent[name]).reshape(-1)
             if not np.isfinite(update).all():
@@ -118,7 +118,7 @@ class Compression:
         return travelling
 
     def reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
-        """Decode a reply like ``reply.decode``, and add its updates to the arrays ``sent``.
+        """Decode a reply like ``reply.decode``, and restore arrays from their updates and ``sent``.
 
         Raises:
             SiteError: the reply is malformed, or a restored array is not finite; one line.

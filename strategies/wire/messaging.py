@@ -95,7 +95,7 @@ def retry_soon() -> bool:
         waits = [function.__kwdefaults__ or {} for function in asking]
     except (ImportError, AttributeError):
         return False
-    # Both or neither, so that a half known version of Flower keeps its own waits
+    # Both functions or neither, so that a partly known version of Flower keeps its own waits
     if not all("initial_backoff" in wait for wait in waits):
         return False
     for wait in waits:

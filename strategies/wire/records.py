@@ -170,7 +170,7 @@ Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 
 
 def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
-    """Return a message's content in which each record's arrays are joined into one bundle.
+    """Return a message's content with each record's arrays joined into one bundle.
 
     A record stays unchanged if it has a single array, or an array that does not hold numbers.
 

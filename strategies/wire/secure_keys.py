@@ -87,9 +87,9 @@ def public_half(private: bytes) -> bytes:
 
 
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the 32 bytes from which two sites draw the mask between them.
+    """Derive the 32 bytes that seed the mask between two sites.
 
-    Both sites get the same bytes from their own private and the other's public key.
+    Each site uses its own private key and the other site's public key; both get the same bytes.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -98,7 +98,7 @@ def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the key, base64 of 32 bytes, with which two sites seal and open each other's shares.
+    """Derive the key two sites use to seal and open each other's shares: 32 bytes in base64.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -107,7 +107,7 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
-    """Derive a 32-byte key for one use from the two sites' ECDH secret, by HMAC-SHA256.
+    """Derive a 32-byte key for the purpose ``use`` from two sites' ECDH secret, by HMAC-SHA256.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -120,7 +120,7 @@ def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
 
 
 def mask_check(own_mask: bytes) -> bytes:
-    """Return the commitment by which the server verifies a reconstructed mask seed."""
+    """Return a hash of a mask seed, which lets the server verify a reconstructed seed."""
     return digest("own mask", own_mask)
 
 
@@ -128,7 +128,7 @@ def refuse_no_key(public: bytes) -> None:
     """Check that the bytes are a public key on the curve that all sites use.
 
     Raises:
-        SiteError: the bytes are not such a key.
+        SiteError: the bytes are not a public key on that curve.
     """
     mask_key(new_key_pair().private, public, b"")
 
@@ -228,7 +228,7 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number from a record; a bool is none.
+    """Read a whole number from a record; a bool does not count as a number.
 
     Raises:
         SiteError: the record has no such number under ``key``.

@@ -1,4 +1,4 @@
-"""Signatures by the keys with which hospitals are registered, and the texts that they sign.
+"""Signatures made with the hospitals' registered keys, and the texts that they sign.
 
 The server knows a hospital by the fingerprint of its SuperNode's public key (OpenSSH form), as
 ``ssh-keygen -l`` prints it. Hospitals know each other by the code of the key that signs in secure
@@ -55,12 +55,12 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Build the text that a site signs to vouch for its two public keys of a round."""
+    """Build the text that a site signs to confirm its two public keys of a round."""
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
 def common_splits(said: Iterable[str]) -> list[str]:
-    """Return the splits that all sites measure, sorted.
+    """Return the splits that all sites measure, sorted; empty without sites.
 
     Args:
         said: for each site, its splits joined by commas, such as "test,val".
@@ -77,7 +77,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Hash the values on which the sites of a round must agree, to 32 bytes.
+    """Hash the values that the sites of a round must agree on, to 32 bytes.
 
     Args:
         run: the name of the run.

@@ -353,7 +353,8 @@ def test_silos_by_label_have_a_fingerprint_that_their_share_decides() -> None:
     assert data_fingerprint(dataclasses.replace(halves, partition="own")) != first
 
 
-@pytest.mark.parametrize("name", DATA_SETS)
+# 'heart-synthetic' is computed, so it is always here, and keeps cholesterols of 0 as 'heart' does
+@pytest.mark.parametrize("name", sorted(set(DATA_SETS) - {"heart-synthetic"}))
 def test_a_data_set_says_nothing_of_data_that_are_not_here(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
