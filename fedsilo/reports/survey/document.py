@@ -60,7 +60,7 @@ class SurveyDocument(BaseModel):
         return feature
 
     def cell_titles(self, feature: MeasuredFeature) -> list[str]:
-        """Return the names of the cells in a feature's histogram, with the titles of known levels."""
+        """Return the names of the cells in a feature's histogram; known levels by their titles."""
         names = cell_names(feature)
         if feature.levels and feature.name in self.columns:
             levels = self.columns[feature.name].levels

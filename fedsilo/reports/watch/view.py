@@ -70,8 +70,9 @@ class Watched:
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
-        """Describe the state of the run; if it was killed or interrupted, with the command to
-        resume it.
+        """Describe the state of the run.
+
+        If the run was killed or interrupted, the text has the command that resumes it.
         """
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
@@ -224,7 +225,7 @@ class View:
         return "; ".join(parts)
 
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Build a row for each site in the columns ``SITE_COLUMNS``; an empty list without a run."""
+        """Build a row for each site in the columns ``SITE_COLUMNS``; empty without a run."""
         if self.run is None:
             return []
         rows: list[tuple[str, ...]] = []
