@@ -67,7 +67,7 @@ class Budget:
     dataset: str  # rows on other data are not compared
     # The settings of training and start, without those that have no effect
     given: Mapping[str, Value]
-    trials: int = 0  # points from which its settings were chosen; 0 if it was not tuned
+    trials: int = 0  # points tried to choose its settings; 0 if it was not tuned
     rounds: Sequence[int] = ()  # finished rounds of each seed
     # Sums over all sites, averaged over seeds; 0 if unknown
     steps: float = 0.0

@@ -65,7 +65,7 @@ class Tested:
     def lines(self) -> list[list[str]]:
         """Format the p values as a triangle: column titles, then a row for each later experiment.
 
-        Columns are the experiments without the last one; a cell without a test is "-".
+        The columns are all experiments but the last; a cell without a test is "-".
         """
         columns, later = self.experiments[:-1], self.experiments[1:]
         lines = [["p", *columns]]
@@ -220,7 +220,7 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
     """Return the remarks that a reader of the p values needs, one per line.
 
     Args:
-        tested: the tests of any metric, from which the number of pairs is taken.
+        tested: the tests of any one metric; only their number of pairs is used.
         seeds: the number of seeds.
         paired: whether the t-tests compare seed by seed.
         same_split: whether all seeds share one split; None if the sites do not report it.

@@ -108,7 +108,7 @@ def run_missing(
         pool: the pool.
         work: a function that can be pickled.
         missing: the items.
-        ended: called in this process with an item and its outcome, in the order in which items end.
+        ended: called in this process with an item and its outcome, whenever an item ends.
 
     Raises:
         RunFailedError: a worker process died.
@@ -278,7 +278,8 @@ def make_pool(
 def _begin_worker(command: int) -> None:
     """Discard a new worker's output, and make it end when the process ``command`` ends.
 
-    SIGUSR1 ends it, and not SIGTERM, because a pool uses SIGTERM to end workers at once.
+    The worker ignores Ctrl-C until work begins. SIGUSR1 ends it rather than SIGTERM, because a pool
+    uses SIGTERM to end workers at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
@@ -291,9 +292,9 @@ def _begin_worker(command: int) -> None:
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-    """Call ``work`` in a worker process; Ctrl-C interrupts it, but not a worker that waits.
+    """Call ``work`` in a worker process; Ctrl-C interrupts the work, but not an idle worker.
 
-    If the command has ended, the whole process ends.
+    If the command ends meanwhile (``SystemExit``), the worker process ends at once.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

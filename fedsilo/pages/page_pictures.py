@@ -38,7 +38,7 @@ def curves(
         lines: title of a line -> round -> value.
         styles: title of a line -> its style.
         label: the label of the vertical axis.
-        over: the label of the horizontal axis, if it does not show rounds.
+        over: the label of the horizontal axis.
 
     Returns:
         The text of an ``svg`` element.
@@ -62,7 +62,7 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Draw values with their intervals as points and error bars, a row for each name.
+    """Draw values with their intervals as points and error bars, one row of the picture per name.
 
     Args:
         name: the picture's name, unique on its page.
@@ -149,7 +149,8 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         name: the picture's name, unique on its page.
         found: the bins, in ascending order of their mean.
         label: the label of the horizontal axis.
-        diagonal: whether to draw the line of a calibrated model, if certainty is confidence.
+        diagonal: whether to draw the diagonal of a calibrated model, which makes sense for
+            confidence.
 
     Returns:
         The text of an ``svg`` element.
@@ -213,9 +214,9 @@ def _finish_picture(
 
 
 def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Return matplotlib's lengths of error bars: [distances down, distances up], both (n).
+    """Return the lengths of error bars for matplotlib: [distances down, distances up], both (n).
 
-    A value without an interval has lengths of 0.
+    Without an interval, both lengths of a value are 0.
     """
     down, up = [], []
     for estimate in estimates:
@@ -233,8 +234,8 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 def svg_of(figure: Figure, name: str) -> str:
     """Convert a figure to the text of one ``svg`` element; equal figures give equal bytes.
 
-    Letters stay letters, so that they can be searched and read aloud. All ids begin with ``name``,
-    which is unique on its page, because ids of two pictures must not be the same.
+    Text is kept as text rather than outlines, so that it can be searched and read aloud. All ids
+    begin with ``name``, which must be unique on the page, so that two pictures never share an id.
     """
     import matplotlib
 

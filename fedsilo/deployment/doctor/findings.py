@@ -96,8 +96,8 @@ class Check(Generic[S]):
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
     """Run checks on a setup and yield their findings; a failed check does not stop the others.
 
-    Each check must come after the checks that it needs. ``about`` names the site of the setup, or
-    is empty.
+    A check is skipped if another check that it needs has not passed, so it must come after those.
+    ``about`` names the site of the setup, or is empty.
     """
     passed: set[str] = set()
     for check in checks:
@@ -133,7 +133,10 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Split an error into its fault and its fix, for our errors, the system's errors and bugs."""
+    """Return an error's fault and fix; the fix is empty for a ``FedsiloError`` without one.
+
+    An error that is neither ours nor the system's is reported as a bug of the check.
+    """
     if isinstance(error, Refused):
         return error.fault, error.fix
     if isinstance(error, FedsiloError):
@@ -143,7 +146,7 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
         if error.errno in FULL:
             fix = "make room on that disk"
         return describe_system_error(error), fix
-    # Any other error is a bug of the check, and its text is no sentence
+    # Any other error is a bug of the check, and its text is not a sentence
     fault = f"the check itself failed ({type(error).__name__}: {error})"
     return fault, "report it to fedsilo's makers"
 

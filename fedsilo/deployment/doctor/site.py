@@ -58,7 +58,7 @@ class SiteSetup:
 
     @classmethod
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
-        """Build the setup of a site of a deployment; ``settings`` as in the class."""
+        """Build the setup of a deployment's site; ``settings`` is None without a run."""
         secrets, ports = deployment.secrets, deployment.ports
         return cls(
             deployment.node_config[site],
@@ -272,7 +272,10 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe the columns that are unlike the means that the schema declares."""
+    """Describe the columns whose means differ clearly from those that the schema declares.
+
+    The list is empty if the schema declares no means.
+    """
     silo = setup.site.silo
     if silo.declared is None:
         return []
@@ -289,7 +292,10 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 
 
 def _requests(setup: SiteSetup) -> Verdict:
-    """Make every request of a run that the hospital may refuse, and describe what would leave."""
+    """Make every request of a run that the hospital may refuse, and describe what would be sent.
+
+    The result is ``Failed`` if the method cannot use the site's data. A refused request raises.
+    """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import SiteSession
 
@@ -314,7 +320,7 @@ def _requests(setup: SiteSetup) -> Verdict:
 
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """Return the data that leave a site in the first round: record names, and sentences on them.
+    """Return what a site sends in the first round: record names, and sentences about the data.
 
     The names are those in the site file's rule 'records', such as ``arrays/head.weight``.
     """

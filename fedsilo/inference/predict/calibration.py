@@ -53,7 +53,7 @@ class Calibration:
     scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
-        """Return the highest score with which a class is in a prediction set of this ``coverage``.
+        """Return the highest score that a class may have in a prediction set of this ``coverage``.
 
         A class's score is one minus its probability.
 
@@ -115,7 +115,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     needed, at least ten.
 
     Raises:
-        DataError: the site has too few validation rows, or they have changed since the run.
+        DataError: the site has too few validation rows, or the rows have changed since the run.
     """
     # If rows were moved between the splits since the run, training rows could be among these
     refuse_other_rows(model, SPLIT)
