@@ -33,7 +33,8 @@ def _flat_settings(content: Any) -> Any:
     """Flatten a mapping of settings to dotted keys.
 
     None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, so that pydantic rejects it.
+    returned unchanged, so that pydantic rejects it. Raises a PydanticCustomError if the nesting is
+    invalid.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -47,8 +48,8 @@ def _read_grid(content: Any) -> Any:
     """Read a tuning grid, key -> list of values, and replace former keys by their current ones.
 
     None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, so that pydantic rejects it. A key that fedsilo does not know, or a key
-    without a list of values, is an error for pydantic.
+    returned unchanged, so that pydantic rejects it. Raises a PydanticCustomError for an unknown
+    key, or for a key without a list of values.
     """
     if not isinstance(content, dict):
         return content or {}

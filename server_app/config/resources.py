@@ -145,14 +145,14 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     seats = [""] * room
     share = min(float(resources["client-resources-num-gpus"]), 1.0)
     if share:
-        gpus = _gpus(int(resources["init-args-num-gpus"]))
+        gpus = _list_gpus(int(resources["init-args-num-gpus"]))
         # Each GPU has as many workers as shares fit into it
         if gpus:
             seats = gpus * int(1 / share)
     return [{VISIBLE: gpu} for gpu in seats[:room]]
 
 
-def _gpus(most: int) -> list[str]:
+def _list_gpus(most: int) -> list[str]:
     """Return the identifiers of the visible GPUs, such as "0"; if ``most`` is 0, all of them.
 
     Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. At

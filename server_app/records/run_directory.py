@@ -341,7 +341,10 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 @contextmanager
 def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Turn a full disk in the block into a RunDirectoryError that says how to continue."""
+    """Turn an OSError of a full disk in the block into a RunDirectoryError with the remedy.
+
+    Any other OSError, and a full disk behind standard output, is raised unchanged.
+    """
     try:
         yield
     except OSError as error:

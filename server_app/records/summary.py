@@ -157,10 +157,10 @@ def result_table(
         label = name
         if group in groups:
             label = f"{name} ({group})"
-        table.add_row(label, *_cells(row, metrics))
+        table.add_row(label, *_format_cells(row, metrics))
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
-        table.add_row(name, *_cells(row, metrics), style="bold")
+        table.add_row(name, *_format_cells(row, metrics), style="bold")
     return table
 
 
@@ -223,7 +223,7 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
     return rows
 
 
-def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
+def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
     """Format a row's values with three decimals, perplexity with one; a missing value is empty."""
     cells = []
     for metric in metrics:

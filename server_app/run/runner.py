@@ -120,8 +120,8 @@ def changed_software(directory: RunDirectory) -> str:
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
         return ""
-    before = _versions(run_settings.read_run_config(path).environment)
-    now = _versions(run_directory.this_environment())
+    before = _read_versions(run_settings.read_run_config(path).environment)
+    now = _read_versions(run_directory.this_environment())
     parts = []
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
@@ -134,7 +134,7 @@ def changed_software(directory: RunDirectory) -> str:
     )
 
 
-def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions in config.toml's environment: name -> version, at most 20 characters."""
     versions = {}
     for name, version in environment.get("packages", {}).items():

@@ -88,15 +88,15 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
     for one, other in combinations(answers, 2):
         a, b = answers[one], answers[other]
         sites = [one, other]
-        totals = [_of_split(a.samples, split), _of_split(b.samples, split)]
+        totals = [_part_on_split(a.samples, split), _part_on_split(b.samples, split)]
         if a.about.classes == b.about.classes:
-            labels = [_of_split(a.labels, split), _of_split(b.labels, split)]
+            labels = [_part_on_split(a.labels, split), _part_on_split(b.labels, split)]
             apart = distance(labels, totals)
             if apart is not None:
                 of_labels.append({"sites": sites, "distance": apart})
         # Without histograms from a site, its features have no distance to another site
-        cells_of_a = _of_split(a.histograms, split) or {}
-        cells_of_b = _of_split(b.histograms, split) or {}
+        cells_of_a = _part_on_split(a.histograms, split) or {}
+        cells_of_b = _part_on_split(b.histograms, split) or {}
         for feature in a.about.features:
             if feature not in b.about.features:
                 continue
@@ -109,7 +109,7 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
     return {"labels": of_labels, "features": of_features}
 
 
-def _of_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
+def _part_on_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
     """Return a site's part on a split; None if the site sent none."""
     if by_split is None:
         return None

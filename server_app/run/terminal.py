@@ -69,7 +69,7 @@ def print_table(console: Console, table: Table) -> None:
         console.print(*fit_table(table, console.width), sep="\n")
         return
     usual = console.width
-    widths = [_widest(column, str.splitlines) for column in table.columns]
+    widths = [_widest_part(column, str.splitlines) for column in table.columns]
     console.width = max(usual, _total_width(widths))
     console.print(table, soft_wrap=True)
     console.width = usual
@@ -84,12 +84,12 @@ def fit_table(table: Table, width: int) -> list[Table]:
         One table. If the columns do not fit side by side, several tables, each with the first
         column and some of the other columns; only the first table has the title.
     """
-    natural = [_widest(column, str.splitlines) for column in table.columns]
+    natural = [_widest_part(column, str.splitlines) for column in table.columns]
     if _total_width(natural) <= width:
         return [table]
     least = []
     for column, longest in zip(table.columns, natural, strict=True):
-        numbers = _widest(column, _NUMBERS.findall)
+        numbers = _widest_part(column, _NUMBERS.findall)
         least.append(max(numbers, min(longest, _LEAST_TEXT)))
     groups: list[list[int]] = [[0]]
     for number in range(1, len(natural)):
@@ -100,13 +100,15 @@ def fit_table(table: Table, width: int) -> list[Table]:
         groups[-1].append(number)
     tables: list[Table] = []
     for group in groups:
-        widths = _shrink([natural[one] for one in group], [least[one] for one in group], width)
+        widths = _narrow_columns(
+            [natural[one] for one in group], [least[one] for one in group], width
+        )
         title = None if tables else table.title
         tables.append(_take_columns(table, dict(zip(group, widths, strict=True)), title))
     return tables
 
 
-def _shrink(widths: list[int], least: list[int], width: int) -> list[int]:
+def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int]:
     """Narrow ``widths`` in place, the widest column first, until the table fits, and return them.
 
     No column becomes narrower than its entry in ``least``, even if the table then does not fit.
@@ -134,7 +136,7 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
     return part
 
 
-def _widest(column: Column, split: Callable[[str], list[str]]) -> int:
+def _widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     """Return the width in characters of a column's longest part of text, at least 1.
 
     ``split`` cuts the header and each cell into parts, such as lines or numbers.

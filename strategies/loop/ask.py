@@ -189,7 +189,7 @@ class _FirstQuestion(Ask):
         self.stateful_sites = stateful_sites
 
     def put(self, question: Question) -> Replies:
-        """Stop by raising the question."""
+        """Raise ``_Asked`` with the question, so that the method's code stops here."""
         raise _Asked(question)
 
 

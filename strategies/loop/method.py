@@ -173,7 +173,7 @@ class Method(ABC):
         return self.state_class()
 
     def notices(self) -> Iterable[str]:
-        """Return remarks on these settings and sites, printed before the run begins."""
+        """Return remarks on these settings and sites, to print before the run begins; here none."""
         return ()
 
     @abstractmethod
@@ -283,6 +283,8 @@ class Method(ABC):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the method's own files for the end of a run: file name -> content for JSON.
 
+        Empty unless the method overrides this.
+
         Args:
             state: the state after the last round.
             values: the final test metrics: site -> metric -> value.
@@ -291,7 +293,7 @@ class Method(ABC):
 
     @classmethod
     def marks(cls, state: Any) -> dict[int, str]:
-        """Return events of the method, round -> text, for the log and the learning curves."""
+        """Return events of the method, round -> text, for the log and the curves; here none."""
         return {}
 
 

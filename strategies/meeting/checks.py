@@ -328,8 +328,8 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     for sites in owners.values():
         if len(sites) > 1:
             reason = (
-                f"sites {_and(sites)} hold the same training samples: one of them was given the "
-                "other's data directory or volume, or its 'site' is not its own"
+                f"sites {_join_sites(sites)} hold the same training samples: one of them was given "
+                "the other's data directory or volume, or its 'site' is not its own"
             )
             refused |= dict.fromkeys(sites, reason)
     return refused
@@ -441,7 +441,7 @@ def _typical_scale(scales: Vector) -> float:
     return float(np.median(positive))
 
 
-def _and(sites: Sequence[str]) -> str:
+def _join_sites(sites: Sequence[str]) -> str:
     """Join at least two names by commas and "and"; more than four become three and a count."""
     shown = list(sites)
     if len(sites) > 4:

@@ -146,7 +146,7 @@ class Decentralised(Method):
 
     @cached_property
     def _seconds(self) -> dict[str, tuple[float, int]]:
-        """For each silo the total seconds of training, and the number of replies counted."""
+        """For each silo, (total seconds of training, number of replies); filled by ``time``."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:

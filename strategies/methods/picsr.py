@@ -115,7 +115,7 @@ class PICSR(Method):
         specs[OWN_PROTOTYPE] = ArraySpec(self.task.input_shape)
         expect = dict.fromkeys(ask.sites, specs)
         replies = ask(TRAIN, send, expect=expect, notes=notes, fault=self._fault_of_expert)
-        return replace(state, arrays=self._collect(replies))
+        return replace(state, arrays=self._collect_experts(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let sites measure the mixture of all experts.
@@ -169,7 +169,7 @@ class PICSR(Method):
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
-    def _collect(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
+    def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
         """Return the experts and prototypes from the replies, and a new router's weights."""
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)

@@ -109,7 +109,7 @@ class UEFL(Method):
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
-            state = replace(self._refresh(state, found), refreshed=())
+            state = replace(self._refresh_first_book(state, found), refreshed=())
         send = self._models_for(state, ask.sites)
         trained = ask(TRAIN, send, expect=send, reference=send)  # eq. 2 and 4 to 7 run at the sites
         state = replace(state, arrays=self._average_books(state, trained), uncertain=())  # eq. 3
@@ -125,7 +125,7 @@ class UEFL(Method):
         if own.refresh == "kmeans" and not is_over:
             asked = ask.sites  # certain sites re-initialise the first book
         found = self._request_codewords(state, ask, asked)
-        return self._refresh(self._extend(state, found), found)
+        return self._refresh_first_book(self._extend_books(state, found), found)
 
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
         """Ask ``sites`` for centroids of their features, and return the replies with new codewords.
@@ -189,7 +189,7 @@ class UEFL(Method):
             entropies=[*state.entropies, check],
         )
 
-    def _extend(self, state: UEFLState, found: Replies) -> UEFLState:
+    def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
         """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
 
         If no uncertain site found codewords, the round is noted with an empty list and no book is
@@ -206,7 +206,7 @@ class UEFL(Method):
         access = {**state.access, str(book): sites}
         return replace(state, arrays=arrays, access=access)
 
-    def _refresh(self, state: UEFLState, found: Replies) -> UEFLState:
+    def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
         """Re-initialise the first book from the certain sites' centroids, and note the round.
 
         Without a certain site in ``found`` the state is unchanged.
