@@ -85,7 +85,7 @@ def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
             if site.instruction.phase == TRAIN:
                 groups.setdefault(site.batch_key(), []).append(site)
     for sites in groups.values():
-        # A site alone gains nothing from a stack, so it trains as usual when it answers
+        # A single site gains nothing from a stack, so it trains as usual when it answers
         if len(sites) > 1:
             with suppress(FedsiloError):
                 _train(sites)

@@ -95,7 +95,7 @@ def _check_vectorised(common: CommonSettings) -> None:
 
     Raises:
         SettingError: the method does more than plain training, or a setting has a value that the
-            batched training does not support; names the last such setting.
+            batched training does not support; names only the last of several wrong settings.
     """
     values, fault = as_mapping(common), ""
     # A plugin may extend a method that trains plainly, and do more

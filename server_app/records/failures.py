@@ -20,7 +20,7 @@ class FailureLog:
     """Reads and appends to the failures of one run.
 
     Attributes:
-        entries: the failures in their order, also those from before a resume: round, phase, site
+        entries: the failures in their order, with the failures before a resume: round, phase, site
             (empty if the whole run failed), code and cause.
     """
 

@@ -30,7 +30,7 @@ from fedsilo.strategies.loop.round_loop import refuse_site_count
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 
-Case = TypeVar("Case")  # what a check looks at: a ``Plan`` or a ``Beginning``
+Case = TypeVar("Case")  # the argument of a check: a ``Plan`` or a ``Beginning``
 Problem = FedsiloError | None
 Check = Callable[[Case], Problem]
 
@@ -220,7 +220,10 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that there are enough sites for aggregation, secure sums and sampling of sites."""
+    """Check that there are enough sites for aggregation, secure sums and sampling of sites.
+
+    Always returns None; ``refuse_site_count`` raises a SettingError.
+    """
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
 
@@ -289,7 +292,7 @@ def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     differently.
     """
     counts = facts.label_counts.get("val")
-    # Nothing is known if a site tells no counts, or noisy ones; a plugin may measure in its own way
+    # Without exact counts nothing is known, and a plugin's method may measure in its own way
     if counts is None or common.is_private() or common.method not in METHODS:
         return True
     occurring = np.count_nonzero(counts)

@@ -74,8 +74,8 @@ class SecureSum:
             self.numbers += math.prod(length or 1 for length in spec.shape)
         # The number of sites that must stay to the end; 0 until all keys have arrived
         self.threshold = 0
-        # Masks cancel only for equal values of this: the
-        # context, the arrays sent, and the names asked for
+        # Masks cancel only if all sites have the same value: a
+        # hash of context, arrays sent and names asked for
         self.bound = b""
         # A digest of run, round, names, keys and threshold; masks are bound to it
         self.context = b""

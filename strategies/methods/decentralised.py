@@ -95,9 +95,9 @@ class Decentralised(Method):
         return self.with_models(state, ask(TRAIN, send, expect=expected, notes=notes))
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return Theta for the final evaluation.
+        """Return Theta as ``model/<array>``, for the final evaluation.
 
-        A finished run's state holds only Theta, by plain names.
+        A finished run's state may hold only Theta, by plain names; then these arrays are returned.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -146,11 +146,11 @@ class Decentralised(Method):
 
     @cached_property
     def _seconds(self) -> dict[str, tuple[float, int]]:
-        """For each silo the total seconds of training, and the number of replies counted."""
+        """For each silo, (total seconds of training, number of replies); filled by ``time``."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return the seconds that each site trains one visiting model; None without visits."""
+        """Return each site's seconds to train one visiting model; here None, without visits."""
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class Decentralised(Method):
         """
         times: dict[str, float] | None = None
         visits: Mapping[str, float] | None = None
-        # A process that resumed a run after its last round has no times of the silos
+        # A process that resumed a run after its last round does not know the silos' times
         if self._seconds.keys() == set(self.participants.sites()):
             times = {site: total / count for site, (total, count) in self._seconds.items()}
             visits = self.visit_seconds()

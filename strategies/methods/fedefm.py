@@ -77,7 +77,7 @@ class FedEFM(Decentralised):
         visitors: dict[str, dict[str, NDArray]] = {}  # the models that each host trains
         for site in ask.sites:
             send[site] = self.theta_for(site, state, ask)
-            visitors[site] = self._visitors(site, state)
+            visitors[site] = self._visitors_of(site, state)
         expected = dict.fromkeys(ask.sites, self.model(state))
         if not state.round:
             return self._next_state(state, ask(TRAIN, send, expect=expected))
@@ -99,7 +99,7 @@ class FedEFM(Decentralised):
             return with_prefix(MODEL, self.model(state))
         return super().theta_for(site, state, ask)
 
-    def _visitors(self, host: str, state: State) -> dict[str, NDArray]:
+    def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
         """Return the models that ``host`` trains in the next round, as ``visitor/<owner>/<array>``.
 
         They belong to the silos that have ``host`` as an in-neighbour.
@@ -138,11 +138,11 @@ class FedEFM(Decentralised):
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:
-        """For each host the total seconds of its overseas messages, and the number of visitors."""
+        """For each host, (total seconds of its overseas phases, number of visitors trained)."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return each site's mean seconds per visiting model.
+        """Return each site's mean seconds per visiting model, never None.
 
         A site that trained no visitor gets the mean over the sites that did; 0 if no site did.
         """
