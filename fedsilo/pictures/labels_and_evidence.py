@@ -81,7 +81,7 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
 
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
-    """Return a site's accuracy over all bins; 1 without samples, so that it is not among the worst."""
+    """Return a site's accuracy over all bins; 1 without samples, so it is not among the worst."""
     count = right = 0
     for cell in bins.values():
         count += cell["count"]
