@@ -103,7 +103,7 @@ def privacy_document(
 
     sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
     epsilon = "none"
-    # In a run with differential privacy, each reply states the epsilon that the site has spent
+    # Each reply of a run with differential privacy states the epsilon that the site has spent
     if not isinstance(guarantee, str):
         sentences.append(COUNTED)
         epsilon = guarantee["epsilon"]

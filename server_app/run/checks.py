@@ -44,7 +44,7 @@ def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[Fedsilo
     for check in checks:
         try:
             problem = check(case)
-        except FedsiloError as error:  # for example of the file that the check reads
+        except FedsiloError as error:  # a check may read a file and raise the reader's error
             problem = error
         if problem is not None:
             yield problem
