@@ -58,7 +58,7 @@ def render_page(
     than two sections gets a table of contents. The same arguments give the same text.
 
     Args:
-        template: the name of a template that extends ``base.html``, or such a template.
+        template: a template that extends ``base.html``, or its name.
         title: the page's title and first heading.
         data: the template's own variables.
         subtitle: a line below the title; empty for none.

@@ -1,7 +1,8 @@
 """Flower's SuperNode, changed to poll often while there are messages.
 
 Flower waits 3 s for a message and 0.5 s for a reply, and no setting changes that. The waits are
-replaced in the one version whose code was read; with other versions they stay, and a line says so.
+replaced in the one version whose code was read; with other versions the waits stay, and a line on
+standard error says so.
 
 The same code gives up messages that nobody will answer. Flower's SuperNode takes a message, waits
 for its reply, and only then takes the next. If the process of a task is killed, the SuperNode makes

@@ -2,7 +2,7 @@
 
 A written program is read back, and its answers are compared with fedsilo's. The folder appears
 complete or not at all, and only if the answers are equal. Test vectors are made up, so that no
-patient's row or image leaves with a model.
+patient's row or image is exported with a model.
 """
 
 import copy
@@ -222,7 +222,7 @@ def write_onnx(program: Program, path: Path) -> float:
                 external_data=False,
                 verbose=False,
             )
-        # The written file is read again by the runtime that others will use
+        # The written file is read again by the runtime that its users will use
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         answers = []
         for size in _SIZES:
