@@ -89,7 +89,7 @@ class FlowerStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Return the model after the round, and the metrics averaged over sites by samples.
 
-        Both are None before the first round. ``replies`` is not used.
+        Model and metrics are None before the first round. ``replies`` is not used.
         """
         if self._loop is None:
             return None, None
@@ -137,11 +137,11 @@ class FlowerStrategy(Strategy):
         return self._loop
 
 
-_MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the beginnings of the names of measurements
+_MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the prefixes of measurements
 
 
 class _MeanMetrics(Hook):
-    """Keeps the replies of the last phase in which a site measured something."""
+    """Keeps the replies of the last phase that has measurements."""
 
     def __init__(self) -> None:
         self._replies: Mapping[str, Reply] = {}

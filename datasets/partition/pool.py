@@ -50,7 +50,7 @@ class CutPool:
     def split(self, part: str, rows: Rows) -> Split:
         """Return the samples ``rows`` of a part as a split.
 
-        If the pool has no validation part, rows of 'val' count in the training part.
+        If the pool has no validation part, rows of 'val' are taken from the training part.
         """
         import torch
 
@@ -74,7 +74,8 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
     """Open a UEFL image set as a pool, in distribution D1, which is not rotated.
 
-    If images have tracks, whole tracks are held out as its validation part.
+    If images have tracks, whole tracks are held out as the pool's validation part, unless the image
+    set has a validation part of its own.
     """
     source = data.source
     pool, key = open_pool(source, places)

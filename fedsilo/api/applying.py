@@ -99,10 +99,10 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task.
 
-    For each starting point in ``weights`` a network is trained with each seed, on the pooled
-    training images of the sites. The best epoch by the validation images is measured on the test
-    images. Metrics, curves and the best model of the first starting point go to the folder ``out``;
-    if a training fails, nothing is written.
+    For each starting point in ``weights``, one network per seed is trained on the pooled training
+    images of the sites. The epoch with the best validation metric is measured on the test images.
+    Metrics, curves and the best model of the first starting point are written to the folder
+    ``out``. If a training fails, nothing is written.
 
     Raises:
         FedsiloError: a starting point, setting or site is unknown, weights do not fit the network,
@@ -155,17 +155,17 @@ def predict(
     """Predict new cases with a finished run's model.
 
     Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. If
-    ``run_dir`` is a folder that ``finetune`` wrote for segmentation, masks are predicted, and
-    options about sites and coverage are refused. ``watch`` is called with the number of cases that
-    are done and of all cases.
+    ``run_dir`` is a folder that ``finetune`` wrote for segmentation, masks are predicted, and the
+    options for sites, coverage, pages and rounds are refused. ``watch`` is called with two numbers:
+    the cases done so far, and all cases.
 
     Returns:
         The predictions. For classes, ``frame()`` has the rows of the CSV file, with the columns
         ``predicted``, ``p.<class>``, ``entropy`` and so on. Without ``out`` no CSV file is written.
 
     Raises:
-        FedsiloError: no source or several are given, the model or the cases cannot be opened, a
-            file to write exists, or the calibration is missing.
+        FedsiloError: not exactly one source is given, the model or the cases cannot be opened, a
+            file to write already exists, or the calibration is missing.
     """
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction
@@ -178,7 +178,7 @@ def predict(
     folder, written, page = folder_of(run_dir), path_of(out), path_of(html)
     files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
     source = choose_source(id, **files, split=split)
-    # A fine-tuned segmentation model has no sites, calibration or rounds: their options are refused
+    # Options for sites, calibration and rounds do not apply to a fine-tuned segmentation model
     if masks.is_finetuned(folder):
         others = {"site": site, "coverage": coverage, "calibration": calibration, "html": html}
         others |= {"state-dir": state_dir, "answer-all": answer_all, "best": best}
@@ -213,9 +213,9 @@ def calibrate(
 ) -> Calibration:
     """Calibrate a finished run's model at a site.
 
-    On the site's validation rows a temperature is fitted, and the scores for prediction sets are
-    stored. ``coverage`` is the highest coverage for which ``predict`` will make prediction sets: it
-    decides how many validation rows are needed, at least ten.
+    A temperature is fitted on the site's validation rows, and the scores for prediction sets are
+    stored. ``coverage`` is the highest coverage that ``predict`` can make prediction sets for. A
+    higher coverage needs more validation rows; at least ten are always needed.
 
     Returns:
         The calibration, which is also written to ``out``. Without ``out`` it is written to the run
@@ -223,7 +223,7 @@ def calibrate(
 
     Raises:
         FedsiloError: the site has too few validation rows, they have changed since the run, or
-            ``out`` exists.
+            the file ``out`` already exists.
     """
     from fedsilo.inference.predict.calibration import (
         calibrate_model,
@@ -263,12 +263,12 @@ def monitor(
 ) -> Monitored:
     """Check whether new cases still resemble the training data of a run.
 
-    The distributions of the features are compared with the training data of the site. If enough
-    cases have labels, accuracy, calibration and coverage are checked too.
+    The feature distributions of the new cases are compared with the site's training data. If
+    enough cases have labels, accuracy, calibration and coverage are checked too.
 
     Returns:
-        The checks; ``alarms`` has those beyond their limit, and ``missing`` says which checks were
-        not possible.
+        The checks. ``alarms`` lists the checks beyond their limit; ``missing`` lists the checks
+        that were not possible.
 
     Raises:
         FedsiloError: ``data`` does not exist or cannot be read, or the run cannot be opened.
@@ -302,16 +302,16 @@ def export(
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo.
 
-    A new folder gets the program, test vectors and a model card. The program's probabilities are
-    compared with fedsilo's first.
+    The program, test vectors and a model card are written to a new folder. Before that, the
+    program's probabilities are compared with fedsilo's.
 
     Returns:
-        The folder, the largest difference of a probability, and the types and shapes of the inputs
-        and outputs.
+        The folder, the largest difference between two probabilities, and the types and shapes of
+        the inputs and outputs.
 
     Raises:
         FedsiloError: the folder exists, the model cannot be written in this format, or the
-            program's answers differ.
+            program's predictions differ from fedsilo's.
     """
     from fedsilo.inference.export.export import export_model
     from fedsilo.runs.finished_run import FinishedRun
@@ -342,7 +342,7 @@ def card(
     The card is a Markdown file. With ``site`` it describes that site's own model.
 
     Raises:
-        FedsiloError: the run has no such site or has not ended, or the file exists.
+        FedsiloError: the site is not in the run, the run has not ended, or the file exists.
     """
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.inference.export.card import card_text
@@ -351,7 +351,7 @@ def card(
     name_plugins(plugin_texts(plugin))
     run = FinishedRun.open(folder_of(run_dir))
     if site is not None:
-        run.chosen_sites([site])  # raises its error if there is no such site
+        run.chosen_sites([site])  # raises an error if the site is unknown
     target = path_of(out) or run.path / "model-card.md"
     refuse_target(target, "another --out")
     write_atomically(target, card_text(run, site))

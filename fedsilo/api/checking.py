@@ -42,13 +42,15 @@ def site(
 ) -> Iterator[Finding]:
     """Check a hospital's node, by the arguments that start it.
 
-    The arguments come from a deployment, from a kit, or from the options.
+    The arguments are read from a deployment (all its sites, or only the named ones), from a kit, or
+    from the other options. A failed check is a finding, not an error.
 
     Yields:
         A finding for each check of each site, in the order of the checks.
 
     Raises:
-        SettingError: an option has no effect together with another one, or a name is unknown.
+        SettingError: an option would be ignored, such as ``host`` with ``deployment`` or
+            ``sources`` without ``experiment``; or a name is unknown.
         FedsiloError: the deployment, the kit or the node config cannot be read.
     """
     from fedsilo.deployment.doctor.findings import examine
@@ -108,7 +110,10 @@ def _setups_of_deployment(
 def _setup_of_kit(
     path: Path, node_config: Sequence[str], settings: RunSettings | None, opened: ExitStack
 ) -> SiteSetup:
-    """Build the setup of a kit's node; a zip stays open in a temporary folder while ``opened``."""
+    """Build the setup of a kit's node.
+
+    A zipped kit is opened into a temporary folder, which is removed when ``opened`` is closed.
+    """
     from fedsilo.deployment.doctor.hospital_checks import build_setup, open_temporarily
     from fedsilo.deployment.kit import read_kit
 
@@ -188,7 +193,16 @@ def run(
     seed: options.Seed = None,
     **sources: Unpack[options.Changes],
 ) -> Iterator[Finding]:
-    """Ask the sites of a run for their facts, but train nothing."""
+    """Ask the sites of a run for their facts, but train nothing.
+
+    The sites are those of ``deployment``, or are simulated without one.
+
+    Yields:
+        A finding for each check, in the order of the checks.
+
+    Raises:
+        SettingError: the experiment is unknown, or ``supernodes`` is given with ``deployment``.
+    """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine
     from fedsilo.deployment.doctor.run_checks import CHECKS, RunSetup
@@ -203,14 +217,14 @@ def run(
 
 
 def _refuse_with(source: str, others: Mapping[str, object]) -> None:
-    """Refuse options that have no effect because ``source``, another option, states their values.
+    """Refuse options that would be ignored because the option ``source`` already sets their values.
 
     Args:
-        source: the option that names a deployment or a kit.
-        others: the value of each other option, by its name; None and empty if it is not given.
+        source: the name of the option that gives a deployment or a kit.
+        others: option name -> its value; None or an empty value means that it is not given.
 
     Raises:
-        SettingError: names the first option that is given, and ``source``.
+        SettingError: an option in ``others`` is given. The message names the first one.
     """
     for option, value in others.items():
         if value != "" and several(value):

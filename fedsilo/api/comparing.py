@@ -56,7 +56,7 @@ def compare(
     """Run experiments over seeds and compare them.
 
     The seeds are 0 to ``seeds - 1``, and the run directories are ``<out>/<experiment>-seed<n>``. A
-    run that has ended is not repeated, and remains if a later run fails.
+    finished run is not repeated, and is kept if a later run fails.
 
     Returns:
         The comparison: ``results`` is a frame with a row per experiment, group, metric and seed;
@@ -64,8 +64,8 @@ def compare(
         and seconds of each experiment.
 
     Raises:
-        FedsiloError: an experiment, metric or test is unknown; budgets differ without ``unequal``,
-            which is checked before the first run and again after the last; or a run failed.
+        FedsiloError: an experiment, metric or test is unknown; the budgets differ and ``unequal``
+            is False (checked before the first run and after the last); or a run failed.
     """
     from fedsilo.comparison import over_seeds as study
     from fedsilo.comparison.jobs import plan_job, run_all, runs_of
@@ -75,7 +75,7 @@ def compare(
     names, given = _read_names(experiments), options.run_sources(sources)
     at_once = read_jobs(str(jobs), several(slurm))
     shown, tested = ",".join(several(metrics)) or None, ",".join(several(tests)) or None
-    # All runs are planned and compared on paper before the first one starts
+    # All runs are planned, and their settings compared, before the first run starts
     planned = []
     for name in names:
         for number in range(seeds):
@@ -130,7 +130,7 @@ def tune(
 
     Each point of the search is trained for every validation fold and seed, and the point with the
     best metric is chosen; test data are not used. The choice and all trials are written to
-    ``<out>/tune-<experiment>``. Trials that a former call left there are not repeated.
+    ``<out>/tune-<experiment>``. Trials that an earlier call finished there are not repeated.
 
     Returns:
         The points, best first, with the content of chosen.json and the folder.
@@ -166,17 +166,17 @@ def crossvalidate(
     """Repeat cross-validation within each site.
 
     Each repetition cuts every site's data into new folds, the same for all experiments. The other
-    experiments are compared with the first. Their budgets must be equal in settings and finished
-    rounds; optimiser steps are not compared, because these runs do not record them. A run that has
-    ended is not repeated.
+    experiments are compared with the first. All budgets must have equal settings and equal numbers
+    of finished rounds. Optimiser steps are not compared, because these runs do not record them. A
+    finished run is not repeated.
 
     Returns:
-        The intervals of each metric and of the differences from the first experiment, with the
-        budgets.
+        The confidence intervals of each metric and of its difference from the first experiment, and
+        the budgets.
 
     Raises:
-        FedsiloError: an experiment is unknown; its data cannot be cut; budgets differ without
-            ``unequal``; or a run failed.
+        FedsiloError: an experiment is unknown; its data cannot be cut; the budgets differ and
+            ``unequal`` is False; or a run failed.
     """
     from fedsilo.comparison import budgets as compared
     from fedsilo.comparison import crossvalidate as study
@@ -196,8 +196,8 @@ def crossvalidate(
     experiments = format_count(len(plans), "experiment")
     what = f"{experiments}, {folds} folds, {format_count(repeats, 'repeat')}"
     tell(f"{what}: {format_count(len(plans) * folds * repeats, 'run')}")
-    # Checked before the runs by their settings, and after them by the rounds that they finished,
-    # because early stopping may have ended some
+    # Settings are compared before the runs. Finished rounds are compared after them, because early
+    # stopping may have ended some runs
     budgets = compared.planned_budgets(plans, given)
     if not unequal:
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
@@ -210,7 +210,7 @@ def crossvalidate(
 
 
 def _read_names(experiments: Sequence[str]) -> list[str]:
-    """Return the names of the experiments, each once, in the order in which they are first given.
+    """Return the names of the experiments without duplicates, in the given order.
 
     Raises:
         SettingError: no experiment is named.

@@ -35,7 +35,10 @@ def up(
     tell: Tell = silent,
     **options: Unpack[DeploymentOptions],
 ) -> Deployment:
-    """Start the server and all sites of this machine that do not run."""
+    """Start the server and all sites of this machine that do not run.
+
+    A folder that does not exist is created as a new deployment of ``experiment``.
+    """
     from fedsilo.deployment.commands import up
 
     return up(Path(deployment), experiment, options, tell)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def plot(run_dir: options.RunDir) -> Iterator[Path]:
     """Draw the learning curves of a finished run again.
 
-    All pictures in the run directory are replaced: the learning curves and those of its method.
+    The learning curves and the method's own pictures are replaced in the run directory.
 
     Returns:
         The path of each picture.
@@ -66,16 +66,16 @@ def explain(
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one.
 
-    The patient is number ``row`` of the site's ``split``, or with ``table`` number ``row`` of that
-    file; with ``image`` it is that image. How the prediction is explained depends on the network
-    and the data: by PICSR's router, by the Shapley values of columns, or by a map over the image.
+    The patient is row ``row`` of the site's ``split``, row ``row`` of the file ``table``, or the
+    image file ``image``. A PICSR model is explained by its router, any other model of a table by
+    the Shapley values of the columns, and a model of images by a map over the image.
 
     Returns:
         The explanation; ``lines()`` has its text, ``document()`` its JSON and ``figure()`` its
         picture.
 
     Raises:
-        FedsiloError: ``table`` and ``image`` are both given, there is no such row, or the run or
+        FedsiloError: ``table`` and ``image`` are both given, the row does not exist, or the run or
             the new case cannot be opened.
     """
     from fedsilo.core.files.atomic_files import write_atomically
@@ -119,14 +119,15 @@ def attention(
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, a sheet per site.
 
-    A sheet shows, for each class, the ``images`` images of which the site's model is most certain.
+    For each class, a sheet shows up to ``images`` images: the ones the site's model is most certain
+    about.
 
     Yields:
-        The path of each sheet, ``attention-<site>.png``; a line of text instead for a site without
-        images in the split.
+        For each site the path of its sheet, ``attention-<site>.png``, or a line of text if the site
+        has no images in the split.
 
     Raises:
-        FedsiloError: the network is no ViT, a site is unknown, or its data cannot be opened.
+        FedsiloError: the network is not a ViT, a site is unknown, or its data cannot be opened.
     """
     from fedsilo.explanations.attention import attention_sheet
     from fedsilo.pictures.learning_curves import write_picture
@@ -160,16 +161,16 @@ def histograms(
 ) -> Path:
     """Draw the brightness of images at each site.
 
-    The left panel has the histograms of the pixels as stored, the right one those of the network's
-    inputs, with a line per site. Background pixels are left out. ``tell`` is called with a line for
-    each site without images in the split.
+    The left panel shows histograms of the stored pixels, and the right panel histograms of the
+    network's inputs. Each site is a line. Background pixels are left out. ``tell`` is called with a
+    line of text for each site without images in the split.
 
     Returns:
         The path of the picture.
 
     Raises:
         FedsiloError: the data are a table, have changed since the run, or have no images in the
-            split.
+            split at any site.
     """
     from fedsilo.explanations import intensity_histograms as intensity
     from fedsilo.pictures.learning_curves import write_picture
@@ -211,17 +212,17 @@ def embeddings(
 ) -> Iterator[Path | str]:
     """Draw the embeddings of all sites' samples.
 
-    Each run is a panel, in which t-SNE shows a sample as a point. Two numbers say how well a
-    sample's site and class can be predicted from its embedding. ``tell`` is called with a line for
-    each site without samples in the split.
+    Each run gets a panel, which shows every sample as a point by t-SNE. Two numbers say how well a
+    sample's site and class can be predicted from its embedding. ``tell`` is called with a line of
+    text for each site without samples in the split.
 
     Yields:
-        For each run the path of its embeddings.json and its numbers, as one text; then the path of
-        the picture and, if ``csv`` is given, that of the CSV file.
+        For each run, a text with the path of its embeddings.json and its numbers; then the path of
+        the picture; then the path of the CSV file if ``csv`` is given.
 
     Raises:
-        FedsiloError: no run is named, one has not ended, its model mixes several networks, or it
-            has fewer than four samples.
+        FedsiloError: no run is named; or a run has not ended, has a model that mixes several
+            networks, or has fewer than four samples.
     """
     import pandas as pd
 
@@ -293,9 +294,9 @@ def gradcam(
         The path of the picture.
 
     Raises:
-        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, there is no such row
-            or class, no image fits, a run has no convolutional network, or the runs have different
-            images.
+        FedsiloError: not exactly one of ``rows`` and ``scenarios`` is given, a row or the class
+            does not exist, no image fits a scenario, a run's network is not convolutional, or the
+            runs have different images.
     """
     from fedsilo.explanations import gradcam_pictures as grad_cam
     from fedsilo.pictures.learning_curves import write_picture
@@ -303,7 +304,7 @@ def gradcam(
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    # Equal if both options are given, or neither of them
+    # Equal if both options are given, or if both are missing
     if bool(rows) == (scenarios is not None):
         raise SettingError("choose images either by --rows or by --scenarios")
     refuse_below(1, "scenarios", scenarios)
@@ -361,8 +362,8 @@ def report(
         A list with the path of the HTML file.
 
     Raises:
-        FedsiloError: no run is named, an option belongs to another reader, a run cannot be read, or
-            the file exists and ``overwrite`` is not set.
+        FedsiloError: no run is named, an option is not for this ``reader``, a run cannot be read,
+            or the file exists and ``overwrite`` is False.
     """
     from fedsilo.pages.page import write_page
     from fedsilo.reports import report as reports
@@ -375,7 +376,7 @@ def report(
     name_plugins(plugin_texts(plugin))
     runs = _named_folders(run_dirs)
 
-    # Reports know nothing of prediction: they get this function if the samples must be predicted
+    # Reports cannot predict, so they get this function if the test samples must be predicted
     def examine_run(run: Shown) -> Sequence[Examination]:
         from fedsilo.inference.monitor.examined import examine
 
@@ -406,10 +407,12 @@ def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
 
 
 def parse_rows(text: str) -> list[int]:
-    """Parse ``--rows``, such as '0,3,7', into row numbers, counted from 0, in the order given.
+    """Parse ``--rows``, such as '0,3,7', into row numbers, counted from 0, in the given order.
+
+    Duplicates are kept. Spaces around a number are ignored.
 
     Raises:
-        SettingError: a part between commas is not a whole number of 0 or more.
+        SettingError: a part between commas is empty or is not a whole number of 0 or more.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):

@@ -44,10 +44,11 @@ class _Facts:
 
 
 def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
-    """Yield the lines of the list of experiments: each method, sorted, and below it its entries.
+    """Yield the list of experiments as lines: each method, in sorted order, then its experiments.
 
     The experiments of a matrix share a line, written as ``a-{x,y}``, which a shell expands to their
-    names. An experiment that cannot run has the reason in its line.
+    names. The line of an experiment that cannot run gives the reason. A known ``method`` without
+    experiments in the file gets a line that says so.
 
     Args:
         path: the simulation file.
@@ -79,7 +80,7 @@ def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
 def _describe_method(name: str) -> str:
     """Format the heading of a method: its name and its description.
 
-    A plugin has no description here, because listing experiments must not execute its code.
+    The description of a plugin is 'a plugin', because listing must not execute the plugin's code.
     """
     if name not in METHODS:
         return f"{name}: a plugin"
@@ -89,7 +90,8 @@ def _describe_method(name: str) -> str:
 def _format_line(names: str, text: str, width: int) -> str:
     """Format a line of the list: the names, padded to ``width`` characters, then the text.
 
-    The text is shortened so that the line has at most 160 characters, but to no less than 40.
+    The text is shortened so that the line has at most 160 characters. But at least 40 characters of
+    the text are kept, even if the line is then longer than 160.
     """
     start = f"  {names:{width}}  "
     return start + one_line(text, max(_LONGEST_LINE - len(start), 40))
@@ -98,7 +100,8 @@ def _format_line(names: str, text: str, width: int) -> str:
 def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Experiment]]]:
     """Group the experiments of a file: method -> entry of the file -> name -> experiment.
 
-    An entry with a matrix has several experiments, which may have different methods.
+    An entry with a matrix has several experiments. If their methods differ, the entry is listed
+    under each of those methods. An experiment without a method has the default one.
     """
     by_method: dict[str, dict[str, dict[str, Experiment]]] = {}
     for name, cell in file.cells.items():
@@ -111,8 +114,8 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> dict[str, str]:
     """Describe the experiments that share an entry and a method: names -> text of their line.
 
-    This is one line for all, with the names written as ``a-{x,y}``. If the names are not every
-    combination of their values, it is a line for each experiment.
+    All experiments share one line, with their names written as ``a-{x,y}``. If ``found`` lacks a
+    combination of its experiments' values, each experiment gets its own line instead.
     """
     # A cell is one combination of the values of a matrix
     cells = [file.cells[name] for name in found]
@@ -122,7 +125,7 @@ def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> di
         return {name: _describe([one], one.about) for name, one in found.items()}
     purposes = {str(one.about or ""): None for one in found.values()}
     purpose = next(iter(purposes))
-    # If each cell is for something else, the line says what the whole entry is for
+    # If the cells have different descriptions, the line has that of the whole entry
     if len(purposes) > 1:
         purpose = file.entry(entry).about
     return {together: _describe(list(found.values()), purpose)}
@@ -131,8 +134,9 @@ def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> di
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     """Format the data, silos, rounds and cost of experiments, and their ``purpose``, in one text.
 
-    An empty purpose, and the cost of experiments that all run on a CPU, are left out. If an
-    experiment cannot run, the text is 'cannot run:' and the reason.
+    An empty purpose is left out, and so is the cost if it is 'CPU' for every experiment. More than
+    three data sets are only counted. If an experiment cannot run, the text is only 'cannot run:'
+    and the reason.
     """
     # Dictionaries without values keep each text once and in order, which sets do not
     data: dict[str, None] = {}
@@ -161,9 +165,9 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 
 def _find_facts(experiment: Experiment) -> _Facts:
-    """Find an experiment's data set, number of silos and rounds, and cost, for its line.
+    """Find an experiment's data set, numbers of silos and rounds, and cost.
 
-    Plugins are not executed, so the silos of a plugin's data set are unknown.
+    Plugins are not executed, so the number of silos of a plugin's data set is 0, for unknown.
 
     Raises:
         FedsiloError: a setting is unknown or out of range, or a file that declares silos is wrong.
@@ -191,8 +195,8 @@ def _find_facts(experiment: Experiment) -> _Facts:
 def _format_count(numbers: Set[int], noun: str) -> str:
     """Format the different numbers of a noun, such as "3 or 9 silos" or "10 to 600 rounds".
 
-    More than three numbers are written as a range. The number 0, which means that the user's own
-    data decide, is written "own".
+    Up to three numbers are listed; more are written as a range from the lowest to the highest. The
+    number 0 is written "own", because it depends on the user's own data.
     """
     different = sorted(numbers)
     if len(different) == 1 and different[0]:
@@ -210,7 +214,7 @@ def show_experiment(path: Path, name: str) -> Iterator[str]:
     a simulation file.
 
     Raises:
-        SettingError: the file has no such experiment, or it is malformed.
+        SettingError: the experiment is not in the file, or the file is malformed.
     """
     import yaml
 
@@ -238,13 +242,13 @@ def check_experiments(path: Path) -> dict[str, str]:
     """Check the settings and resources of every experiment of a simulation file.
 
     The experiments are planned but not started, and their data are not read. Their plugins are
-    executed, as a run executes them.
+    executed, as in a run.
 
     Returns:
-        Name of each experiment -> the error that a run would stop with; empty if there is none.
+        Name of each experiment -> the error that would stop its run; "" if it can run.
 
     Raises:
-        SettingError: the file is missing or is no YAML, or a name or a matrix is wrong.
+        SettingError: the file is missing or is not valid YAML, or a name or a matrix is wrong.
     """
     # Imported here, because planning imports PyTorch and a list needs no planning
     from fedsilo.core.arguments import RunSources
@@ -266,10 +270,11 @@ def check_experiments(path: Path) -> dict[str, str]:
 def check_all(path: Path) -> Iterator[str]:
     """Check every experiment of a simulation file, and yield a line for each that cannot run.
 
-    If all can run, the only line says so.
+    If all experiments can run, one line says that no mistake was found.
 
     Raises:
-        SettingError: after the last line if an experiment cannot run; or the file is malformed.
+        SettingError: the file is malformed; or an experiment cannot run, in which case the error is
+            raised after the last line.
     """
     faults = check_experiments(path)
     wrong = 0

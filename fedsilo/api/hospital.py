@@ -73,16 +73,17 @@ def counts(
     would reveal the true count. Another draw costs epsilon like the first one.
 
     Args:
-        kit: the folder into which the hospital's kit was opened, or None to use ``node_config``.
-        node_config: the node config, with 'site' and 'state-dir'. It or the site file has a cap on
-            epsilon.
+        kit: the folder the hospital's kit was opened into; None to use only ``node_config``.
+        node_config: the node config, with 'site' and 'state-dir'. The cap on epsilon is set here or
+            in the site file.
         draw_again: charge the hospital's ledger for another draw, which the next run makes.
 
     Yields:
-        A line for each data set whose counts were sent, and a line for the charge.
+        A line for each data set whose counts were sent; with ``draw_again`` also a line for the
+        charge.
 
     Raises:
-        SettingError: the hospital has no name, no state folder or no cap on epsilon.
+        SettingError: the hospital's name, its state folder or its cap on epsilon is not set.
         EpsilonSpentError: another draw would bring epsilon above the cap. Nothing changes.
     """
     from fedsilo.deployment.hospital_counts import open_counts

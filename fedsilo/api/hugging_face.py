@@ -1,7 +1,8 @@
 """Downloads data sets of Hugging Face by name into the data directory.
 
-Images are sorted into ``{train,val,test}/CLASS/``, which ``dataset=folder`` reads; rows become a
-table. Either is a single silo, which a partition can cut. Needs the package ``datasets``.
+Images are sorted into ``{train,val,test}/CLASS/``, which ``dataset=folder`` reads. Rows of a table
+become a table. The result is a single silo, which a partition can divide. Needs the package
+``datasets``.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _PARTS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "
 def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str]:
     """Download a data set of Hugging Face into a new folder below ``data_dir``.
 
-    Samples without a label are left out. The folder is named like the data set, with ``--`` in
-    place of ``/``; it appears only once it is complete.
+    Samples without a label are left out. The folder has the data set's name, with ``--`` in place
+    of ``/``. It appears only when it is complete.
 
     Args:
         name: the data set's name on the Hub, or a folder that ``save_to_disk`` wrote.
@@ -32,8 +33,8 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
         label: the column of the labels.
 
     Yields:
-        Lines with the licence, the source, the number of samples left out, the number of samples in
-        each part, and the settings that use the data.
+        Lines with the licence, the source, the number of samples left out (if any), the folder with
+        the number of samples in each part, and the settings that use the data.
 
     Raises:
         DataError: the package is missing, the data set cannot be loaded or used, no sample has a
@@ -67,20 +68,21 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
 
 
 def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
-    """Write the parts of a data set into ``folder``; return the name of the data set to read them.
+    """Write the parts of a data set into ``folder``; return the kind of data that was written.
 
-    Rows of all parts become one table. Pictures are sorted into a folder for each part: train, val
-    or test.
+    Without a column of images, the rows of all parts are joined to one 'table'. Otherwise the kind
+    is 'images', and each part becomes a folder: train, val or test.
 
     Raises:
-        DataError: a part of pictures has another name, or the samples cannot be used.
+        DataError: a part with images is not named train, validation, valid, val or test; or the
+            samples cannot be used.
     """
-    # A table has no splits of its own: fedsilo splits the rows of all parts again
+    # The parts of a table are joined, because fedsilo makes the splits of a table itself
     if not image_columns(next(iter(parts.values())).features):
         rows = _library().concatenate_datasets(list(parts.values()))
         return write_silos(folder, {ALONE: rows}, label, "drop")
     by_split = {}
-    # The Hub has no fixed names of parts, so a part of another name is refused instead of guessed
+    # Any name is allowed for a part on the Hub, so an unknown name is refused instead of guessed
     for called, part in parts.items():
         if called not in _PARTS:
             raise DataError(f"part '{called}' must be one of {', '.join(_PARTS)}")
@@ -91,8 +93,8 @@ def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
 def _keep_labelled(part: Any, label: str) -> Any:
     """Return a part of a data set with only the samples that have a label.
 
-    A label is missing if it is None; if the classes have names, also if it is below 0, as the Hub
-    writes unknown labels. A part without the column ``label`` is returned unchanged.
+    A label of None is missing. If the classes have names, a label below 0 is missing too, because
+    the Hub stores unknown labels as -1. A part without the column ``label`` is returned unchanged.
     """
     if label not in part.features:  # the writer of the silo reports a missing column
         return part
@@ -109,7 +111,7 @@ def _keep_labelled(part: Any, label: str) -> Any:
 def _load_parts(name: str) -> dict[str, Any]:
     """Load a data set from a folder or from the Hub: name of each part -> its samples.
 
-    A data set without parts is one part named ``train``.
+    A data set without parts is returned as one part named ``train``.
 
     Raises:
         DataError: the package is missing, or the data set cannot be loaded.
@@ -131,8 +133,8 @@ def _library() -> Any:
     """Import Hugging Face's package ``datasets``.
 
     Raises:
-        DataError: it is not installed; or Python runs in a checkout of fedsilo, where the folder
-            ``datasets`` hides it.
+        DataError: the package is not installed; or Python runs in a checkout of fedsilo, where a
+            folder named ``datasets`` hides the package.
     """
     with suppress(ImportError):
         library = import_module("datasets")

@@ -1,4 +1,4 @@
-"""Lists all settings, from the section of pyproject.toml in which Flower finds the defaults.
+"""Lists all settings, from the section of pyproject.toml where Flower reads the defaults.
 
 ``project_lines`` writes that section from the classes of settings. ``list_settings`` reads it again
 instead of the classes, because importing the classes of all methods takes seconds.
@@ -73,11 +73,12 @@ def list_settings(word: str = "") -> Iterator[str]:
     Lines are as wide as the terminal, but at most 100 characters.
 
     Args:
-        word: the name of a group, or a text that the key or the help of a setting must have, in any
-            case; empty for all settings.
+        word: the name of a group, or a text to find in the keys and help of settings, in upper or
+            lower case; empty for all settings.
 
     Raises:
-        SettingError: no setting has the word; the message suggests a similar one.
+        SettingError: no setting has the word. The message suggests a similar one or lists the
+            groups.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     found = _find_settings(read_groups(), word)
@@ -88,13 +89,15 @@ def list_settings(word: str = "") -> Iterator[str]:
 
 
 def _find_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
-    """Select the settings for ``word``, which may also be the old name of a setting.
+    """Select the settings for ``word``, which may also be the old name of a renamed setting.
 
-    If a group has this name, it is returned whole. Otherwise all groups are returned with only the
-    settings that have the word in their key or help.
+    If ``word`` is exactly the name of a group, only that group is returned, whole. Otherwise each
+    group is returned with only its settings that have the word in their key or help; groups without
+    such settings are left out.
 
     Raises:
-        SettingError: no setting has the word; the message suggests a similar one.
+        SettingError: no setting has the word. The message suggests the most similar key or group,
+            or lists all groups if none is similar.
     """
     for group in groups:
         if word and word == (group.name or _BARE):
@@ -118,7 +121,7 @@ def _find_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
 def _select_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
     """Return the groups with only the settings that have ``word`` in their key or help.
 
-    Upper and lower case are the same. Groups without any such setting are left out.
+    Upper and lower case are the same. Groups without a matching setting are left out.
     """
     wanted = word.lower()
     found = []
@@ -139,7 +142,7 @@ def _group_names(groups: list[ListedGroup]) -> list[str]:
 def read_groups() -> list[ListedGroup]:
     """Read all groups of settings from pyproject.toml, in the order of the file.
 
-    Settings that fedsilo sets itself, and no user should, are left out.
+    Internal settings, which only fedsilo sets and no user should, are left out.
     """
     internal = {key for key, rule in rules_of(CommonSettings).items() if rule.is_internal}
     groups: list[ListedGroup] = []
@@ -169,8 +172,8 @@ def _read_setting(line: str, group: str) -> ListedSetting:
 def project_lines() -> Iterator[str]:
     """Yield the lines of the section of pyproject.toml, built from the classes of settings.
 
-    A line is a key with its default, and its help and allowed values as a comment. Each group is a
-    table, below a comment that describes it.
+    Each setting is a line with its key and default, and a comment with its help and allowed values.
+    Each group is a TOML table, below a comment that describes the group.
     """
     known, rules, sentences = _collect_settings()
     tables = group_settings(known)
@@ -188,10 +191,11 @@ def project_lines() -> Iterator[str]:
 
 
 def _collect_settings() -> tuple[dict[str, Value], dict[str, SettingRule], dict[str, str]]:
-    """Collect all settings of fedsilo and its methods from their classes, which are imported.
+    """Collect all settings of fedsilo and its methods by importing their classes.
 
     Returns:
-        Key -> default; key -> rule (help, allowed values); and group -> the sentence about it.
+        Three dictionaries: key -> default; key -> rule (help and allowed values); and group -> the
+        sentence that describes the group.
     """
     known: dict[str, Value] = {}
     rules: dict[str, SettingRule] = {}
@@ -201,7 +205,7 @@ def _collect_settings() -> tuple[dict[str, Value], dict[str, SettingRule], dict[
         known |= defaults(cls)
         rules |= rules_of(cls)
         for group, owner in groups_of(cls).items():
-            # The sentence is the docstring's first line; a method's is that of its table entry
+            # A method is described by its table entry, other groups by a docstring's first line
             first = (owner.__doc__ or "").strip().partition("\n")[0]
             sentences.setdefault(group, about(group) if group in METHODS else first)
     return known, rules, sentences

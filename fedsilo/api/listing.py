@@ -26,15 +26,15 @@ def fetch(
 ) -> Iterator[str]:
     """Download a data set's files and verify their checksums; yield lines about each file.
 
-    Files that are already there with the right checksum are not downloaded again. ``hf:NAME`` is a
-    data set of Hugging Face, which has no checksums to compare.
+    Files that already exist with the right checksum are not downloaded again. ``hf:NAME`` is a data
+    set of Hugging Face, whose files are not verified because they have no checksums.
 
     Yields:
         The data set's licence and terms, then a line for each file.
 
     Raises:
-        FedsiloError: no data directory is named, the data set is unknown or has no public files,
-            its terms were not accepted by ``accept_licence``, or a download failed.
+        FedsiloError: the data directory is not named, the data set is unknown or does not have
+            public files, its terms must be accepted by ``accept_licence``, or a download failed.
     """
     from fedsilo.core.files.locations import find_places
     from fedsilo.datasets.downloads.download import fetch
@@ -52,7 +52,7 @@ def fetch(
     if public is None or not public.files:
         by_hand = f"; get them from {public.url}" if public and public.terms else ""
         raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
-    # After the lines above, so that the user has read the terms before he can accept them
+    # After the lines above, so that users read the terms before they accept them
     public.refuse_unaccepted(accept_licence)
     yield from fetch(public, folder, base_url)
 
@@ -80,16 +80,16 @@ def manifest(
 ) -> Iterator[str]:
     """Write the manifests of images that are sorted into folders.
 
-    The images are in ``<folder>/SITE/CLASS/``. Each site's folder gets a manifest, and ``folder``
-    gets ``images.yaml``, with which the data set 'images' reads them.
+    The images are in ``<folder>/SITE/CLASS/``. A manifest is written to each site's folder, and
+    ``images.yaml``, which the data set 'images' reads, to ``folder``.
 
     Yields:
-        For each manifest its path and number of images, then the number of images of each class;
-        last, the setting that uses the data.
+        For each manifest, a line with its path and number of images, then a line for each class
+        with its number of images; last, a line with the setting that uses the data.
 
     Raises:
-        FedsiloError: the recipe is unknown, a file to write exists, or an image or a name cannot be
-            used. Then nothing is written.
+        FedsiloError: the recipe is unknown, a file to write already exists, or an image or a name
+            cannot be used. Nothing is written in these cases.
     """
     from fedsilo.datasets.images.folders import FOLDER, write_folder_manifests
 
@@ -120,10 +120,10 @@ def survey(
 ) -> Path:
     """Survey the data of the sites; return the path of the page, which has survey.json beside it.
 
-    The sites send counts and statistics of their data, and nothing is trained. With ``deployment``
-    the sites are its hospitals; otherwise they are simulated. The experiment decides which data set
-    is surveyed and how it is divided into silos. Without ``name`` the run directory is called
-    ``survey-<experiment>-<time>``.
+    The sites send counts and statistics of their data; nothing is trained. With ``deployment`` the
+    sites are the deployment's hospitals; otherwise they are simulated. The experiment decides which
+    data set is surveyed and how it is divided into silos. Without ``name`` the run directory is
+    named ``survey-<experiment>-<time>``.
 
     Raises:
         FedsiloError: the experiment is unknown, a hospital is down, or the survey failed.
@@ -164,15 +164,15 @@ def settings(
     """List the settings in groups, with default and range.
 
     Args:
-        word: a group, or a text that the key or the help of a setting must have; empty for all.
-        pyproject: ignore ``word``, and build the section of pyproject.toml from the code, in which
-            Flower finds the defaults.
+        word: the name of a group, or a text to find in keys and help; empty for all settings.
+        pyproject: ignore ``word``; instead of the list, yield the section of pyproject.toml where
+            Flower reads the defaults, built from the code.
 
     Yields:
-        The lines of the list, or those of the section.
+        The lines of the list or, with ``pyproject``, of the section.
 
     Raises:
-        SettingError: no setting has the word.
+        SettingError: no setting has the word in its key or help.
     """
     from fedsilo.api.listed_settings import list_settings, project_lines
 
@@ -183,11 +183,12 @@ def settings(
 def methods(*, plugin: options.NewPlugin = None) -> Iterator[str]:
     """List the methods: built-in ones, and those of installed packages and of plugins.
 
-    The files in ``plugin`` are executed to find their methods. They are recorded as trusted by this
-    user, so that later commands on this machine execute them too.
+    The files in ``plugin`` are executed to find their methods. They are then recorded as trusted by
+    this user, so later commands on this machine execute them too.
 
     Yields:
-        A line for each method with its name and description, first the built-in ones.
+        A line with the name and description of each method: first the built-in methods, then those
+        of installed packages, both sorted, then those of ``plugin`` in the given order.
 
     Raises:
         FedsiloError: a plugin cannot be loaded.
@@ -220,14 +221,18 @@ def experiments(
 ) -> Iterator[str]:
     """List the experiments by method; or show one in full, or check all of them.
 
+    ``experiment``, ``method`` and ``check`` exclude each other.
+
     Args:
-        experiment: the experiment to show in full, as a simulation file of its own; None to list.
+        experiment: show only this experiment, as the lines of its own simulation file.
         method: list only the experiments with this method.
         check: check all experiments of the file, and list only those that cannot run.
-        file: the simulation file; None for the working folder's or, without one, fedsilo's own.
+        file: the simulation file; None for the one in the working folder or, if there is none,
+            fedsilo's own.
 
     Raises:
-        SettingError: a name is unknown, the file is malformed, or ``check`` finds a mistake.
+        SettingError: more than one of the three is given, a name is unknown, the file is malformed,
+            or ``check`` finds a mistake.
     """
     from fedsilo.api.experiment_list import (
         check_all,

@@ -10,8 +10,9 @@ the command line, and ``Annotated`` gives each one its help:
         coverage: Annotated[float, "coverage of the prediction sets"] = 0.9,
     ) -> Calibration:
 
-A parameter before the ``*`` is given by its place, one after it as ``--coverage``. ``Option`` says
-where a command line differs from that. A parameter without help exists only in Python.
+On the command line, a parameter before the ``*`` is positional, and a parameter after it is an
+option such as ``--coverage``. ``Option`` in place of the help text changes the name or the form of
+an option. A parameter without help exists only in Python.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ OptionalDeployment = Annotated[MaybePath, "the folder of a 'fedsilo deploy'"]
 class Changes(TypedDict, total=False):
     """The sources of settings: ``settings`` override ``config``, and both override the experiment.
 
-    ``file`` is the simulation.yaml with the experiment; by default the working folder's or, if
-    there is none, fedsilo's own. ``plugin`` lists files and modules of plugins.
+    ``file`` is the simulation.yaml with the experiment. By default it is the one in the working
+    folder or, if there is none, fedsilo's own. ``plugin`` lists files and modules of plugins.
     """
 
     settings: Annotated[
@@ -131,13 +132,16 @@ class Changes(TypedDict, total=False):
 
 
 class Sources(Changes, total=False):
-    """The sources of a run's settings, and the folder in which its run directory is created."""
+    """The sources of a run's settings, and the parent folder of its run directory."""
 
     out: Annotated[MaybePath, "folder of run directories (default: the settings' own, else runs)"]
 
 
 def run_sources(given: Changes) -> RunSources:
-    """Convert the ``Changes`` or ``Sources`` of a command to ``RunSources``."""
+    """Convert the ``Changes`` or ``Sources`` of a command to ``RunSources``.
+
+    Plugins become the first change, ``plugin=...``, before the ``settings``.
+    """
     entries = plugin_texts(given.get("plugin"))
     plugins = [f"plugin={', '.join(entries)}"] if entries else []
     return RunSources(
@@ -155,10 +159,10 @@ def command(function: Callable[P, R]) -> Callable[P, R]: ...
 def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """Make a function a command of fedsilo, which Python can call too.
 
-    In Python its arguments are checked first, so that a wrong one is an error of one line. What the
-    function yields is returned as a list, so that the work is done when the call returns. If an
-    error ends it, the error has what was yielded before as notes. The command line calls the
-    function itself, and prints each line as soon as it is yielded.
+    A Python caller gets a wrapper. It first checks the arguments (``check_arguments``), then calls
+    the function. If the result is a generator, the wrapper runs it to its end and returns a list of
+    the yielded values. If a ``FedsiloError`` ends the generator, the values so far become notes
+    of the error. The command line unwraps the function and prints each value when it is yielded.
     """
 
     @wraps(function)
@@ -178,7 +182,10 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
 
 
 def _collect(results: Iterable[Any]) -> list[Any]:
-    """Collect what a command yields; an error gets what came before it as notes."""
+    """Return the values that a command yields as a list.
+
+    If the command raises a FedsiloError, the values before it are added to the error as notes.
+    """
     collected = []
     try:
         for result in results:
@@ -191,11 +198,11 @@ def _collect(results: Iterable[Any]) -> list[Any]:
 
 
 def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
-    """Return a function's parameters by name, each with its resolved ``Annotated`` type.
+    """Return a function's parameters by name, each with its ``Annotated`` type resolved.
 
-    The first ``skip`` parameters are left out. The keys of ``**sources``, a typed dictionary, are
-    one optional parameter each. The result's type is not resolved, because the module that has it
-    is imported only when the command runs.
+    The first ``skip`` parameters are left out. ``**sources``, a typed dictionary, is replaced by
+    its keys, each a keyword-only parameter with default None. The return type is not resolved,
+    because its module is imported only when the command runs.
     """
     function = inspect.unwrap(function)
     found: dict[str, inspect.Parameter] = {}
@@ -213,10 +220,13 @@ def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, insp
 
 
 def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
-    """Return the type that an annotation, perhaps still a text, stands for in a module."""
+    """Return the type of an annotation, which may be a string, as an object.
 
-    # Python resolves the annotations of a function only, and only all of them; so this function
-    # has the one that is wanted
+    Names in the string are looked up in ``names``, the globals of the function's module. The help
+    in an ``Annotated`` type is kept.
+    """
+
+    # get_type_hints resolves all annotations of a function, so this function has only this one
     def holder() -> None: ...
 
     holder.__annotations__ = {"it": annotation}
@@ -224,7 +234,10 @@ def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
 
 
 def option_of(hint: Any) -> Option | None:
-    """Return the help in an annotation as an ``Option``; None if the parameter has no help."""
+    """Return the help in an ``Annotated`` type as an ``Option``; None without any help.
+
+    The first string or ``Option`` in the annotation counts.
+    """
     for entry in getattr(hint, "__metadata__", ()):
         if isinstance(entry, str):
             return Option(entry)
@@ -234,7 +247,10 @@ def option_of(hint: Any) -> Option | None:
 
 
 def members_of(hint: Any) -> list[Any]:
-    """Return the types that a parameter accepts: the members of a union, or its only type."""
+    """Return the types that a parameter accepts: the members of a union, or else its only type.
+
+    The help in an ``Annotated`` type is removed. A ``Literal`` counts as one type.
+    """
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if isinstance(hint, UnionType) or get_origin(hint) is Union:
@@ -248,11 +264,12 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
     """Check names, numbers, texts and choices against a function's parameters.
 
-    Paths, runs and settings are checked where they are read.
+    Only None, choices, numbers, booleans and texts are checked. A parameter that also accepts
+    another type, such as a path, a run or a sequence, accepts any value here.
 
     Raises:
-        SettingError: an argument has another type, or is none of its choices.
-        TypeError: the function has no parameter of an argument's name.
+        SettingError: an argument has the wrong type, or is not one of its choices.
+        TypeError: an argument's name is not the name of a parameter.
     """
     known = parameters_of(function)
     for name, value in given.items():
@@ -263,8 +280,8 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def _check_argument(name: str, members: list[Any], value: object) -> None:
-    # The value must fit one member of the union. Members that are neither choices nor plain
-    # numbers or texts, such as a path, are checked by the code that reads them
+    # The value must fit one member of the union. The code that reads a path or another type
+    # checks it, so such a member accepts any value here
     words: list[str] = []
     for member in members:
         choices = get_args(member) if get_origin(member) is Literal else ()

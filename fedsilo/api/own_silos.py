@@ -1,4 +1,4 @@
-"""Writes a caller's own data as silos into the cache, where every run finds them again.
+"""Writes a caller's own data as silos into the cache, where later runs find the data again.
 
 Frames become tables with a schema, arrays the data set 'arrays', and pictures the data set
 'images'. The folder's name is a digest of its files, so the same data give the same silos.
@@ -32,21 +32,22 @@ _TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Fac
 def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
     """Write a caller's silos into the cache, in a folder named by a digest of its files.
 
-    Data that were written before are not written twice.
+    If the same data were written before, the existing folder is returned.
 
     Args:
-        silos: site -> its data; or data without sites, which become one silo for a partition to
-            cut.
-        label: the column of the labels in frames and in data sets of Hugging Face.
-        missing: what is done with a missing value in a frame: 'drop' its row, or 'impute' it.
+        silos: site -> its data; or data without sites, which become one silo named 'data' for a
+            partition to divide.
+        label: the column with the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' rows with missing values from a frame, or 'impute' the values.
         cache: the cache directory.
 
     Returns:
         The name of the data set that reads the folder ('table', 'arrays' or 'images'), and the
-        folder, for the setting 'data.dir'.
+        path of the folder, for the setting 'data.dir'.
 
     Raises:
-        FedsiloError: the data have an unknown kind or several kinds, or cannot be used.
+        FedsiloError: the data are of an unknown kind, the sites' data are of different kinds, or
+            the data cannot be used.
     """
     folder = cache / _FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -72,7 +73,9 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
 def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     """Write silos into an empty folder, and return the name of the data set that reads them.
 
-    It is 'table', 'arrays' or 'images', by the kind of the data. Args and errors are those of
+    The name is 'table', 'arrays' or 'images', by the kind of the data, which must be the same at
+    all sites. Unless the data are pictures, sites that are all named train, val or test are
+    refused, because these are parts of a data set. Arguments and errors are those of
     ``write_to_cache``.
     """
     if missing not in ("drop", "impute"):
@@ -107,9 +110,9 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
 
 
 def _name_silos(silos: object) -> dict[str, Any]:
-    """Return the data of each silo by its name, as a string.
+    """Return the data of each silo by the silo's name, converted to a string.
 
-    Data that are no mapping become one silo, named 'data'.
+    Data that are not a mapping become one silo named 'data'.
 
     Raises:
         SettingError: the mapping is empty; a name cannot be a site's name; or two names are equal
@@ -131,12 +134,12 @@ def _name_silos(silos: object) -> dict[str, Any]:
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     """Write pictures as ``<site>/<class>/<number>.png`` with manifests for the data set 'images'.
 
-    ``silos`` has for each site its (picture, class name) pairs. A single silo without a name is
-    written as ``<class>/<number>.png``.
+    ``silos`` maps each site to its (picture, class name) pairs. The site 'data', which stands for
+    data without sites, is written as ``<class>/<number>.png``.
 
     Raises:
-        DataError: a silo is empty, a class name cannot be a folder's name, an object is no picture,
-            or there is only one class.
+        DataError: a silo is empty, a class name cannot be a folder's name, an object is not a
+            picture, or all pictures together have only one class.
     """
     from fedsilo.datasets.images.folders import write_folder_manifests
 
@@ -163,13 +166,13 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 
 
 def _make_upright(picture: Any, where: str) -> Any:
-    """Convert a picture of Pillow to RGB, turned upright by its EXIF data.
+    """Convert a Pillow picture to RGB, turned upright by its EXIF data.
 
-    An image file is decoded in the same way, so both give the same pixels. ``where`` names the
-    sample in the error.
+    Image files are decoded in the same way, so a picture and its file give the same pixels.
+    ``where`` names the sample in the error.
 
     Raises:
-        DataError: the object is no picture of Pillow with 8 bits per channel.
+        DataError: the object is not a Pillow picture with 8 bits per channel.
     """
     from PIL import Image, ImageOps
 
@@ -186,21 +189,22 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a silo's data to one of three kinds that can be written.
 
     Returns:
-        'tables' with a frame, 'arrays' with (samples, labels), or 'pictures' with a list of
-        (picture, class name).
+        The kind and the converted data: 'tables' with a frame, 'arrays' with (samples, labels), or
+        'pictures' with a list of (picture, class name). A frame is returned unchanged and
+        unchecked.
 
     Raises:
-        SettingError: the data are of no known type, or samples and labels do not fit together.
+        SettingError: the type of the data is unknown, or samples and labels do not fit together.
         DataError: a label or the column of labels is missing.
     """
     import pandas as pd
 
-    # A data set of Hugging Face is known by its methods: its package need not be installed
+    # A data set of Hugging Face is recognised by its methods, so its package is not imported
     if isinstance(data, pd.DataFrame):
         return "tables", data
     if hasattr(data, "features") and hasattr(data, "to_pandas"):
         return _convert_hugging_face(site, data, label)
-    # Before data sets of PyTorch, because a pair has a length and items as well
+    # Pairs come before data sets of PyTorch, because a pair has a length and items as well
     if isinstance(data, tuple | list) and len(data) == 2:
         samples, labels = data
         return _convert_pair(site, samples, labels, label)
@@ -212,9 +216,9 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
 def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame.
 
-    Pictures of Pillow become 'pictures', with class names from the attribute ``classes`` if there
-    is one. Other samples are converted as a pair of arrays. Result and errors are those of
-    ``_convert_silo``.
+    Pillow pictures become 'pictures', with class names from the data set's attribute ``classes`` if
+    it exists. Other samples are converted by ``_convert_pair``; the first sample decides. The
+    result and the errors are those of ``_convert_silo``; an empty data set is a SettingError.
     """
     samples, labels = [], []
     for place in range(len(data)):
@@ -228,19 +232,19 @@ def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
         labels.append(item[1])
     if not samples:
         raise SettingError(f"silo '{site}' is empty: leave it out")
-    if not hasattr(samples[0], "save"):  # no picture of Pillow
+    if not hasattr(samples[0], "save"):  # not a Pillow picture
         return _convert_pair(site, tuple(samples), labels, label)
     called = _class_names(site, labels, getattr(data, "classes", None))
     return "pictures", list(zip(samples, called, strict=True))
 
 
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
-    """Return the class name of each label, in order.
+    """Return the class name of each label, in order, by ``_class_name``.
 
-    ``names`` are the classes' names by number; None if labels are names themselves.
+    ``names`` are the classes' names by number; None if the labels themselves are used as names.
 
     Raises:
-        DataError: a label is missing or stands for several classes.
+        DataError: ``_class_name`` returns None for a label.
     """
     called = []
     for place, label in enumerate(labels):
@@ -255,10 +259,11 @@ def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
 
 
 def _class_name(label: Any, names: Any) -> str | None:
-    """Return the class name of a label; None if the label is missing or is no single class.
+    """Return the class name of a label, without surrounding spaces, or None.
 
     A text is the name itself. A number is looked up in ``names``, the classes' names by number;
-    without ``names``, the number written as text is the name.
+    without ``names``, the number written as text is the name. The result is None if the label is
+    None or NaN, is several values, or is a number that ``names`` lacks, such as -1.
     """
     try:
         # item() accepts a tensor or array of one number, and fails for a label of several classes
@@ -278,9 +283,10 @@ def _class_name(label: Any, names: Any) -> str | None:
 def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
     """Convert samples ``x`` and labels ``y`` of equal length to a frame or to arrays.
 
-    Samples (n, features) become a frame with the labels in the column ``label``; without names the
-    features are called x0, x1, ... Images (n, height, width) or (n, channels, height, width) become
-    arrays. Labels are (n,) or (n, 1). Result and errors are those of ``_convert_silo``.
+    Samples (n, features) become a frame with the labels in the column ``label``. Unless ``x`` is a
+    frame, its features are named x0, x1, ... Images (n, height, width) or (n, channels, height,
+    width) become arrays. Labels are (n,) or (n, 1). Only the labels of images are checked here. The
+    result and the errors are those of ``_convert_silo``.
     """
     import pandas as pd
 
@@ -315,9 +321,10 @@ def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
 def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a ``Dataset`` of Hugging Face to pictures or to a frame.
 
-    If it has a column of images, the first one and the labels become pictures, and other columns
-    are ignored. Otherwise all columns become a frame, with class names as labels. Result and errors
-    are those of ``_convert_silo``.
+    If the data set has columns of images, the first of them and the labels become pictures, and
+    other columns are ignored. Otherwise all columns become a frame; if the classes have names,
+    these replace the labels, and a missing label becomes None. The result and the errors are those
+    of ``_convert_silo``.
     """
     features = data.features
     if label not in features:
@@ -343,7 +350,7 @@ def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
 def image_columns(features: Mapping[str, Any]) -> list[str]:
     """Return the names of the columns that hold images, in order.
 
-    ``features`` are those of a data set of Hugging Face. They are recognised by the name of their
-    type, so that the package need not be imported.
+    ``features`` are those of a data set of Hugging Face. A column holds images if the class of its
+    feature is named 'Image', so the package need not be imported.
     """
     return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

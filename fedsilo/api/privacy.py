@@ -36,25 +36,27 @@ def plan(
 ) -> Iterator[str]:
     """Compute the noise that an experiment needs for a budget.
 
-    A site spends epsilon for each optimiser step, for the metrics of each measured round and of the
-    end, and for its sample counts. The smallest site needs the most noise, so its line has the
-    settings for the run. Nothing is trained.
+    A site spends epsilon on each optimiser step, on the metrics of each measured round and at the
+    end, and on its sample counts. The smallest site needs the most noise, so the last lines have
+    the settings for a run that all sites can join. Nothing is trained.
 
     Args:
         experiment: an experiment's name, or a method.
         samples: the number of training samples of each site to plan for.
         epsilon: the budgets per patient.
-        delta: the delta at which the budgets hold, above 0 and below 1.
+        delta: the delta of the budgets, above 0 and below 1.
         counts_noise: the hospital's noise for its sample counts; 0 for a noise that costs a quarter
             of the budget.
-        sources: changes of the experiment.
+        sources: changes to the experiment's settings.
 
     Yields:
-        For each number of samples, the largest first, a line with the number of steps and releases;
-        below it for each budget the settings that meet it, with the noise rounded up to 0.01.
+        For each different number of samples, the largest first: a line with the numbers of steps
+        and releases, then for each budget a line with the settings that meet it, with the noise
+        rounded up to 0.01.
 
     Raises:
-        SettingError: the experiment is unknown, or a number is out of its range.
+        SettingError: the experiment is unknown, ``samples`` or ``epsilon`` is empty, or a number is
+            out of range.
     """
     from fedsilo.engines.planning import planned_settings
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     """Make a folder for experiments of your own; its README has commands that run as they are.
 
-    An empty folder may exist already.
+    The folder may already exist if it is empty.
 
     Yields:
         The path of each file in the new folder, and the command to run next.
@@ -77,9 +77,10 @@ def simulate(
     Args:
         experiment: the experiment's name, or a method.
         silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
-            PyTorch or of Hugging Face; or one of these, which the setting 'split.partition' cuts.
-        label: the column of the labels in frames and in data sets of Hugging Face.
-        missing: what is done with a missing value in a frame: 'drop' its row, or 'impute' it.
+            PyTorch or of Hugging Face; or only one of these, which 'split.partition' divides. None
+            for the experiment's data.
+        label: the column with the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' rows with missing values from a frame, or 'impute' the values.
         network: the setting 'network.name', or a function or class of a module that builds one.
         engine: 'inline', 'processes', 'ray' or 'auto'.
         ray_address: the address of a running Ray cluster.
@@ -88,7 +89,7 @@ def simulate(
         name: name of the run directory; if it exists, a number is appended.
         track: the tracker that also gets the metrics.
         no_pictures: do not draw pictures at the end.
-        sources: changes of the experiment.
+        sources: changes to the experiment's settings.
 
     Returns:
         The finished run, opened for reading.
@@ -119,11 +120,11 @@ def simulate(
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
-    """Open a finished run; draw its pictures, and print its metrics next to those of its paper.
+    """Open a finished run; draw its pictures, and print its metrics next to a paper's.
 
-    The server does neither of the two, because it needs no package for drawing and knows no paper.
-    ``draw`` is False to draw no pictures. Nothing is printed if no paper has the run's method on
-    its data.
+    The server does not do this, because it has neither the drawing packages nor the papers' values.
+    If ``draw`` is False, no pictures are drawn. Nothing is printed if no paper reports the run's
+    method on its data.
     """
     from fedsilo.datasets.registry import data_set
     from fedsilo.pictures.learning_curves import draw_pictures
@@ -141,11 +142,11 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
 def _network_name(network: object) -> str:
     """Return the value of 'network.name' for a name, or for a function or class of a module.
 
-    A name is returned unchanged, a function or class as 'MODULE:NAME'.
+    A name is returned unchanged and unchecked, a function or class as 'MODULE:NAME'.
 
     Raises:
-        SettingError: the object is defined in the running script or within a function, so that no
-            other process can import it; or it is neither a function nor a class.
+        SettingError: the object is defined in the running script, is a lambda or is defined within
+            a function, so other processes cannot import it; or it is not a function or class.
     """
     if isinstance(network, str):
         return network
@@ -170,8 +171,8 @@ def _write_silos(
 ) -> dict[str, Value]:
     """Write the caller's data into the cache, and return the settings that read them.
 
-    The cache is the one that the settings in ``sources`` name. The other arguments and the errors
-    are those of ``write_to_cache``.
+    The cache is the 'data.cache-dir' among the ``settings`` in ``sources``, or the default one. The
+    other arguments and the errors are those of ``write_to_cache``.
 
     Returns:
         The settings 'dataset' and 'data.dir', key -> value.
@@ -201,14 +202,14 @@ def resume(
 ) -> FinishedRun:
     """Continue an interrupted run.
 
-    It goes on after its last checkpoint, with the settings in its run directory, and gives the same
-    bits as a run without interruption.
+    The run continues after its last checkpoint, with the settings in its run directory, and gives
+    the same bits as a run without interruption.
 
     Returns:
         The finished run, opened for reading.
 
     Raises:
-        FedsiloError: the directory has no run to continue, or the run failed.
+        FedsiloError: the directory does not have a run to continue, or the run failed.
     """
     from fedsilo.engines.planning import plan_resumed_run, start
 
@@ -259,8 +260,8 @@ def pretrain(
     weights go where runs of the experiment look for them.
 
     Raises:
-        FedsiloError: the experiment has no ViT, there are too few public images, the file exists,
-            or training diverged.
+        FedsiloError: the experiment's network is not a ViT, there are too few public images, the
+            file already exists, or training diverged.
     """
     from fedsilo.finetuning.pretrain import backbone_file, plan_pretraining, train_backbone
 

@@ -14,13 +14,13 @@ from fedsilo.core.settings import removed
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its function as ``module:function``, and what one could type after ``fedsilo``."""
+    """A command: its function as ``module:function``, and an example of its arguments."""
 
     function: str
     example: str
 
     def load(self) -> Callable[..., Any]:
-        """Import the function."""
+        """Import the module of the function, and return the function."""
         return cast(Callable[..., Any], resolve_name(self.function))
 
 
@@ -154,7 +154,7 @@ GROUPS: Mapping[str, str] = {
     "privacy": "Plan differential privacy before a run",
 }
 
-# Names of ``fedsilo`` that are no command, and what has another name there
+# Names in ``fedsilo`` that are not commands, then commands that have another name there
 _OTHERS = {
     "FedsiloError": "fedsilo.core.errors:FedsiloError",
     "Run": "fedsilo.runs.finished_run:FinishedRun",
@@ -165,9 +165,9 @@ RENAMED = {"datasets": "list_datasets"}  # because ``fedsilo.datasets`` is a pac
 
 
 def public_names() -> dict[str, str]:
-    """List each name that ``import fedsilo`` offers, with its ``module:name``.
+    """Return every name that ``import fedsilo`` offers, mapped to its ``module:name``.
 
-    ``fedsilo deploy up`` is ``fedsilo.deploy_up``.
+    The spaces of a command become underscores: ``deploy up`` is ``deploy_up``.
     """
     names = dict(_OTHERS)
     for commands in COMMANDS.values():
@@ -177,11 +177,11 @@ def public_names() -> dict[str, str]:
 
 
 def find_public(name: str) -> Any:
-    """Import what ``fedsilo`` offers under a name.
+    """Import and return the function or value that ``fedsilo`` offers under ``name``.
 
     Raises:
-        AttributeError: it offers no such name. If a command of that name was removed or renamed,
-            the message names its replacement.
+        AttributeError: the name is unknown. If a command of this name was removed or renamed, the
+            message names its replacement.
     """
     names = public_names()
     if name in names:

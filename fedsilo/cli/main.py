@@ -29,7 +29,7 @@ from fedsilo.core.processes import VERBOSE
 from fedsilo.core.settings import removed
 from fedsilo.core.versions import FEDSILO
 
-_SILENT = ("", "()", "None", "False")  # defaults that say nothing
+_SILENT = ("", "()", "None", "False")  # defaults that would not tell the user anything
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Without arguments it prints the help.
 
     Returns:
-        The exit code: 0 success, 1 an error (one line says which), 130 interrupted.
+        The exit code: 0 for success, 1 for an error, 130 if interrupted. Errors are one line on
+            standard error; a closed output pipe (also 1) prints nothing.
 
     Raises:
         SystemExit: the arguments cannot be used (2), or help was printed (0).
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt as error:
         hint = ""
-        # An interrupted run names its directory, so that the line can say how to go on
+        # An interrupted run names its directory, so that the line can name the command to continue
         if error.args:
             hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}"
         print(f"fedsilo: interrupted{hint}", file=sys.stderr)
@@ -89,7 +90,12 @@ def _refuse_removed(words: Sequence[str]) -> None:
 
 
 def _invoke(words: list[str]) -> int:
-    """Run one command, without click's own handling of broken pipes and interrupts."""
+    """Run one command and return 0, without click's own handling of broken pipes and interrupts.
+
+    Raises:
+        SystemExit: the command ended with an exit code, or click rejected the arguments and printed
+            its message.
+    """
     # At an interrupt, click's own ``main`` would print only "Aborted!"; the line of our caller says
     # how to go on. Errors in the arguments are still shown by click, with the usage
     command = typer.main.get_command(make_app())
@@ -105,7 +111,7 @@ def _invoke(words: list[str]) -> int:
 
 
 class _ByPanel(typer.core.TyperGroup):
-    """Lists commands by panel, and within a panel in the order in which they were added."""
+    """Lists commands by panel, and within a panel in the order they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         # Typer adds all groups before all commands, so they are sorted by panel here. The sort is
@@ -161,7 +167,7 @@ class _ClickCommand(typer.core.TyperCommand):
     """Lists each argument once, because click 8.5 drops the help that Typer 0.20 adds."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print no arguments here, because Typer lists them before the options."""
+        """Leave out the arguments here, because Typer lists them before the options."""
 
 
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
@@ -195,7 +201,7 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
-    """Add one command; its options come first, then those of the function that shows its result."""
+    """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
     show = getattr(results, name.replace(" ", "_"), results.print_result)
     own = parameters_of(function)
@@ -219,7 +225,7 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
             show(result, **_choose(given, showing))
 
     # Typer reads signature and annotations of the function that it calls, so ``call``, which takes
-    # any argument, gets those of the command
+    # any argument, gets the signature of the command
     call.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     texts = {parameter: option.help for parameter, option in options.items()}
@@ -234,10 +240,12 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
 
 
 def _refuse_folders(files: Mapping[str, Any]) -> None:
-    """Refuse a folder where a result will be written to a file, before the work of hours.
+    """Check before a long command runs that no option for an output file names a folder.
+
+    Values that are not a ``Path`` are ignored.
 
     Raises:
-        SettingError: an option names a folder.
+        SettingError: an option names an existing folder.
     """
     for name, path in files.items():
         if isinstance(path, Path) and path.is_dir():
@@ -251,13 +259,14 @@ def _choose(given: Mapping[str, Any], parameters: Mapping[str, object]) -> dict[
 def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Parameter:
     """Convert a function's parameter to an argument or option of typer.
 
-    It is an argument if it comes before the ``*`` of the function and its ``Option`` has no name.
+    The result is an argument if the parameter comes before the function's ``*`` and its ``Option``
+    gives no name, otherwise an option. A default in ``Option`` replaces the parameter's default.
     """
     name = parameter.name
     default = parameter.default
     if option.default is not None:
         default = option.default
-    # Typer requires a parameter that has no default
+    # Typer requires a parameter without a default
     if option.required:
         default = parameter.empty
     show_default = str(default) not in _SILENT
@@ -285,11 +294,12 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of ``key=value`` texts, a sequence a list, a union its path or text
-    member or else its first one, and an optional type stays optional.
+    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list. A union becomes
+    its ``Path`` member, else its ``str`` member, else its first member. An optional type stays
+    optional.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
-    # Settings are a mapping or texts, of which a command line has only texts. A sequence comes
+    # Settings are a mapping or texts; a command line has only texts. A sequence comes
     # second, because a union with a mapping may have one too
     if any(get_origin(member) is Mapping for member in members):
         return list[str]

@@ -1,7 +1,7 @@
 """Shows the results of commands: on the terminal, and in files that options name.
 
 Each function takes the result of the command of the same name first. Its other arguments are
-options of the command line; an argument that the command has too is passed to both.
+options of the command line; an argument with the same name as one of the command is passed to both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def line(text: object) -> None:
 
 
 def print_result(result: Any) -> None:
-    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these."""
+    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these.
+
+    Any other object prints nothing.
+    """
     if hasattr(result, "lines"):
         result = result.lines()
     if isinstance(result, str | Path):
@@ -75,7 +78,13 @@ def watch(
         int | None, "serve a page on this port of 127.0.0.1, 0 for any free port"
     ] = None,
 ) -> None:
-    """Print one line, serve a page on ``port``, or redraw the terminal until the run ends."""
+    """Print one line, serve a page on ``port``, or redraw the terminal until the run ends.
+
+    Ctrl-C ends the page or the drawing, but not the run.
+
+    Raises:
+        SettingError: both ``once`` and ``port`` are given.
+    """
     if once and port is not None:
         raise SettingError(
             "--once prints one line and ends, but --port serves a page: give only one of them"
@@ -154,7 +163,10 @@ def predict(
     out: AnyPath | None = None,
     html: AnyPath | None = None,
 ) -> None:
-    """Print a summary and the written files; exit with code 3 if a sample has no prediction."""
+    """Print a summary, then the written files if ``found`` has predictions rather than masks.
+
+    It exits with code 3 if an input has no prediction or mask.
+    """
     print_result(found)
     # Only classes are written to files that these options name; masks list theirs themselves
     if hasattr(found, "inputs"):
@@ -208,7 +220,7 @@ def deploy_add(made: Iterable[MadeKit]) -> None:
 
 
 def deploy_renew(made: MadeKit | str) -> None:
-    """Print the new kit, or the text that says what was renewed."""
+    """Print the new kit, or the text that describes the renewal."""
     if isinstance(made, str):
         line(made)
     else:
@@ -230,7 +242,11 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
 
 
 def _print_findings(target: str) -> Callable[..., None]:
-    """Make the function that shows the findings of ``doctor <target>``; its exit code is theirs."""
+    """Make the function that prints the findings of ``doctor <target>`` and a summary.
+
+    With ``as_json`` the function prints one JSON document instead. It then exits with the findings'
+    exit code, unless that is 0.
+    """
 
     def show(found: Iterable[Finding], *, as_json: AsJson = False) -> None:
         from fedsilo.deployment.doctor.findings import (

@@ -88,7 +88,7 @@ def plan_folds(
 def run_folds(
     trials: Mapping[str, Sequence[Trial]], out: Path, jobs: Jobs
 ) -> Mapping[str, Summaries]:
-    """Run the planned trials of all experiments, except those that already have a summary.
+    """Run the planned trials of all experiments, except trials that already have a summary.
 
     Args:
         trials: experiment -> its trials.
@@ -173,7 +173,7 @@ def metric_intervals(
     records = []
     for name, metric in product(summaries, metrics):
         for group, interval in _intervals(_by_group(summaries[name], metric), folds):
-            # A t interval may exceed [0, 1], in which all these metrics lie
+            # A t interval may exceed [0, 1], the range of all these metrics
             records.append((name, "", group, metric, interval.within(0.0, 1.0)))
     return interval_frame(records)
 
@@ -305,7 +305,8 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
 def _cell(interval: Any, most: int) -> str:
     """Format a mean as "0.812 [0.790, 0.834]"; a difference also has a sign and its p value.
 
-    The number of runs is added if it is below ``most``. A single run has no interval.
+    The number of runs follows if it is below ``most``. For a single run, the cell is the mean and
+    "(1 run)", without an interval.
     """
     number = ".3f"
     if interval.compared_with:  # a difference, which has a sign and is tested
@@ -355,7 +356,8 @@ def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval
     A value is a run's metric, or the difference between two methods on the same split. Over J runs,
     the variance of the mean is (1/J + 1/(folds - 1)) s^2, because n_test/n_train is 1/(folds - 1).
     The plain 1/J would treat runs as independent, although they share training rows. If all values
-    are equal, the interval is the mean itself, and p is 1 for a mean of 0, otherwise 0.
+    are equal, the interval is the mean itself, and p is 1 for a mean of 0, otherwise 0. For a
+    single run, the limits and p are None.
     """
     from scipy import stats
 
@@ -365,7 +367,7 @@ def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval
     # The term 1 / (folds - 1) does not shrink with more runs, because they reuse the same patients
     error = math.sqrt(1 / runs + 1 / (folds - 1)) * statistics.stdev(values)
     if error == 0:
-        p = 0.0 if mean else 1.0  # all runs agree on the sign, or that there is no difference
+        p = 0.0 if mean else 1.0  # all runs agree on the sign, or on a difference of 0
         return CorrectedInterval(mean, mean, mean, p, runs)
     # Student's t, because the deviation is estimated from the same J values
     half = float(stats.t.ppf(0.975, runs - 1)) * error

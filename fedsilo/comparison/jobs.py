@@ -45,7 +45,7 @@ class Job:
         return FinishedRun(Path(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
-        """Tell whether the job's run exists in its directory and has ended.
+        """Tell whether the job's run has ended; False if the directory has no run yet.
 
         Raises:
             RunDirectoryError: the directory has a run with other settings, sites or data.
@@ -69,10 +69,11 @@ class Job:
         return differences(run.settings.decisive(), self.settings.decisive())
 
     def _other_data(self, silos: Mapping[str, Any]) -> str:
-        """Name the sites whose data have changed since a run; empty if none have.
+        """Name the sites whose data have changed since a run, in a phrase; empty if none have.
 
-        ``silos`` is the run's ``silos.json``, with each site's fingerprints and schema. If there is
-        no data folder on this machine, nothing can be compared, so the text is empty, too.
+        ``silos`` is the run's ``silos.json``, with each site's fingerprints and schema. A site
+        without fingerprints is compared only by schema. If the data cannot be read, the phrase
+        gives the error, or is empty if this machine has no data folder.
         """
         common = self.settings.common
         try:

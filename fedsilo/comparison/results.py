@@ -1,8 +1,9 @@
 """Collects the metrics of runs from their summaries into the tidy table of tables.py.
 
-``POOLED`` is a metric that no site reports: balanced accuracy over the samples of all sites. A mean
-of balanced accuracy over sites leaves out a site with one class, and a mean of accuracy rewards a
-model that always predicts this class there. Pooled, each sample counts within its class.
+``POOLED`` is a metric that single sites do not report: balanced accuracy over the samples of all
+sites. A mean of balanced accuracy over sites leaves out a site with one class, and a mean of
+accuracy rewards a model that always predicts this class there. Pooled, each sample counts within
+its class.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def shared_metrics(
     """If one run lacks a metric at a site, remove it there from all runs on that data set.
 
     Otherwise means would differ only because they are over different sites. A metric that a run has
-    at no site, such as a metric of another method, does not count as lacking in it. Runs on a data
-    set without a common site lack nothing at each other's sites.
+    at no site, because its method does not measure it, is not removed because of that run. If the
+    runs on a data set have no site in common, each run is only checked at its own sites.
 
     Args:
         runs: the finished runs.
@@ -75,7 +76,7 @@ def shared_metrics(
 def _lacking_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> set[tuple[str, str, str]]:
-    """Find each (data set, site, metric) for which a run has the metric, but not at that site.
+    """Find each (data set, site, metric) where a run has the metric elsewhere, but not at the site.
 
     If the runs on the data set have a site in common, the sites of all of them count, otherwise
     only a run's own sites.
@@ -103,7 +104,7 @@ def _lacking_metrics(
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
     """Return a copy of each run's summary for ``split``, with means over ``shared_metrics`` only.
 
-    A distribution of a single site keeps all metrics of that site, because it is no mean.
+    A distribution of a single site keeps all metrics of that site, because it is not a mean.
 
     Returns:
         The summaries in the order of ``runs``, with these keys added: ``published``, the paper's
@@ -124,7 +125,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
             sizes = Counter(groups.values())
             rows = dict(shared)
             for site, row in own.items():
-                # The row of a single site is no mean, so it keeps what other runs lack
+                # The row of a single site is not a mean, so it keeps what other runs lack
                 if site in groups and sizes[groups[site]] == 1:
                     rows[site] = row
             summary["mean"] = means(shared)
@@ -252,7 +253,7 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
     """Return a run's metric for a distribution, or its mean over sites for the group ``all``.
 
-    It is None if the run has no such value.
+    It is None if the run lacks the metric there.
     """
     values = summary["mean"]
     if group != "all":
@@ -267,7 +268,8 @@ def values_by_seed(
 ) -> dict[str, dict[int, float]]:
     """Return experiment -> seed -> mean of ``metric`` over sites.
 
-    Seeds whose run has no such mean are left out; experiments are not.
+    Seeds whose run lacks the mean are left out. An experiment without any mean stays, with an empty
+    mapping.
     """
     values: dict[str, dict[int, float]] = {}
     for name, by_seed in runs.items():
@@ -287,7 +289,8 @@ def experiment_results(
     Args:
         experiment: the experiment's name.
         summaries: seed -> summary of the run.
-        metrics: the metrics; one that a run lacks for a group (AUC with one class) has no row.
+        metrics: the metrics. If a run lacks a metric for a group (AUC with one class), the row is
+            left out.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -314,7 +317,7 @@ def constant_results(
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
     Its accuracy is the share of that class. Its balanced accuracy and AUC are 0.5 at sites with
-    both classes. With more than two classes, there are no rows.
+    both classes. Without sites with two classes, the table is empty.
 
     Args:
         silos: the content of ``silos.json``.
@@ -356,11 +359,12 @@ class TwoClassMetrics:
     balanced: float | None
 
     def count_correct(self) -> tuple[int, int] | None:
-        """Solve for the number of correct predictions in each class; None if it is not determined.
+        """Solve for the number of correct predictions in each class, or return None.
 
         With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
-        accuracy is (r0 / n0 + r1 / n1) / 2. If n0 equals n1, the two equations are the same one, so
-        they have no single solution.
+        accuracy is (r0 / n0 + r1 / n1) / 2. The result is None if n0 equals n1, because then both
+        equations are the same, or if balanced accuracy is missing. If a class has no samples,
+        accuracy suffices.
         """
         first, second = self.counts
         # Metrics are float32, and counts are whole numbers
@@ -379,8 +383,8 @@ class TwoClassMetrics:
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    It is None if all samples are of one class, or if ``count_correct`` is None for some site,
-    because that site has equally many samples of both classes.
+    It is None if all samples are of one class, or if ``count_correct`` is None for some site, for
+    example because that site has equally many samples of both classes.
     """
     counts = [0, 0]
     correct = [0, 0]
@@ -399,7 +403,8 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
     """Return ``{POOLED: value}`` for a run's last round, or an empty dict without a value.
 
-    It needs two classes, and sites that report how many samples of ``split`` each class has.
+    The dict is empty unless all sites report how many samples of ``split`` each of two classes has.
+    Sites without an accuracy are left out.
     """
     own: dict[str, dict[str, float]] = {}
     # Later rows overwrite earlier ones, so the last measured round stays

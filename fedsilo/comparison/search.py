@@ -88,10 +88,11 @@ class Search:
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
     """Check that a grid has at least ``points`` points, the budget of every experiment.
 
-    With ``tpe``, a setting whose values span a range of numbers always suffices.
+    With ``tpe``, one setting whose values are different numbers suffices, because its whole range
+    is searched.
 
     Raises:
-        SettingError: there is no grid, or it has fewer than ``points`` points.
+        SettingError: the grid is empty, or has fewer than ``points`` points.
     """
     if sampler == "tpe" and any(map(_range, grid.values())):
         return  # a range has any number of points
@@ -140,7 +141,7 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
     """Yield a warning for each point whose metrics equal those of an earlier point bit by bit.
 
     ``digests`` has a digest over the metrics of each point, empty for a point that failed. The
-    warning lists the settings in which the two points differ.
+    warning lists the settings that differ between the two points.
     """
     first: dict[str, Mapping[str, Value]] = {}
     for digest, point in zip(digests, points, strict=True):
@@ -150,7 +151,7 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
         for key in point:
             if point[key] != same[key]:
                 pairs.append(f"{key} {same[key]} and {point[key]}")
-        if digest and pairs:  # a failed point has no digest
+        if digest and pairs:  # the digest of a failed point is empty
             yield (
                 "these settings had no effect, the metrics are equal to the last bit: "
                 + ", ".join(pairs)
@@ -158,10 +159,11 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
-    """Build Optuna's distribution of a setting: a range for ``tpe`` and numbers, else a choice.
+    """Build Optuna's distribution of a setting.
 
-    The range is from the smallest to the largest value, on a log scale if these are a factor of 10
-    apart.
+    With ``tpe`` and different numbers, it is a range from the smallest to the largest value, on a
+    log scale if these are a factor of 10 apart, and of integers if all values are integers.
+    Otherwise it is a choice among the values.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -176,7 +178,10 @@ def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
 
 
 def _range(values: Sequence[Value]) -> tuple[float, float] | None:
-    """Return the smallest and the largest value; None if they are equal or not all are numbers."""
+    """Return the smallest and the largest value; None if they are equal or not all are numbers.
+
+    True and False are not numbers here.
+    """
     numbers: list[float] = []
     for value in values:
         # Python counts True as a number, but a switch spans no range

@@ -37,11 +37,12 @@ Jobs = int | Slurm
 def read_jobs(text: str, parameters: list[str]) -> Jobs:
     """Parse ``--jobs`` and ``--slurm KEY=VALUE`` into a number of runs or Slurm's parameters.
 
-    ``--jobs`` is the number of runs at once, 0 for one per core, or the word ``slurm``.
+    ``--jobs`` is the number of runs at once, 0 for one per core, or the word ``slurm``. Hyphens in
+    Slurm's keys become underscores.
 
     Raises:
-        SettingError: ``--jobs`` is neither, a parameter has no "=", or there are parameters without
-            ``--jobs slurm``.
+        SettingError: ``--jobs`` is neither a number nor ``slurm``, a parameter has no "=", or
+            parameters are given without ``--jobs slurm``.
     """
     if text == SLURM:
         values = {}

@@ -75,7 +75,7 @@ class Spread(NamedTuple):
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Reduce tidy results to a row per experiment, group and metric, with columns ``COMPARISON``.
 
-    Rows stay in the order in which experiments, groups and metrics first occur.
+    The order is that of the first row of each experiment, group and metric.
     """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
@@ -99,10 +99,10 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 
 
 def _next_to_published(spread: Any, median: bool) -> str:
-    """Format a cell as ``spread_cell`` does; if the paper has a deviation, add our population one.
+    """Format a cell as ``spread_cell`` does, and add our population deviation in brackets.
 
-    Papers print population deviations here (PICSR's cannot be anything else), so only our
-    population deviation can be compared with theirs.
+    It is added only if the paper has a deviation, because papers print population deviations here
+    (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
@@ -124,7 +124,8 @@ def published_cell(spread: Any) -> str:
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
     """Build the terminal table of a comparison, with a rule below each experiment.
 
-    ``median`` shows median and range in place of mean and standard deviation. The title says which.
+    ``median`` shows median and range in place of mean and standard deviation. The title states
+    which one.
     """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"
@@ -163,8 +164,8 @@ def group_lines(
 ) -> list[list[str]]:
     """Format spreads as rows of cells: the metrics' titles, then a row per experiment and group.
 
-    A row starts with the names of the experiment and the group, for which the caller adds titles. A
-    cell over fewer seeds than the experiment has states their number.
+    A row starts with the names of the experiment and the group; the caller adds titles for these
+    two columns. A cell over fewer seeds than the experiment has states their number.
 
     Args:
         spreads: rows of ``over_seeds``.
@@ -205,7 +206,7 @@ def rich_table(
     left: int = 1,
     ends: Callable[[Sequence[str]], bool] = lambda _: False,
 ) -> Table:
-    """Build a terminal table from rows of cells, the first of which has the column titles.
+    """Build a terminal table from rows of cells; the first row has the column titles.
 
     Args:
         title: the text above the table.
@@ -225,7 +226,7 @@ def rich_table(
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Build a Markdown table from rows of cells, the first of which has the column titles."""
+    """Build a Markdown table from rows of cells; the first row has the column titles."""
     columns, *body = lines
     text = ""
     for line in (columns, ["---"] * len(columns), *body):
@@ -300,13 +301,13 @@ def _draw_panel(
 ) -> None:
     """Draw one metric into ``axes``: at each group a bar per experiment, with its deviation.
 
-    ``coloured`` maps each experiment to its colour. Experiments with a single seed have no error
-    bars.
+    ``coloured`` maps each experiment to its colour. If all values of an experiment are from one
+    seed, its error bars are left out.
     """
     each = _WIDTH / len(coloured)
     for number, (name, colour) in enumerate(coloured.items()):
         here = spreads[spreads["experiment"] == name].set_index("group").reindex(list(groups))
-        # A single seed has no deviation to draw
+        # A deviation needs more than one seed
         errors = here["sd"].tolist() if (here["seeds"] > 1).any() else None
         # The bars of a group stand side by side, centred on the group's tick
         left = -_WIDTH / 2 + (number + 0.5) * each

@@ -2,8 +2,9 @@
 
 simulation.yaml declares the grid of an experiment and the budget for all experiments: the number of
 points, folds and seeds. Optuna draws the points (search.py). If sites are cut into folds, no trial
-reads a test row. A data set with its own validation part has no folds, and its test metrics are not
-used. The deciding metric is the first of the data set's headline metrics that all runs have.
+reads a test row. A data set with its own validation part is not split into folds, and its test
+metrics are not used. The deciding metric is the first of the data set's headline metrics that all
+runs have.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ def search(
     Args:
         plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
-        metric: the deciding metric, of which a higher value is better: a mean over the sites that
-            have it, or ``POOLED`` over all samples. None for the data set's.
-        jobs: number of runs at once; 0 for one per core; or Slurm's parameters.
+        metric: the deciding metric; a higher value must be better. It is a mean over the sites that
+            have it, or ``POOLED`` over all samples. None for the data set's default.
+        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
         tell: takes a line about the progress.
 
     Raises:
@@ -161,8 +162,8 @@ def plan_search(
         given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps that.
 
     Raises:
-        SettingError: the grid is too small, a setting is wrong, or the command sets one of the
-            grid.
+        SettingError: the grid is too small, a setting is wrong, or ``--set`` changes a setting of
+            the grid.
     """
     file = simulation_file(sources.file)
     budget = read_section(file, "tuning", Tuning)
@@ -191,7 +192,8 @@ def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     Otherwise the budget stays as it is.
 
     Raises:
-        SettingError: the data set has no validation part, and the budget has fewer than two folds.
+        SettingError: the data set does not come with a validation part, and the budget has fewer
+            than two folds.
     """
     if "split.val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
@@ -297,7 +299,7 @@ def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """Return the first of the ``headline`` metrics that every finished run has, else accuracy.
 
-    A run may lack a metric; for example, a fold with one class has no AUC.
+    A run may lack a metric; for example, AUC is undefined in a fold with one class.
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -311,8 +313,8 @@ def ranking(
 ) -> list[Point]:
     """Score the points and sort them, the best first.
 
-    A higher score is better, compared with six decimals; of equal scores, a lower validation loss.
-    Points with a failed run come last.
+    A higher score is better, compared with six decimals. If scores are equal, the point with the
+    lower validation loss comes first. Points with a failed run come last.
     """
     scored = _score_points(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
@@ -355,7 +357,7 @@ def _score_point(
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
     """Return site -> mean of a metric over the runs that have it there.
 
-    Sites are those of the first run; ``runs`` are mappings site -> metric -> value.
+    ``runs`` are mappings site -> metric -> value. Only sites of the first run are returned.
     """
     by_site = {}
     for site in runs[0]:
@@ -404,7 +406,7 @@ def chosen_document(
 
 
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
-    """Explain the choice in one sentence: the best score, its standard error, the next score."""
+    """Explain the choice in one line: the best score, its standard error, and the next score."""
     best = ranked[0]
     score = f"mean validation {metric} over sites"
     if metric == POOLED:

@@ -29,7 +29,7 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.deployment.deployment import DeploymentError
 
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
-_LOCAL = ("localhost", "127.0.0.1")  # names by which the server's own processes reach it
+_LOCAL = ("localhost", "127.0.0.1")  # names that the server's own processes use to reach it
 
 
 def make_hospital_key() -> tuple[bytes, bytes]:
@@ -41,7 +41,10 @@ def make_hospital_key() -> tuple[bytes, bytes]:
 
 
 def make_authority(secrets: Path) -> None:
-    """Make an authority; write its ``ca.crt`` and ``ca.key``, and a new ``server.key``."""
+    """Write a new authority's ``ca.crt`` and ``ca.key`` to ``secrets``, and a new ``server.key``.
+
+    The server's certificate is not made; ``sign_server`` does that.
+    """
     key = generate_private_key(SECP384R1())
     signing = x509.KeyUsage(
         digital_signature=False,
@@ -69,11 +72,12 @@ def make_authority(secrets: Path) -> None:
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     """Sign ``server.crt`` for ``server.key`` by the authority; return the date of its expiry.
 
-    ``hosts`` are names or addresses by which hospitals reach the server; if empty, they are taken
-    from the existing certificate.
+    ``hosts`` are the names or addresses that hospitals use to reach the server. If empty, they are
+    taken from the existing certificate.
 
     Raises:
-        DeploymentError: the authority's key, or another of the files, is missing or damaged.
+        DeploymentError: a file is missing or damaged, or the authority would expire before the new
+            certificate.
     """
     try:
         authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())

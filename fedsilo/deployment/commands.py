@@ -47,11 +47,12 @@ def hospital_address(host: str | None) -> str:
     """Return the server's address for hospitals on other machines, host:port.
 
     Args:
-        host: HOST or HOST:PORT, where the port is 9092 if it is not given; None or empty if all
-            sites are on this machine, for which the address is empty too.
+        host: HOST or HOST:PORT, with port 9092 by default. None or empty if all sites are on this
+            machine; the result is then empty.
 
     Raises:
-        SettingError: it is no host, or the port is not between 1 and 65535.
+        SettingError: ``host`` is not a host name or address, or the port is not between 1 and
+            65535.
     """
     if not host:
         return ""
@@ -80,7 +81,14 @@ def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
 
 
 def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
-    """Raise a SettingError if the options differ from the existing deployment."""
+    """Check that the options do not differ from the existing deployment.
+
+    Options that were not given are not compared. Node config values are compared with those of the
+    first site.
+
+    Raises:
+        SettingError: an option differs; the message names the first one.
+    """
     # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
     compared: dict[str, tuple[Value, Value]] = {}
@@ -104,11 +112,12 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
     """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
 
-    Its sites are those that the options name, or else the silos of ``experiment``. Nothing is
-    written; ``prepare`` does that.
+    Its sites are the ones named by the options. Otherwise they are the silos of ``experiment``, or
+    none if ``host`` is given without ``sites``. Nothing is written; ``prepare`` does that.
 
     Raises:
-        SettingError: a run would send the folder to every site, or the sites are not possible.
+        SettingError: ``folder`` is in fedsilo's checkout, so a run would send it to every site, or
+            the sites are not possible.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
@@ -201,7 +210,7 @@ def share_signing_keys(deployment: Deployment) -> None:
 
 
 def make_secrets(deployment: Deployment) -> None:
-    """Make the certificates if they are missing, and a key for each site that has none.
+    """Make the certificates if their folder is missing, and a key pair for each site without a key.
 
     Raises:
         DeploymentError: other users may read an existing key.
@@ -256,7 +265,7 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
         raise SettingError("--sites has no effect with --site: remove one of the two")
     folder = folder.expanduser().resolve()
     planned = None
-    # Planned before the folder is locked, because that makes it: a refused plan leaves nothing
+    # Planned before locking, because that makes the folder, and a refused plan must not
     if not is_deployment(folder):
         planned = plan_deployment(folder, experiment, options)
     with locked(folder):
@@ -269,7 +278,10 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
 
 
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
-    """Start every member that does not run; errors as ``up``."""
+    """Start every member that does not run, register new sites, and wait until all are online.
+
+    Missing keys and certificates are made first. It raises the errors of ``up``.
+    """
     make_secrets(deployment)
     share_signing_keys(deployment)
     deployment.write_connection()
@@ -297,9 +309,15 @@ def _find_silent_server(deployment: Deployment) -> list[str]:
 
 
 def status(folder: Path) -> list[MemberStatus]:
-    """Return the state of all members; DeploymentError if the server runs but does not answer."""
+    """Return the state of all members, the server first.
+
+    If the server is down, all sites count as offline.
+
+    Raises:
+        DeploymentError: the server runs but does not answer.
+    """
     deployment = read_deployment(folder)
-    # A server in a container has no known process here, so its health is asked for instead
+    # The process of a server in a container is not known here, so its health is asked for instead
     online_sites: list[str] = []
     if deployment.process(SERVER) or (deployment.address and is_healthy(deployment)):
         online_sites = list_online_sites(deployment)
@@ -326,7 +344,7 @@ def logs(folder: Path, member: str, lines: int) -> str:
     """Return the last ``lines`` lines of a member's log.
 
     Raises:
-        FedsiloError: the deployment has no such member, or the member has no log.
+        FedsiloError: ``member`` is not in the deployment, or it has not run here yet.
     """
     path = read_deployment(folder).log(member)
     if not path.is_file():

@@ -45,8 +45,8 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    The run directory is in the server's folder, not in the ``out`` of ``sources``. ``overrides``
-    override all other settings; ``say`` prints each command.
+    The run directory is in the server's folder, and the ``out`` of ``sources`` is ignored.
+    ``overrides`` take precedence over all other settings; ``say`` prints each command.
 
     Raises:
         FedsiloError: a member is down, the run directory cannot be used, or the run failed.
@@ -73,7 +73,7 @@ def run(
         fault = f"ended as {status}: read {_logs_command(deployment)}"
         if error:
             fault = f"failed: {error}"
-        # A run that has not begun has no directory, and nothing of it can be resumed
+        # Without a directory the run never began, so it cannot be resumed
         if directory.is_dir():
             again = resume_command(experiment, folder, sources, seed, run_name)
             fault += f"; once that is fixed: {again}"
@@ -129,7 +129,10 @@ def _refuse_incomplete(deployment: Deployment) -> None:
 
 
 def _end(deployment: Deployment, number: str) -> str:
-    """Wait until a run has ended and return its status; its log may break off earlier."""
+    """Wait until a run has ended and return its status, with Flower's details in brackets.
+
+    The run's log may break off earlier. If the server stops answering, the status says that.
+    """
     while True:
         try:
             (listed,) = flwr(deployment, "list", FEDERATION, "--run-id", number)["runs"]
@@ -147,7 +150,10 @@ def _end(deployment: Deployment, number: str) -> str:
 def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
-    """Build the command that resumes the run ``name`` with the options of its start."""
+    """Build the command that resumes the run ``name`` with its configuration, seed and changes.
+
+    A change of ``run.resume`` is dropped, because the command sets it to true.
+    """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:
         words += ["--config", str(sources.config)]

@@ -81,7 +81,7 @@ class Deployment:
 
     @property
     def fleet(self) -> str:
-        """The address, host:port, by which hospitals reach the server."""
+        """The address, host:port, that hospitals use to reach the server."""
         return self.address or f"127.0.0.1:{self.ports['fleet']}"
 
     @property
@@ -106,7 +106,7 @@ class Deployment:
 
     @property
     def interface(self) -> str:
-        """The address on which the server listens: 0.0.0.0 if hospitals are on other machines."""
+        """The address that the server listens on: 0.0.0.0 if hospitals are on other machines."""
         host = self.fleet.rpartition(":")[0]
         if host in ("127.0.0.1", "localhost"):
             return "127.0.0.1"
@@ -119,7 +119,11 @@ class Deployment:
         return self.folder / "sites" / member
 
     def log(self, member: str) -> Path:
-        """Return the path of a member's log; an error if the member has no log on this machine."""
+        """Return the path of a member's log; the file may not exist yet.
+
+        Raises:
+            FedsiloError: the member is unknown, or runs on another machine.
+        """
         if member in self.hospitals:
             raise DeploymentError(f"{member} runs on another machine: read its log on that machine")
         if member not in self.members:
@@ -130,7 +134,7 @@ class Deployment:
         """Return the named sites of this machine, or all of them if none is named.
 
         Raises:
-            SettingError: a name is no site of this machine.
+            SettingError: a name is not a site on this machine.
         """
         for name in names:
             if name not in self.sites:
@@ -172,7 +176,11 @@ class Deployment:
         return self
 
     def write_registry(self) -> None:
-        """Write the node and key of each site, so that no other node can use a site's name."""
+        """Write each registered site's node id and key, so that no other node can use its name.
+
+        Raises:
+            DeploymentError: a site's public key cannot be read.
+        """
         entries = {}
         for site, node in sorted(self.nodes.items()):
             key = key_fingerprint(self.secrets / f"{site}.pub")
@@ -215,7 +223,10 @@ class Deployment:
         return self.supernode_command(member)
 
     def environment(self, member: str) -> dict[str, str]:
-        """Build the environment of a member's process, in which it has its own FLWR_HOME."""
+        """Build the environment of a member's process, with its own FLWR_HOME.
+
+        Other FLWR_ and FEDSILO_ variables of this process are not passed on.
+        """
         # The variables of whoever starts the members must not decide how the members work
         variables = {}
         for name, value in os.environ.items():
@@ -270,7 +281,11 @@ def node_command(
 
 
 def key_fingerprint(public_key: Path) -> str:
-    """Return the fingerprint of an OpenSSH public key, as ``ssh-keygen -l`` prints it."""
+    """Return the fingerprint of an OpenSSH public key, as ``ssh-keygen -l`` prints it.
+
+    Raises:
+        DeploymentError: the file cannot be read, or is not an OpenSSH public key.
+    """
     from fedsilo.strategies.wire.signatures import fingerprint
 
     try:
@@ -283,7 +298,7 @@ def key_fingerprint(public_key: Path) -> str:
 
 
 def find_name_fault(sites: Sequence[str]) -> str:
-    """Describe the first name that no site can have, or that two sites have; empty if none is."""
+    """Describe the first site name that is not allowed or is used twice; empty if all are valid."""
     for site in sites:
         if site_name_fault(site) or site in _TAKEN:
             reserved = ", ".join(sorted({"all", *_TAKEN}))
@@ -310,11 +325,11 @@ def plan(
         sites: names of the sites on this machine.
         ports: two ports for the server, then one for each site.
         shared: keys of every site's node config, in addition to its name and state folder.
-        address: the server's address for hospitals on other machines; empty if there are none.
+        address: the server's address for hospitals on other machines; empty without such hospitals.
 
     Raises:
-        SettingError: there is no site and no address, two sites have the same name, a name is not
-            allowed, or ``shared`` has a key that differs between sites.
+        SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
+            is not allowed, or ``shared`` has a key that differs between sites.
     """
     fault = find_name_fault(sites)
     for key in ("site", "state-dir"):
@@ -324,7 +339,7 @@ def plan(
         fault = "a deployment needs at least one site, but none is named"
     if fault:
         raise SettingError(fault)
-    names = sorted(sites)  # a site's port must not depend on the order in which sites were named
+    names = sorted(sites)  # a site's port must not depend on the order of the names
     remember_files(str(shared.get("plugin", "")))
     node_config: dict[str, dict[str, Value]] = {}
     for site in names:
@@ -366,7 +381,8 @@ def read_deployment(folder: Path) -> Deployment:
     """Read the deployment in a folder, which may be relative or begin with ``~``.
 
     Raises:
-        DeploymentError: the folder holds no deployment, or its file is damaged.
+        DeploymentError: the folder does not hold a deployment, or deployment.json is damaged or
+            altered.
     """
     folder = folder.expanduser().resolve()
     path = folder / _FILE
@@ -403,9 +419,9 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
 
 
 def _find_altered(found: Deployment) -> str:
-    """Describe a name that no site can have, or a missing port; empty if all are possible.
+    """Describe a site name that is not allowed, or a missing port; empty if all are valid.
 
-    Paths and commands are made of the names, so a name such as ``../x`` would leave the folder.
+    Paths and commands contain the names, so a name such as ``../x`` would lead out of the folder.
     """
     fault = find_name_fault([*found.node_config.keys() | found.nodes.keys()])
     for member in ("http", "fleet", *found.node_config):

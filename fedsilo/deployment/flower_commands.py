@@ -18,7 +18,11 @@ _START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as fa
 
 
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
-    """Run a ``flwr`` command and return its JSON answer; DeploymentError if it failed."""
+    """Run a ``flwr`` command and return its JSON answer; ``say``, if given, prints the command.
+
+    Raises:
+        DeploymentError: the command failed; the message has its error.
+    """
     command = [tool("flwr"), *arguments, "--format", "json"]
     if say:
         print_command(command, say)
@@ -52,7 +56,7 @@ def states_by_node(deployment: Deployment) -> dict[str, str]:
 
 
 def node_states(deployment: Deployment) -> dict[str, str]:
-    """Return Flower's status of each site, such as online; unregistered if it has no node."""
+    """Return site -> Flower's status, such as online; "unregistered" for an unknown node."""
     by_node = states_by_node(deployment)
     by_site = {}
     for site in (*deployment.sites, *deployment.hospitals):
@@ -67,9 +71,9 @@ def list_online_sites(deployment: Deployment) -> list[str]:
 
 
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
-    """Return the sites of this machine that are not online, or whose process has ended.
+    """Return the sites on this machine that are not online, or whose process has ended.
 
-    ``seen`` are the sites that are online; None to ask the server.
+    ``seen`` lists the sites that are online; None to ask the server.
     """
     if seen is None:
         seen = list_online_sites(deployment)
@@ -78,7 +82,11 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 
 
 def is_healthy(deployment: Deployment) -> bool:
-    """Tell whether the server answers; DeploymentError if its certificate is not valid."""
+    """Tell whether the server answers.
+
+    Raises:
+        DeploymentError: the server's certificate is not valid, or the authority's file is unusable.
+    """
     authority = deployment.secrets / "ca.crt"
     fault = file_fault(authority)  # a pipe would be waited for
     if fault:
@@ -102,11 +110,11 @@ def is_healthy(deployment: Deployment) -> bool:
 
 
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
-    """Wait until ``missing`` returns no member.
+    """Wait until ``missing`` returns an empty list of members.
 
     Raises:
-        DeploymentError: a member's process ended, or took longer than 90 seconds. The message has
-            the last line of its log.
+        DeploymentError: a missing member's process ended, or did not start within 90 seconds. The
+            message has the last line of its log.
     """
     limit = time.monotonic() + _START_LIMIT
     failed, failure = "", ""
@@ -129,7 +137,10 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
-    """Wait until the server notices that a killed process is gone, because it admits only one."""
+    """Wait until the server notices that a site's killed process is gone, 90 seconds at most.
+
+    The server admits only one process per site. After 90 seconds it returns without an error.
+    """
     limit = time.monotonic() + _START_LIMIT
     if site in list_online_sites(deployment):
         say(f"{site} ended without signing off: waiting up to a minute until the server notices")

@@ -35,7 +35,8 @@ class HospitalCounts:
     def charge_another_draw(self) -> Iterator[str]:
         """Charge the ledger for new draws, which the next run makes; yield a line on the charge.
 
-        Without counts nothing is charged, and no line is yielded.
+        If no counts were sent, nothing is charged or yielded. If the draws are already charged, a
+        line says so.
 
         Raises:
             EpsilonSpentError: the draws would bring epsilon above the cap. Nothing changes.
@@ -72,12 +73,12 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
     """Find a hospital's counts and ledger.
 
     Args:
-        kit: the folder into which the hospital's kit was opened, or None.
-        node_config: keys as key=value; they override those of the kit.
+        kit: the folder of the hospital's opened kit, or None.
+        node_config: entries key=value; they override those of the kit.
 
     Raises:
-        SettingError: the hospital has no name, no state folder or no cap on epsilon.
-        KitError: the folder holds no kit, or the kit was altered.
+        SettingError: the hospital's name, state folder or cap on epsilon is missing.
+        KitError: the folder does not hold a kit, or the kit was altered.
     """
     if kit is None:
         node = parse_node_config(node_config)

@@ -1,4 +1,4 @@
-"""``fedsilo hospital keys``: this hospital's signing key, and the compared keys of others."""
+"""``fedsilo hospital keys``: the signing keys of this hospital and of other hospitals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +9,15 @@ from fedsilo.core.errors import SettingError
 
 
 def find_own_folder(folder: Path) -> Path:
-    """Find the folder in which a hospital keeps its keys and private state over all runs.
+    """Find the folder where a hospital keeps its keys and private state over all runs.
 
     Args:
-        folder: the folder of an opened kit, a 'state-dir', or the wanted folder itself.
+        folder: the folder of an opened kit, a 'state-dir', or the wanted folder itself, which is
+            returned without a check.
 
     Raises:
-        SettingError: no such folder exists, or the 'state-dir' has the folders of several sites.
+        SettingError: no such folder has a signing key, or the 'state-dir' has the folders of
+            several sites.
     """
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:
@@ -36,12 +38,15 @@ def find_own_folder(folder: Path) -> Path:
 
 
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
-    """Mark some keys as compared, and remove others from the list; errors as ``KnownKeys``.
+    """Mark some hospitals' keys as compared, and remove other hospitals from the list.
 
     Args:
         folder: as ``find_own_folder`` returns it.
         compared: sites whose received key was compared, or SITE=CODE with the code read out.
         forget: sites to remove from the list.
+
+    Raises:
+        SettingError: ``compared`` names this hospital itself. ``KnownKeys`` raises its own errors.
     """
     known = KnownKeys(folder)
     for text in compared:

@@ -2,7 +2,7 @@
 
 A hospital has two registrations. The SuperLink's registration admits its key. The registry's line
 binds its name to the key; without the line, a run leaves the hospital out. Only this module writes
-the two.
+these two registrations.
 """
 
 from collections.abc import Sequence
@@ -39,10 +39,11 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
-            another command changes the deployment. Nothing was written.
+            another command changes the deployment; in these cases nothing was written. Also raised
+            if a registration fails.
     """
     with open_locked(folder) as deployment:
-        # All names are checked before the first is registered, so an error leaves nothing behind
+        # All names are checked before the first is registered, so after an error none is registered
         fault = find_name_fault(names)
         for name in names:
             if name in deployment.nodes or name in deployment.sites:
@@ -60,13 +61,16 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
 
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
-    """Replace a hospital's key, and return its new kit; or renew the server's certificate.
+    """Replace a hospital's key, or with the server's name renew its certificate.
 
-    From then on the server refuses the old key. A site on this machine gets no kit, because
-    ``deploy up`` starts it again with its new key.
+    The server refuses the old key from then on.
+
+    Returns:
+        The new kit of a hospital on another machine. Otherwise a sentence: a site on this machine
+        needs no kit, because ``deploy up`` starts it again with its new key.
 
     Raises:
-        FedsiloError: the deployment has no such member, the server does not answer, or another
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
             command changes the deployment. Nothing was written.
     """
     with open_locked(folder) as deployment:
@@ -94,9 +98,10 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
 
 def revoke(folder: Path, name: str, say: Say) -> None:
-    """Exclude a hospital at once and for good; errors as ``renew``.
+    """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
 
-    Both registrations, its kit and its keys at the server are removed.
+    Its two registrations are removed, and the server's copies of its kit and keys. It raises the
+    errors of ``renew``.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -131,8 +136,8 @@ def register(deployment: Deployment, site: str, say: Say) -> Deployment:
 def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
     """Make and register a key for ``site``; return the deployment and the private key.
 
-    The key only admits the hospital at this server. Other hospitals know it by its signing key for
-    secure sums, which the hospital makes itself.
+    Only the public key is written. The key only admits the hospital at this server; other hospitals
+    identify it by its signing key for secure sums, which the hospital makes itself.
     """
     from fedsilo.deployment.certificates import make_hospital_key
 
@@ -142,7 +147,7 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry, and a kit for each of the private ``keys``."""
+    """Write the registry, then a kit for each site; ``keys`` maps the site to its private key."""
     deployment.write_registry()
     authority = (deployment.secrets / "ca.crt").read_bytes()
     made = datetime.now(UTC).isoformat()

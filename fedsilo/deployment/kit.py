@@ -2,7 +2,7 @@
 
 ``kit.json`` names the hospital and the server, and has the SHA-256 of every other file. The seal is
 the SHA-256 of these values; both sides print its beginning, so that people can compare it. A kit
-has no rules and no keys of other hospitals, because each hospital decides on those itself.
+contains neither rules nor keys of other hospitals, because each hospital decides on them itself.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class Card(FileModel):
 class Kit:
     """A kit whose files are complete and unaltered."""
 
-    path: Path  # the zip, or the folder into which it was opened
+    path: Path  # the zip, or the folder where it was opened
     card: Card
     files: Mapping[str, bytes]  # file name -> content
 
@@ -120,10 +120,10 @@ def _text_of(name: str, site: str, server: str) -> str:
 
 
 def read_kit(path: Path) -> Kit:
-    """Read a kit from its zip, or from the folder into which it was opened.
+    """Read a kit from its zip, or from the folder where it was opened.
 
     Raises:
-        KitError: the path is no kit, other users may read it, or the kit was altered.
+        KitError: the path is not a complete kit, other users may read it, or it was altered.
     """
     files = _read_folder(path) if path.is_dir() else _read_zip(path)
     for name in _NAMES:
@@ -171,7 +171,7 @@ def _read_zip(path: Path) -> dict[str, bytes]:
         raise
     except _BROKEN as error:
         raise KitError(f"{path} is not a readable zip ({error}): copy it again") from None
-    # Checked last, because a file that is no kit needs other words
+    # Checked last, because a file that is not a kit needs another message
     if mode & 0o077:
         raise KitError(
             f"{path} has mode {mode:o}, so other users may read the private key in it: chmod 600 "
@@ -181,7 +181,11 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 
 
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Raise a KitError if a zip has a file that no kit has, a file twice, or too large a file."""
+    """Check that a zip has only files of a kit, each once and none too large.
+
+    Raises:
+        KitError: an entry breaks one of these rules.
+    """
     names = [entry.filename for entry in entries]
     for entry in entries:
         name = entry.filename
@@ -205,10 +209,10 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
-    """Read the files of an opened kit; a missing one is left out.
+    """Read the files of an opened kit by name; a missing file is left out.
 
     Raises:
-        KitError: a file cannot be read.
+        KitError: a file exists but cannot be read.
     """
     files = {}
     for name in _NAMES:

@@ -1,6 +1,6 @@
 """A hospital's rules: the file ``site.yaml``, written at the hospital, and the rules in sentences.
 
-No rule comes from a kit, because then whoever made or carried the kit would decide what this
+Rules never come from a kit, because then whoever made or carried the kit would decide what this
 hospital allows. Every key of the site file has its sentence in ``SENTENCES``, which a test checks.
 """
 
@@ -46,7 +46,8 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
     """Return the rules that the options state, by key of the site file.
 
     Raises:
-        SettingError: a rule has no '=', a key is given twice, or a value is no YAML.
+        SettingError: a rule lacks '=', a key is given twice or is 'site', or a value is not valid
+            YAML.
     """
     values: dict[str, Any] = {}
     if options.get("trust"):
@@ -72,7 +73,7 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
 
 
 def write_rules(site: str, options: RuleOptions) -> str:
-    """Build the text of a new site file, which allows everything that ``options`` do not limit.
+    """Build the text of a new site file; it allows everything that ``options`` do not limit.
 
     Raises:
         RulesError: no trust level is given, or an option cannot be used.
@@ -88,7 +89,7 @@ def write_rules(site: str, options: RuleOptions) -> str:
             text += f"{key}: {json.dumps(value)}\n"
         if not rules["trust"]:
             fault = _no_trust(site)
-        # The hospital is bound by what the file says once it is read again, not by what was meant
+        # The rules that will be read from the file apply, so they must equal the given rules
         elif with_numbers(parse_yaml(text)) != rules:
             fault = f"{site}: a value of --rule would change in {SITE}: write the file by hand"
         else:
@@ -112,8 +113,8 @@ def check_rules(
         trusted_elsewhere: whether the node config has the level of trust.
 
     Raises:
-        RulesError: the file cannot be used, belongs to another site, has no level of trust, or an
-            option contradicts it.
+        RulesError: the file cannot be used, belongs to another site, lacks a level of trust that
+            the node config does not give either, or an option contradicts it.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -151,12 +152,12 @@ def _show_value(content: Mapping[str, Any], key: str) -> str:
 
 
 def effective_rules(context: Context) -> SiteFile:
-    """Return the rules that hold at a site: the stricter of its site file and its node config.
+    """Return the rules that apply at a site: the stricter of its site file and its node config.
 
-    Without a site file, everything is allowed that needs no consent.
+    Without a site file, all methods, data sets and records are allowed.
 
     Raises:
-        RefusedError: the site file is unusable, or lacks a cap although the site trusts nobody.
+        RefusedError: the site file is unusable, or trust is ``nobody`` without a cap on epsilon.
         SettingError: the node config has a wrong value.
     """
     rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)
@@ -176,8 +177,9 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
     """Explain the rules, one sentence per key.
 
     Args:
-        rules: the rules that hold at the site.
-        has_file: whether the site has a site file; without one there is no audit log.
+        rules: the rules that apply at the site.
+        has_file: whether the site has a site file. If not, keys that need the file are left out,
+            and the last sentence says that no audit log is written.
     """
     values: Mapping[str, Any] = as_mapping(rules)
     sentences = []
@@ -190,7 +192,7 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
 
 
 def describe_rule(key: str, value: Any) -> str:
-    """Return the sentence for a key and its value."""
+    """Return the sentence that ``SENTENCES`` has for a key, with its value inserted."""
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)
     form = SENTENCES[key]

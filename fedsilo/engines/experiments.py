@@ -33,7 +33,8 @@ def _flat_settings(content: Any) -> Any:
     """Flatten a mapping of settings to dotted keys.
 
     None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, so that pydantic rejects it.
+    returned unchanged, so that pydantic rejects it. Raises a PydanticCustomError if the nesting is
+    invalid.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -47,8 +48,8 @@ def _read_grid(content: Any) -> Any:
     """Read a tuning grid, key -> list of values, and replace former keys by their current ones.
 
     None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, so that pydantic rejects it. A key that fedsilo does not know, or a key
-    without a list of values, is an error for pydantic.
+    returned unchanged, so that pydantic rejects it. Raises a PydanticCustomError for an unknown
+    key, or for a key without a list of values.
     """
     if not isinstance(content, dict):
         return content or {}
@@ -99,7 +100,7 @@ _Values = Annotated[dict[Any, Experiment], WrapValidator(read_values)]
 class Entry(Experiment):
     """An entry of simulation.yaml: one experiment, or a matrix of several (see ``matrix``).
 
-    ``matrix`` has placeholder -> value -> what the value sets, over what the entry sets.
+    ``matrix`` has placeholder -> value -> the value's settings, which override the entry's.
     """
 
     matrix: dict[str, _Values] = Field(default_factory=dict)
@@ -176,7 +177,7 @@ class SimulationFile:
         return self._is_one_entry(name) or name in self.cells
 
     def _is_one_entry(self, name: str) -> bool:
-        """Tell whether ``name`` is an entry without placeholders and matrix."""
+        """Tell whether the file has an entry ``name`` without placeholders and matrix."""
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):
             return False
@@ -229,7 +230,7 @@ class SimulationFile:
         if "base" not in own.stated_fields():
             return own
         base = self.find(own.base, (*chain, name))
-        # The purpose and the minutes of a base are not those of the experiments based on it
+        # A base's purpose and minutes do not hold for the experiments based on it
         both = _override(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
@@ -239,7 +240,7 @@ class SimulationFile:
         The cell's settings override the entry's, and placeholders are filled.
 
         Raises:
-            SettingError: a placeholder has no value.
+            SettingError: a placeholder in the entry's fields is not in the matrix.
         """
         entry = self.entry(cell.entry)
         made: Experiment = entry
@@ -267,7 +268,7 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; the same text as in the call before is not parsed again.
+    """Open a simulation file; a text that the last call has parsed is not parsed again.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.

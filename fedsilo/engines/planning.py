@@ -64,7 +64,7 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build the settings of a run without its resources, so no data are needed on this machine."""
+    """Build only the settings of a run, so that no data are needed on this machine."""
     declared = find_experiment(simulation_file(sources.file), experiment)
     return _settings_over(declared, sources, overrides)
 
@@ -181,7 +181,7 @@ def plan_resumed_run(
             "began; start a new run"
         )
     before = run_settings.read_run_config(path / run_directory.CONFIG)
-    # The directory may have been moved or renamed since, so its present place counts
+    # The directory may have been moved or renamed since the run began, so its present place counts
     values = dict(before.settings)
     values.update({"run.resume": True, "run.out": str(path.parent), "run.name": path.name})
     if track:
@@ -243,7 +243,7 @@ def engine_for(
 
 
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
-    """Explain why a run is quicker in one process, as the end of a sentence; empty if it is not.
+    """Explain why a run should use only this process, as the end of a sentence; empty if not.
 
     ``workers`` is the number of worker processes that this machine allows.
     """

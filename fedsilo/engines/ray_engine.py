@@ -68,7 +68,8 @@ def run_with_ray(
 ) -> RunDirectory:
     """Run ``settings`` by ``flwr run`` with Ray, and return the run directory.
 
-    If the user interrupts it, the progress is marked as interrupted.
+    If the user interrupts it, the progress is marked as interrupted. If RAY_ADDRESS names a cluster
+    but ``address`` is empty, a warning is printed to stderr.
 
     Args:
         settings: the settings of the run.
@@ -151,7 +152,7 @@ def _superlink(
     ]
     log = home / "superlink.out"
     with log.open("wb") as output:
-        # In a session of its own, so that Ctrl-C reaches only this process, which then ends the run
+        # Its own session lets Ctrl-C reach only this process, which then ends the run
         guard = subprocess.Popen(
             [sys.executable, "-m", "fedsilo.engines.ray_engine", str(home), *superlink],
             env=environment,

@@ -85,7 +85,7 @@ def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
             if site.instruction.phase == TRAIN:
                 groups.setdefault(site.batch_key(), []).append(site)
     for sites in groups.values():
-        # A site alone gains nothing from a stack, so it trains as usual when it answers
+        # A single site gains nothing from a stack, so it trains as usual when it answers
         if len(sites) > 1:
             with suppress(FedsiloError):
                 _train(sites)
@@ -181,7 +181,10 @@ def _take_steps(
 
 
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser over the stacked parameters, fused if the optimiser allows it."""
+    """Build the run's optimiser over the stacked parameters.
+
+    It is fused if the settings say so, or if it is one of ``_FUSED`` without further arguments.
+    """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
     return open_optimiser(

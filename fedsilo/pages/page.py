@@ -1,8 +1,8 @@
 """Renders pages for people: one HTML file that loads nothing and runs nothing.
 
-Every page is a template of its own in ``templates``. It extends ``base.html``, which has the only
-stylesheet, and it gets values by name: texts, rows of tables, pictures. The same values give the
-same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
+Every page is a template of its own in ``templates``. The template extends ``base.html``, which has
+the only stylesheet, and gets values by name: texts, rows of tables, pictures. The same values give
+the same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ def render_page(
 ) -> str:
     """Render a template as an HTML page.
 
-    A page of more than two sections gets a table of contents. The same arguments give the same
-    text.
+    The template calls ``section`` with headings that must be unique in the page. A page with more
+    than two sections gets a table of contents. The same arguments give the same text.
 
     Args:
-        template: the name of a template that extends ``base.html``, or such a template.
+        template: a template that extends ``base.html``, or its name.
         title: the page's title and first heading.
         data: the template's own variables.
         subtitle: a line below the title; empty for none.
         foot: a line at the end of the page; empty for none.
 
     Returns:
-        The HTML text. The template calls ``section`` with headings that are unique in the page.
+        The HTML text.
     """
     from markupsafe import Markup
 
@@ -85,16 +85,16 @@ def render_page(
 
 
 def is_number(cell: str) -> bool:
-    """Tell whether a table's cell is aligned right: it begins as a number, or has no value.
+    """Tell whether a table's cell is aligned right: it begins with a number, or is empty.
 
-    ``0.81 (0.7 to 0.9)`` and ``< 10`` begin as numbers; empty cells, "-" and "n/a" have no value.
+    ``0.81 (0.7 to 0.9)`` and ``< 10`` count as numbers; "-" and "n/a" count as empty.
     """
     return bool(re.match(r"[-+<>]?\s?\d", cell)) or cell in ("", "-", "n/a")
 
 
 @cache
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
-    """Build the Jinja environment of the templates in a package, once for each package.
+    """Build the Jinja environment of the templates in a package; later calls return the same one.
 
     ``html`` turns on the escaping of values. An undefined variable is an error.
     """
@@ -132,10 +132,11 @@ def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -
 
 
 def refuse_twice(paths: Sequence[Path], option: str) -> None:
-    """Check that no file of ``paths`` is to be written twice.
+    """Check that no path is listed twice, because its file would be written twice.
 
     Raises:
-        SettingError: a path is listed twice. The message names the ``option`` that changes it.
+        SettingError: a path is listed twice. The message names ``option``, which can change the
+            path.
     """
     for path in paths:
         if paths.count(path) > 1:
@@ -161,7 +162,7 @@ def percent(value: float) -> str:
 def with_interval(found: Estimate | None) -> str:
     """Format a value with its interval: ``0.812 (0.730 to 0.873)``.
 
-    Without an interval only the value is shown, for None "n/a".
+    Without an interval, only the value is shown. For None, the text is "n/a".
     """
     if found is None:
         return NONE
@@ -187,7 +188,8 @@ def hide_small_count(count: int | None, floor: int) -> str:
 def edge_names(edges: Sequence[float]) -> list[str]:
     """Name the groups between ascending edges: "below 1", "1 to 2", "from 2".
 
-    The single edge 0.5 divides 0 and 1, which are named "0 (no)" and "1 (yes)".
+    A single edge 0.5 separates the values 0 and 1, so its groups are "0 (no)" and "1 (yes)".
+    ``edges`` must not be empty.
     """
     if list(edges) == [0.5]:
         return list(BINARY)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 4.4  # inches: somewhat narrower than a phone's screen, so that letters can be read
 _LEGEND_COLUMNS = 2
-_NAME = 24  # largest number of characters of a label; a longer one leaves the panel no room
+_NAME = 24  # largest number of characters of a label; a longer label would squeeze the panel
 
 
 def curves(
@@ -38,7 +38,7 @@ def curves(
         lines: title of a line -> round -> value.
         styles: title of a line -> its style.
         label: the label of the vertical axis.
-        over: the label of the horizontal axis, if it does not show rounds.
+        over: the label of the horizontal axis.
 
     Returns:
         The text of an ``svg`` element.
@@ -62,13 +62,13 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Draw values with their intervals as points and error bars, a row for each name.
+    """Draw values with their intervals as points and error bars, one row of the picture per name.
 
     Args:
         name: the picture's name, unique on its page.
         series: title -> row -> value; the markers of the first series are filled.
         label: the label of the horizontal axis.
-        points: row -> further values, such as those of seeds, drawn as small dots.
+        points: row -> further values, such as one per seed, drawn as small dots.
 
     Returns:
         The text of an ``svg`` element.
@@ -81,7 +81,7 @@ def estimates(
     rows = list(unique)
     figure, axes = _panel(1.1 + 0.34 * len(rows))
     for number, (title, by_row) in enumerate(series.items()):
-        # The series of a row lie beside each other, centred on the row
+        # The series of a row are drawn next to each other, centred on the row
         shift = (number - (len(series) - 1) / 2) * 0.3
         values, places = [], []
         for row, estimate in by_row.items():
@@ -115,7 +115,7 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Draw points (x, y); those with the same title share a colour and a marker.
+    """Draw points (x, y); points with the same title share a colour and a marker.
 
     Args:
         name: the picture's name, unique on its page.
@@ -149,7 +149,8 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         name: the picture's name, unique on its page.
         found: the bins, in ascending order of their mean.
         label: the label of the horizontal axis.
-        diagonal: whether to draw the line of a calibrated model, if certainty is confidence.
+        diagonal: whether to draw the diagonal of a calibrated model, which makes sense for
+            confidence.
 
     Returns:
         The text of an ``svg`` element.
@@ -174,7 +175,7 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         linewidth=1,
     )
     for number, one in enumerate(found):
-        # Numbers alternate in height, so that those of near bins do not overlap
+        # Numbers alternate in height, so that numbers of near bins do not overlap
         look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
     axes.set_xlim(0, 1)
@@ -206,16 +207,16 @@ def _finish_picture(
     figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
 ) -> str:
     """Label the horizontal axis with ``over``, add a legend, and return the picture as SVG text."""
-    axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
+    axes.set_xlabel(over, loc="right")  # long names of rows would take the room in the middle
     if legend:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
     return svg_of(figure, name)
 
 
 def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Return matplotlib's lengths of error bars: [distances down, distances up], both (n).
+    """Return the lengths of error bars for matplotlib: [distances down, distances up], both (n).
 
-    A value without an interval has lengths of 0.
+    Without an interval, both lengths of a value are 0.
     """
     down, up = [], []
     for estimate in estimates:
@@ -233,8 +234,8 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 def svg_of(figure: Figure, name: str) -> str:
     """Convert a figure to the text of one ``svg`` element; equal figures give equal bytes.
 
-    Letters stay letters, so that they can be searched and read aloud. All ids begin with ``name``,
-    which is unique on its page, because ids of two pictures must not be the same.
+    Text is kept as text rather than outlines, so that it can be searched and read aloud. All ids
+    begin with ``name``, which must be unique on the page, so that two pictures never share an id.
     """
     import matplotlib
 

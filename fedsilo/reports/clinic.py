@@ -32,7 +32,7 @@ _DRAWN_CLASSES = 6
 class Examination:
     """A section of the clinic report that needs the sites' data, such as accuracy by group.
 
-    If it cannot be computed, it has only sentences that say why.
+    If it cannot be computed, it has only sentences that explain why.
     """
 
     title: str
@@ -44,8 +44,8 @@ class Examination:
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
     """Build the template variables of ``clinic.html`` for a run.
 
-    They are its sites, result and limit, the tables and pictures of accuracy by site and by class,
-    and those of certainty.
+    They are its sites, result and limit, and tables and pictures of accuracy by site, by class and
+    by certainty.
 
     Args:
         run: the run, without what its pages must not show.
@@ -69,10 +69,10 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
-    """Return a site's number of test samples by class, and of all classes together.
+    """Return a site's numbers of test samples: a list by class, and the total.
 
-    A hidden number of a class is None, a hidden or unknown total 0. Sites without the counts have
-    an empty list.
+    A hidden number of a class is None; a hidden or unknown total is 0. For an unknown site, or one
+    that does not report counts by class, the list is empty.
     """
     if site not in run.silos:
         return [], 0
@@ -81,7 +81,10 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
 
 
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the table of accuracy, balanced accuracy and AUC by site, and a picture of accuracy."""
+    """Build the table of accuracy, balanced accuracy and AUC by site, and a picture of accuracy.
+
+    Without any accuracy, the picture is left out.
+    """
     rows, descriptions = [], []
     drawn: dict[str, Estimate] = {}
     for site, by_name in metrics.items():
@@ -90,7 +93,7 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
         accuracy = _accuracy(by_name, samples)
         cell = with_interval(accuracy)
         balanced, auc = share(by_name.get("balanced-accuracy")), share(by_name.get("auc"))
-        # Only accuracy has an interval here; the tables by class have those of their metrics
+        # Only accuracy has an interval here; the tables by class have intervals of their own
         rows.append([site, size, cell, balanced, auc])
         if accuracy:
             drawn[site] = accuracy
@@ -109,7 +112,7 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
     """Return a site's accuracy, with its 95 % interval if the number of samples is known.
 
-    ``samples`` is 0 if the page must not show it. Without an accuracy, the answer is None.
+    ``samples`` is 0 if the page must not show the number. Without an accuracy, the result is None.
     """
     accuracy = metrics.get("accuracy")
     if accuracy is None:
@@ -127,7 +130,7 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build a table per site with a row per class, and a picture per class.
 
-    If no site reports counts of right or false predictions by class, there are none.
+    If no site reports counts of right or false predictions by class, all are left out.
     """
     tables = []
     is_reported = False
@@ -162,7 +165,7 @@ def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
     """Yield a picture of sensitivity and specificity by site for each of the first six classes.
 
     Of two classes only the second is drawn, because the sensitivity of one is the other's
-    specificity. ``run`` is the run's name, with which a picture's name begins.
+    specificity. ``run`` is the run's name, which begins a picture's name.
     """
     names: dict[str, None] = {}
     for by_class in outcomes.values():
@@ -200,7 +203,7 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     """Build the tables and diagrams of accuracy by confidence, uncertainty and vacuity.
 
     Bins are summed over all sites, and merged until each has at least as many samples as the floor.
-    Vacuity is drawn only if the network is evidential. Without confidence there is no diagram.
+    Vacuity is drawn only for evidential networks. Without bins of confidence, no diagram is drawn.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
@@ -264,7 +267,7 @@ class ClassOutcome:
     def sensitivity(self) -> Estimate | None:
         """Return the share of the class's samples that are predicted as the class.
 
-        It is None if it is not reported, or the class has no samples.
+        It is None if it is not reported, or if the number of the class's samples is 0.
         """
         if self.right is None or not self.samples:
             return None
@@ -273,14 +276,14 @@ class ClassOutcome:
     def specificity(self) -> Estimate | None:
         """Return the share of the other classes' samples that are not predicted as the class.
 
-        It is None if it is not reported, or other classes have no samples.
+        It is None if it is not reported, or if all samples are of the class.
         """
         if self.false is None or not self.others:
             return None
         return of_share(self.others - self.false, self.others)
 
     def area(self) -> Estimate | None:
-        """Return the AUC of the class against all others, with its interval; None if unknown."""
+        """Return the AUC of the class against all other classes, with interval; None if unknown."""
         if self.auc is None:
             return None
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
@@ -313,7 +316,9 @@ def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
 def class_outcomes(
     metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Build the outcomes of a site's classes; classes with no or a hidden number are left out.
+    """Build the outcomes of a site's classes.
+
+    Classes without samples, or with a hidden number, are left out.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.

@@ -1,4 +1,4 @@
-"""The report for a data protection officer: the data that left each hospital, and their bounds."""
+"""The report for a data protection officer: the data sent by each hospital, and their bounds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,11 +28,11 @@ _NO_LIMITS = ("site", "audit_log")
 
 
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
-    """Build the template variables of ``dpo.html`` for a run.
+    """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
-    They are its sites, result and limit, the data flow, the bytes, metrics and arrays that were
-    sent, and the guarantee of differential privacy. ``log`` is a hospital's own audit log, whose
-    lines about the run are summarised, or None.
+    They are the run's sites, result and limit, the data flow, the bytes, metrics and arrays that
+    were sent, and the guarantee of differential privacy. ``log`` is a hospital's own audit log, or
+    None; its lines about the run are summarised.
     """
     privacy = run.summary["privacy"]
     log_data = None
@@ -100,10 +100,10 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Format an upper bound on the bytes of a site with hidden counts: "up to" and ``most``.
+    """Format the bytes of a site with hidden counts as "up to" and ``most``.
 
-    ``most`` is the largest number of any site, as text. A single site's bound would be its own
-    number, so that is "not shown".
+    ``most`` is the largest number of any site, as text. In a run with a single site, that would be
+    the site's own number, so the text is "not shown".
     """
     if len(run.silos) > 1:
         return f"up to {most}"
@@ -114,8 +114,8 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
     """Return site -> phase -> bytes sent, sorted by site.
 
     A reply has metrics only for classes with enough samples, so its bytes would reveal how many
-    classes have too few. A site with hidden counts therefore has the largest number of any site in
-    each phase.
+    classes have too few. For a site with hidden counts, the number in each phase is therefore
+    replaced by the largest of any site.
     """
     sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:
@@ -134,7 +134,7 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 def _bytes(run: Shown) -> dict[str, Any]:
     """Build the table of bytes: a row per site, with its messages and the bytes sent by phase.
 
-    The last columns are all bytes sent and received.
+    The last columns are the totals of bytes sent and received.
     """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
@@ -168,8 +168,8 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 def _measurements(run: Shown) -> dict[str, Any]:
     """Build the table of the number of metrics sent: a row per kind of metric, a column per site.
 
-    A site with hidden counts sends fewer metrics by class, so its cell has "up to" the most of any
-    site. With a single site, such a row is left out.
+    A site with hidden counts sends fewer metrics by class, so their number is shown as "up to" the
+    largest of any site. If that site is the only one, these rows are left out.
     """
     measured = Counter[tuple[str, str]]()
     sites, names = set(), set()
@@ -199,7 +199,7 @@ def _measurements(run: Shown) -> dict[str, Any]:
 def _arrays(run: Shown) -> list[list[str]] | None:
     """Build a row per kind of array in the final model: number of arrays, values, and bytes.
 
-    It is None if the run has no model of the server.
+    Values count as four bytes each. It is None if the run directory lacks a server's model.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -207,7 +207,7 @@ def _arrays(run: Shown) -> list[list[str]] | None:
     arrays, _ = load_state(path)
     counts, values = Counter[str](), Counter[str]()
     for name, array in arrays.items():
-        # The kinds are those of the audit log, so that an officer can compare both
+        # The kinds are named as in the audit log, so that an officer can compare them
         (kind,) = group_names([f"{ARRAYS}/{name}"])
         counts[kind] += 1
         values[kind] += int(np.size(array))
@@ -221,7 +221,7 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     """Build the facts of a differential privacy guarantee, and the epsilon of each site.
 
-    It is None if the run has no guarantee.
+    It is None if the run does not give a guarantee.
     """
     if guarantee == NO_PRIVACY:
         return None
@@ -247,7 +247,7 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
     rules = rules_of(SiteFile)
     limits = []
     for name, key in keys_of(SiteFile).items():
-        # The lists above have no rule; the site's name and the log are no limits
+        # The lists above are not rules; the site's name and the log are not limits
         if key in rules and name not in _NO_LIMITS:
             origin = "default"
             if key in file.given:
@@ -261,7 +261,7 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
     """Summarise the audit log's lines about the run: times, outcomes, bytes, and records.
 
     Raises:
-        DataError: the log has no line about the run.
+        DataError: no line of the log is about the run.
     """
     lines = log.of_run(str(run.settings.common.run_name))
     outcomes = Counter[str]()

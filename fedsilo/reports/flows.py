@@ -29,12 +29,12 @@ def _texts() -> Mapping[str, Any]:
 
 
 def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
-    """Describe the data that leave a site: heading of a list -> its sentences.
+    """Describe the data that a site sends: heading of a list -> its sentences.
 
     Args:
         level: the level of trust.
-        leaves: the sentences of ``privacy.json``; only those about the method are used, because
-            this page has shorter ones for all others.
+        leaves: the sentences of ``privacy.json``. Only those about the method are used, because
+            this page has shorter texts for the general ones.
     """
     general = list(ALWAYS_LEAVES)
     for said in BY_TRUST.values():
@@ -58,7 +58,7 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
 def shortened(text: str) -> Iterator[str]:
     """Yield a text as sentences of at most 25 words, each with a capital letter and a full stop.
 
-    It is cut at semicolons and full stops; a longer part is cut at other punctuation marks.
+    The text is cut at semicolons and full stops; a part that is still too long is cut by ``_cut``.
     """
     for part in _STOPS.split(text):
         if not part:
@@ -70,8 +70,8 @@ def shortened(text: str) -> Iterator[str]:
 def _cut(text: str) -> Iterator[str]:
     """Yield the parts of a sentence, each of at most 25 words.
 
-    A longer sentence is cut after the punctuation mark nearest to its middle, and its parts again.
-    Marks within brackets do not count. Without a mark it is cut after 25 words.
+    A longer sentence is cut after the punctuation mark nearest to its middle, and so are its parts.
+    Marks within brackets do not count. Without a mark, the sentence is cut after 25 words.
     """
     words = text.split()
     if len(words) <= _WORDS:
@@ -92,7 +92,7 @@ def picture(level: str, sites: int, epsilon: str) -> Picture:
     Args:
         level: the level of trust.
         sites: the number of hospitals.
-        epsilon: the most that a hospital spends; empty without a guarantee.
+        epsilon: the largest epsilon that a hospital spends, as text; empty without a guarantee.
     """
     texts = _texts()[level]
     sent, measured = texts["picture"]

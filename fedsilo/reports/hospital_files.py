@@ -31,9 +31,9 @@ class AuditLog:
         """Return the lines about the run with this name.
 
         Raises:
-            DataError: there are none. The message names the runs in the log.
+            DataError: the log has none. The message names the runs in the log.
         """
-        # One log has the messages of all runs in which the hospital took part
+        # One log has the messages of all runs that the hospital took part in
         found = [line for line in self.lines if line["run"] == run_name]
         if not found:
             runs = dict.fromkeys(str(line["run"]) for line in self.lines)
@@ -45,10 +45,10 @@ class AuditLog:
 
 
 def read_audit_log(path: Path) -> AuditLog:
-    """Read a hospital's audit log; lines that are cut short are only counted.
+    """Read a hospital's audit log; lines that are not valid JSON (cut short) are only counted.
 
     Raises:
-        DataError: the file cannot be read, has no line of an audit log, or has another line.
+        DataError: the file cannot be read, a JSON line is not of an audit log, or no line is valid.
     """
     lines, torn = [], 0
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
@@ -68,7 +68,7 @@ def read_audit_log(path: Path) -> AuditLog:
 
 
 def _is_log_line(line: Any) -> bool:
-    """Tell whether parsed JSON has every key of an audit log's line, with values of its types."""
+    """Tell whether parsed JSON has every key of an audit log's line, each with the right type."""
     if not isinstance(line, dict):
         return False
     for key, kind in _KEYS.items():

@@ -34,14 +34,16 @@ def report(
     """Build the report of finished runs as HTML; the same runs give the same bytes.
 
     Args:
-        folders: run directories, or folders that have run directories in them.
+        folders: run directories, or folders that contain run directories.
         reader: one of ``READERS``.
-        examine: for ``clinic``, builds further sections about a run, which need the sites' data.
+        examine: for ``clinic``, a function that builds further sections about a run from the sites'
+            data.
         audit_log: for ``dpo``, a hospital's own audit log.
         site_file: for ``dpo``, a hospital's own site file.
 
     Raises:
-        RunDirectoryError: a folder holds no finished run, or a file of a run is missing or damaged.
+        RunDirectoryError: a folder does not contain a finished run, or a file of a run is missing
+            or damaged.
         DataError: a file of the hospital cannot be used.
     """
     runs = reported_runs(folders)
@@ -65,7 +67,7 @@ def report(
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
     """Build the variables of ``clinic.html``, with a section for each run.
 
-    ``examine`` adds sections that need the sites' data; None for none.
+    ``examine`` builds further sections of a run from the sites' data; None adds none.
     """
     sections = []
     for run in runs:
@@ -81,7 +83,7 @@ def _dpo_page(
 ) -> dict[str, Any]:
     """Build the variables of ``dpo.html``, with a section for each run.
 
-    The hospital's audit log and site file are read if they are named.
+    The hospital's audit log and site file are read unless they are None.
     """
     log = own_file = None
     if audit_log:

@@ -37,9 +37,9 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
-    They are the settings, curves, final metrics, costs and failures, and the comparison of several
-    experiments. The metrics are those of test samples; if no run has any, those of validation
-    samples.
+    They are the settings, curves, final metrics, costs, failures, and a comparison if the runs are
+    of several experiments. The metrics are on test samples; if all runs lack these, on
+    validation samples.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -119,8 +119,8 @@ def _row(run: Shown) -> list[str]:
 def _settings(runs: Runs) -> dict[str, Any]:
     """List the settings that differ between runs, and those that all runs changed alike.
 
-    A setting with the same value in all runs is listed only if it is not the default. A seed that
-    differs is not listed.
+    A setting with the same value in all runs is listed only if it is not the default. Differing
+    seeds are not listed.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:
@@ -176,9 +176,9 @@ def _software(run: Shown) -> str:
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
-    """Draw a picture by round for each metric of ``CURVES`` that a run has.
+    """Draw a picture by round for each metric of ``CURVES`` that some run has.
 
-    A line has the same style in all pictures.
+    An experiment or distribution has the same line style in all pictures.
     """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
@@ -226,8 +226,8 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Return experiment -> round -> mean of a metric over the experiment's runs.
 
-    The value of a run is the mean over the sites whose metric every run on the data set has in
-    every round. Otherwise a line would jump only because a site was away.
+    A run's value is the mean over those sites that have the metric in every round of every run on
+    the data set. Otherwise a line would jump only because a site was away.
     """
     values_of, measured = [], []
     for run in runs:
@@ -267,7 +267,7 @@ def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[st
 
 
 def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
-    """Yield a table of the headline metrics in the last round for each experiment that has any.
+    """Yield a table for each experiment with headline metrics in the last round.
 
     Its rows are sites or groups of sites. With several seeds, cells are mean ± standard deviation;
     a note names the sites that a mean leaves out.

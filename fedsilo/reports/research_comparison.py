@@ -20,7 +20,7 @@ from fedsilo.reports.run_facts import experiments_of, facts
 from fedsilo.runs.finished_run import Shown, same_split
 
 _PAIRS = 15  # largest number of pairs of experiments whose differences are drawn
-_CHANCE = 0.05  # a difference with a p value from here on may be chance
+_CHANCE = 0.05  # a difference with this p value or a larger one may be chance
 _UNBOUNDED = ("loss", "entropy", "perplexity")  # all other metrics are at most 1
 
 # The template variables of a page with one experiment
@@ -40,10 +40,10 @@ BySeed = Mapping[int, float]
 
 
 def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
-    """Build the template variables that compare two experiments or more.
+    """Build the template variables that compare two or more experiments.
 
-    They are the tests of each headline metric, the unequal budgets, and a picture of the costs.
-    Experiments on several data sets are named, but their metrics are not compared.
+    They are the tests of each headline metric, the unequal budgets, and a picture of the costs. If
+    the runs are on several data sets, metrics and costs are not compared.
 
     Args:
         runs: all runs of the page.
@@ -55,7 +55,7 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
     data_sets = {str(run.summary["dataset"]) for run in runs}
     compared: list[dict[str, Any]] = []
     cost_pictures: list[Picture] = []
-    # Metrics of different data sets have no common scale
+    # Metrics of different data sets are not on a common scale
     if len(data_sets) == 1:
         metrics = _headline(runs)
         compared = _compare_runs(metrics, summaries, split)
@@ -136,7 +136,7 @@ def _comparison(
         descriptions.append(f"{name}: {cell}")
     svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     alt = f"{label}. {'; '.join(descriptions)}."
-    # Unequal seeds leave no pairs, so the tests then treat the experiments as independent
+    # With unequal seeds, the tests treat the experiments as independent
     tested = significance(metric, samples, _has_same_seeds(samples))
     return {
         "name": metric,
@@ -151,8 +151,8 @@ def _comparison(
 
 
 def _reason_for_no_test(tested: Tested) -> str:
-    """Explain why no test has a p value; empty if one has."""
-    # A pair may have a p although the analysis of variance has none, for example if a third
+    """Explain why all tests lack a p value; empty if any test has one."""
+    # A pair may have a p although the analysis of variance lacks it, for example if a third
     # experiment has a single seed
     for outcome in (tested.anova, *tested.pairs.values()):
         if outcome.p is not None:
@@ -182,7 +182,7 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
         seeds = sorted(samples[earlier].keys() & samples[later].keys())
-        # A single seed has no interval, and the means show its difference, too
+        # An interval needs two seeds, and the means already show the difference of one
         if len(seeds) > 1 and len(points) < _PAIRS:
             apart = [samples[later][seed] - samples[earlier][seed] for seed in seeds]
             points[f"{later} - {earlier}"] = apart
@@ -207,7 +207,7 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
     for experiment, by_seed in summaries.items():
         for summary in by_seed.values():
             value = summary["mean"].get(metric)
-            # A run without the metric has no point, but the experiment may have others
+            # A run without the metric is skipped, but other runs of the experiment may have it
             if value is not None:
                 megabytes = (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6
                 points.setdefault(experiment, []).append((megabytes, value))
@@ -227,7 +227,8 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the facts, the result and the limit of several runs for ``head.html``.
 
-    They replace those of a single run. Facts that differ between the runs are left out.
+    The facts are those of the first run without method and training, then all methods and the
+    numbers of experiments and runs.
     """
     methods: dict[str, None] = {}
     for run in runs:
@@ -248,7 +249,8 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Name the experiments with the highest and the next mean of the first headline metric.
 
-    The first is called the highest only if the p value of the pair is below 0.05, or there is none.
+    If the p value of the pair is 0.05 or more, the sentence says that neither is clearly best. If
+    no test was possible, the sentence states this. Runs on several data sets are not compared.
     """
     data = runs[0].summary["dataset"]
     if any(run.summary["dataset"] != data for run in runs):
@@ -281,7 +283,10 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
-    """Return a line for each experiment whose budget differs from the first: all differences."""
+    """Return a line with all differences for each experiment whose budget is not the baseline's.
+
+    The baseline is the first experiment on the same data set.
+    """
     budgets = {}
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())

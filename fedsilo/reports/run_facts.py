@@ -25,11 +25,11 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     """Open the finished runs in ``folders`` and directly below them, as pages may show them.
 
-    A run that is found twice is opened once. Its name is unique on the page, with no more of its
-    path than that needs. Runs of one name that differ only in their seed share an experiment.
+    A run that is found twice is opened once. Each run gets a unique name, with no more of its path
+    than necessary. Runs with the same name that differ only in their seed share an experiment.
 
     Raises:
-        RunDirectoryError: a folder has no run, or a run has not ended.
+        RunDirectoryError: a folder does not contain a run, or a run has not ended.
     """
     runs: dict[Path, FinishedRun] = {}
     for folder in folders:
@@ -37,7 +37,7 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
             place = path.resolve()
             if place not in runs:  # a run may be in two folders, or named by a link
                 runs[place] = FinishedRun.open(path)
-    # A single run needs no path to be distinguished from others
+    # The name of a single run does not need a path
     if len(runs) == 1:
         return [run.shown() for run in runs.values()]
     # The folder's name without its seed groups the runs of one experiment
@@ -58,7 +58,7 @@ def _run_directories(folder: Path) -> list[Path]:
     """Return the run directories among a folder and the folders directly in it, sorted.
 
     Raises:
-        RunDirectoryError: there are none.
+        RunDirectoryError: the list would be empty.
     """
     candidates = [folder]
     if folder.is_dir():
@@ -97,7 +97,7 @@ def _unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _differ_by_seed(runs: Sequence[FinishedRun]) -> bool:
-    """Tell whether the runs have different seeds, and otherwise the same settings."""
+    """Tell whether all runs have different seeds, but otherwise the same settings."""
     first = _settings_without_seeds(runs[0])
     seeds = set()
     for run in runs:
@@ -167,7 +167,10 @@ def taking_part(run: Shown) -> dict[str, Any]:
 
 
 def _unlike_columns(run: Shown) -> list[str]:
-    """Return a sentence for each column whose mean at a site is unlike that of the other sites."""
+    """Return a sentence for each column whose mean at a site differs clearly from the other sites'.
+
+    The list is empty at other trust levels than ``server``.
+    """
     entries = run.summary.get("unlike-columns") or []
     if not entries or run.trust != SERVER:
         return []
@@ -235,14 +238,15 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 def _fingerprints(run: Shown) -> str:
     """Format a short digest of each site's data: 12 digits of a SHA-256 over its splits.
 
-    Two runs with equal digests had the same data. The text is empty if no site reports any.
+    Two runs with equal digests had the same data. Sites that do not report fingerprints are left
+    out.
     """
     texts = []
     for site, known in run.silos.items():
         of_splits = known["fingerprints"]
         if of_splits:
             joined = ""
-            # Sorted, because the order in the file says nothing about the data
+            # Sorted, because the order in the file does not depend on the data
             for split in sorted(of_splits):
                 joined += f"{split}{of_splits[split]}"
             digest = hashlib.sha256(joined.encode()).hexdigest()
@@ -265,8 +269,8 @@ def _data(name: str) -> str:
 def result(run: Shown, site: str | None = None) -> str:
     """Summarise the accuracy on test samples in one sentence.
 
-    It has a 95 % interval if the page may show sample counts. It is about the own model of
-    ``site``, or about all sites together if ``site`` is None.
+    It has a 95 % interval if the page may show sample counts. It is about ``site`` only, or about
+    all sites together if ``site`` is None.
     """
     tested = _count_tested(run, site)
     if tested:
@@ -307,7 +311,7 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> st
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
-    """Return site -> (number of test samples, accuracy), for sites that show both numbers.
+    """Return site -> (number of test samples, accuracy), for sites where both may be shown.
 
     ``only`` names a single site to return; None for all.
     """
@@ -322,9 +326,9 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 
 
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
-    """Describe the accuracy of always predicting these sites' most frequent class.
+    """Return a phrase on the accuracy of always predicting the most frequent class of ``sites``.
 
-    The text is empty if label counts are hidden, have noise, or are not reported.
+    The text is empty if label counts are hidden, noisy or not reported.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""
@@ -344,8 +348,9 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 def limit(run: Shown, site: str | None = None) -> str:
     """Describe the main limit of ``result`` in one sentence.
 
-    It is the first that applies: made-up data, a trust level that hides metrics of single sites, no
-    test, or the interval at the site with the fewest test samples.
+    The sentence is on the first that applies: made-up data, a trust level that hides the metrics of
+    single sites, no tested site, too few samples to show, or the interval at the site with the
+    fewest test samples.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

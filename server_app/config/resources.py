@@ -81,7 +81,7 @@ def check_device(device: str, share: float) -> None:
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU on this machine."""
+    """Tell whether PyTorch sees a GPU on this machine."""
     import torch  # takes seconds, and is needed only here
 
     return torch.cuda.is_available()
@@ -103,14 +103,14 @@ def cores() -> int:
 
 
 def free_memory() -> float:
-    """Return the free memory in bytes, at most what the container's limit leaves."""
+    """Return the free memory in bytes, limited by the container's remaining memory."""
     return min(psutil.virtual_memory().available, _left_in_container())
 
 
 def _left_in_container() -> float:
-    """Return the bytes that the container may still use, or infinity if it has no limit.
+    """Return the bytes that the container may still use.
 
-    Inactive page cache counts as free.
+    Inactive page cache counts as free. Infinity if there is no limit or it cannot be read.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -138,21 +138,21 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
         which hides all GPUs, if sites have no share of a GPU or the machine has none.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
-    # The least of four limits: cores, sites, memory, and below the GPUs
+    # The least of four limits: cores, sites, memory and, further below, GPUs
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
     room = max(1, int(min(room, free_memory() // _ROOM)))
     seats = [""] * room
     share = min(float(resources["client-resources-num-gpus"]), 1.0)
     if share:
-        gpus = _gpus(int(resources["init-args-num-gpus"]))
+        gpus = _list_gpus(int(resources["init-args-num-gpus"]))
         # Each GPU has as many workers as shares fit into it
         if gpus:
             seats = gpus * int(1 / share)
     return [{VISIBLE: gpu} for gpu in seats[:room]]
 
 
-def _gpus(most: int) -> list[str]:
+def _list_gpus(most: int) -> list[str]:
     """Return the identifiers of the visible GPUs, such as "0"; if ``most`` is 0, all of them.
 
     Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. At

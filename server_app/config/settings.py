@@ -75,7 +75,7 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide the result, by key; a resumed run must have the same.
 
-        These are all settings but ``CIRCUMSTANCES``, such as the run's name and its files.
+        These are all settings except ``CIRCUMSTANCES``, for example the run's name.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -176,7 +176,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     settings = _build_settings(values)
     common = settings.common
     cls = strategy_class(common.method)
-    # The general checks first: those of the method may rely on them
+    # The general checks come first, because the method's checks may rely on them
     registry.check_data_settings(common)
     check_network_settings(common)
     check_pace(common)
@@ -286,7 +286,7 @@ def _refuse_foreign_keys(
     Flower's run config fills in the defaults of all methods, so a default value is accepted.
 
     Raises:
-        SettingError: names the first such setting.
+        SettingError: names the first setting that is refused.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
@@ -304,7 +304,7 @@ def read_toml(path: Path) -> dict[str, Value]:
             are.
     """
     content = _parse_toml(path)
-    # A run's record may have the names of its version, which are not for the user to change
+    # A run's record may have key names of an older version, which the user need not change
     is_record = "format" in content
     for key in _NO_SETTINGS:
         content.pop(key, None)
@@ -319,7 +319,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
             return tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             fault = f"cannot be read: {error.strerror}"
-        except (ValueError, RecursionError) as error:  # no TOML or UTF-8, numbers of 5000 digits
+        except (ValueError, RecursionError) as error:  # not TOML or UTF-8, numbers of 5000 digits
             fault = f"is not valid TOML: {one_line(error, 200)}"
     raise SettingError(f"{path} {fault}")
 
@@ -373,7 +373,8 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse a setting ``key=value`` from ``--set`` into its key and value.
 
-    A value that is not valid TOML is taken as a text.
+    A value that is not valid TOML is taken as a text. A former key becomes its current key. The key
+    need not exist.
 
     Raises:
         SettingError: there is no '=', or the value is a table or, for most settings, a list.

@@ -23,7 +23,7 @@ _NUMBERWISE = (
     "nadam",
     "radam",
 )
-# By key, the values that let the inline engine train several sites as one batch
+# The values, by key, that let the inline engine train several sites as one batch
 _VECTORISED: Mapping[str, tuple[Value, ...]] = {
     "privacy.sample-clip-norm": (0.0,),
     "network.name": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
@@ -95,7 +95,7 @@ def _check_vectorised(common: CommonSettings) -> None:
 
     Raises:
         SettingError: the method does more than plain training, or a setting has a value that the
-            batched training does not support; names the last such setting.
+            batched training does not support; names only the last of several wrong settings.
     """
     values, fault = as_mapping(common), ""
     # A plugin may extend a method that trains plainly, and do more

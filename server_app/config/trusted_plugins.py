@@ -122,7 +122,7 @@ def approve_plugins(
     for module in used:
         approved.append(_approve(module, recorded.get(module, ""), pins.get(module, "")))
     # A file that no setting names may be one that another plugin imports. It has no pin, so only
-    # bytes that this user has run are executed, and others are left out
+    # bytes that this user has run are executed, and any other file is left out
     for module, entry in recorded.items():
         if module not in used and entry.endswith(".py"):
             helper = _named.get(module, entry)
@@ -183,7 +183,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     """
     entry = _named.get(module, recorded)
     is_file = entry.endswith(".py")
-    # Trust comes first: of a plugin that may not be executed, not even the bytes are read
+    # Trust comes first: if a plugin may not be executed, its bytes are not even read
     is_trusted = module in _named or _is_remembered(module, pin)
     if not is_trusted and not is_file:
         is_trusted = plugins.is_offered(module)
@@ -252,7 +252,9 @@ def _digests_file() -> Path:
 
 
 def _read_remembered() -> set[tuple[str, str]]:
-    """Read (module, SHA-256) of all plugins that this user has run; empty without a file.
+    """Read (module, SHA-256) of all plugins that this user has run.
+
+    Empty if there is no file, or if the user's home folder is unknown.
 
     Raises:
         SettingError: the file cannot be read, or another user could have written it.

@@ -60,7 +60,8 @@ class CheckpointHook(Hook):
     def resume(self) -> State | None:
         """Load the newest intact checkpoint, and restore the hooks from it.
 
-        A damaged file is skipped with a warning.
+        A damaged file is skipped with a warning in the log. An intact file that does not fit this
+        run raises an error instead.
 
         Returns:
             The state of the checkpoint, or None if the folder has no checkpoint.
@@ -71,7 +72,7 @@ class CheckpointHook(Hook):
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
-            # Only a damaged file is skipped: one of other settings must not lead to an older state
+            # Only a damaged file is skipped: other settings must not lead to an older state
             try:
                 arrays, facts = load_state(path)
             except CheckpointError as error:
@@ -99,7 +100,7 @@ class CheckpointHook(Hook):
         return None
 
     def _refuse_other_settings(self, recorded: Mapping[str, Value], path: Path) -> None:
-        """Check that a checkpoint's settings are those of this run.
+        """Check that a checkpoint has the same settings as this run.
 
         Raises:
             CheckpointError: a setting differs; names both values.
@@ -170,12 +171,15 @@ class BestRound(Hook):
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:
-        """Judge the round before, whose model the sites have measured in this round."""
+        """Judge the model of the round before, which the sites have measured in this round.
+
+        The model of ``state`` is judged one round later.
+        """
         self._judge_round()
         self.unjudged = state
 
     def run_ended(self, state: State) -> None:
-        """Judge the last round, whose model the final evaluation has measured."""
+        """Judge the model of the last round, which the final evaluation has measured."""
         self._judge_round()
 
     def why_finished(self, state: State) -> str | None:

@@ -20,7 +20,7 @@ class FailureLog:
     """Reads and appends to the failures of one run.
 
     Attributes:
-        entries: the failures in their order, also those from before a resume: round, phase, site
+        entries: the failures in their order, with the failures before a resume: round, phase, site
             (empty if the whole run failed), code and cause.
     """
 
@@ -73,7 +73,8 @@ def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
     """Read a run's failures.jsonl as one mapping per line; empty if there is no such file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, or a line has other keys than ``KEYS``.
+        RunDirectoryError: the file cannot be read, or a line is not valid JSON or has other keys
+            than ``KEYS``.
     """
     path = directory.file(FAILURES)
     if not path.exists():

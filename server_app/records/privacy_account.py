@@ -92,7 +92,7 @@ class PrivacyHook(Hook):
         self.spent_by = dict(state)
 
     def spent(self, site: str) -> float:
-        """Return the epsilon that a site has spent so far."""
+        """Return the epsilon that a site has spent so far; 0 if it has not reported any."""
         return self.spent_by.get(site, 0.0)
 
     def guarantee(self, participants: Participants) -> dict[str, Any]:

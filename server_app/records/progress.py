@@ -175,7 +175,7 @@ def metrics_text(progress: Progress) -> str:
     Each sample has the run's name as a label. A metric without samples is left out.
     """
     lines: list[str] = []
-    for name, meaning, samples in _families(progress):
+    for name, meaning, samples in _list_families(progress):
         if samples:
             kind = "gauge"
             if name.endswith("_total"):
@@ -193,7 +193,7 @@ def metrics_text(progress: Progress) -> str:
 _Samples = list[tuple[dict[str, str], float]]
 
 
-def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
+def _list_families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
     """Yield (name, meaning, samples) of each Prometheus metric; a sample is (labels, value)."""
     about = {"method": p.method, "dataset": p.dataset, "state": p.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]

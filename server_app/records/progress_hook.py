@@ -50,7 +50,7 @@ _MEASURED = (
 Marks = Callable[[State], Mapping[int, str]]
 
 
-def _harmless(note: Callable[..., None]) -> Callable[..., None]:
+def _never_raises(note: Callable[..., None]) -> Callable[..., None]:
     """Wrap an event's method: it holds the lock, and an exception is reported instead of raised.
 
     If the method succeeds, the writing thread is woken.
@@ -130,7 +130,7 @@ class ProgressHook(Hook):
             self.due.set()
             thread.join(_PATIENCE)
 
-    @_harmless
+    @_never_raises
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Print the title, the sites and the number of rounds; also the last round if resuming."""
         self.first, self.sites = state.round, participants.sites()
@@ -140,7 +140,7 @@ class ProgressHook(Hook):
         if state.round:
             self.say(f"resuming after round {state.round}")
 
-    @_harmless
+    @_never_raises
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
@@ -148,26 +148,26 @@ class ProgressHook(Hook):
         self.sites = participants.sites()
         self.say(f"round {round_}: {join_names(joined)} joined")
 
-    @_harmless
+    @_never_raises
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
         """Note the sites that are asked in this phase."""
         here = self.progress
         here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
         here.asked, here.answered, here.away, here.failed = sites, [], [], {}
 
-    @_harmless
+    @_never_raises
     def reply_came(self, round_: int, phase: str, site: str) -> None:
         """Note that a site has answered."""
         self.progress.answered.append(site)
         if site in self.progress.away:
             self.progress.away.remove(site)
 
-    @_harmless
+    @_never_raises
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
         """Note the sites that are disconnected."""
         self.progress.away = sites
 
-    @_harmless
+    @_never_raises
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Print the site that is left out of the phase, with the reason.
 
@@ -179,7 +179,7 @@ class ProgressHook(Hook):
                 self.progress.answered.remove(site)
         self.say(f"round {round_}, {phase}: continuing without site {site}: {reason}")
 
-    @_harmless
+    @_never_raises
     def round_ended(self, state: State) -> None:
         """Print one line about the round: means over sites, the method's event, the time left.
 
@@ -199,7 +199,7 @@ class ProgressHook(Hook):
             parts.append(f"train loss {fmean(losses):.3f}")
         for metric, text in _MEASURED:
             measured = [site[metric] for site in before if metric in site]
-            # A mean over some of the sites would be another number than the rounds before
+            # A mean over only some sites could not be compared with the rounds before
             if measured and len(measured) == len(before):
                 parts.append(text.format(fmean(measured)))
         mark = self.marks(state).get(round_, "")
@@ -219,7 +219,7 @@ class ProgressHook(Hook):
             line = "fedsilo: %s (%s); the run continues"
             logging.getLogger("flwr").warning(line, fault, reason)
 
-    @_harmless
+    @_never_raises
     def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
@@ -238,7 +238,7 @@ class ProgressHook(Hook):
                     write_progress(self._snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
-            # The thread's own time, not the clock's: on a busy machine writing is slow by waiting
+            # CPU time, not elapsed time: on a busy machine, writing is slow because it waits
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
@@ -264,7 +264,7 @@ class ProgressHook(Hook):
         here.server_memory_bytes = self.process.memory_info().rss
         done = here.finished_rounds - self.first
         if here.state == "running" and done > 0:
-            # The estimate at the begin of this round, minus the seconds since then
+            # The estimate at the start of this round, minus the seconds since then
             a_round = (self.round_began - self.began) / done
             left = a_round * (here.rounds - here.finished_rounds) - (moment - self.round_began)
             here.seconds_left = round(max(0.0, left), 1)

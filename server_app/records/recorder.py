@@ -80,7 +80,7 @@ class GrowingCsv:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
-            # The holder of the run directory says how to go on
+            # ``only_writer`` catches this error and says how to go on
             if error.errno in FULL:
                 error.filename = str(self.path)
                 raise
@@ -189,7 +189,7 @@ class Recorder(Hook):
         Metrics of the trained model belong to ``round_``. Metrics of the received model belong to
         the round before, or in the final evaluation to ``round_``.
         """
-        # In training sites measured the model of the round before, in the end the last one
+        # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
         if phase == messages.EVALUATE:
             described = round_
@@ -311,7 +311,7 @@ class Recorder(Hook):
                 their prefix ``trained-``; False for only the metrics of the received model.
         """
         found: dict[str, dict[str, float]] = {}
-        # Older rows are only in the file; nobody asks for them while the run goes on
+        # Older rows are only in the file, because no hook needs them during the run
         for row in [*self.last, *self.open, *self._new_metrics]:
             metric = row[3]
             if (

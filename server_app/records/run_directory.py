@@ -59,7 +59,7 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def has_checkpoint(self) -> bool:
-        """Tell whether a round has ended, so that the run can be resumed."""
+        """Tell whether the folder of checkpoints has a file, so that the run can be resumed."""
         return any(self.checkpoints.glob("*"))
 
     def file(self, name: str) -> Path:
@@ -79,7 +79,7 @@ class RunDirectory:
         return path
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write a JSON file."""
+        """Write ``content`` as JSON to the file ``name`` of the run; replaces an older file."""
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
     def read_json(self, name: str) -> Any:
@@ -130,10 +130,11 @@ class RunDirectory:
 def refuse_outside(run_dir: Path, path: Path) -> None:
     """Check that ``path`` is not a symbolic link that leads out of the run directory.
 
-    Such a link would let the sender of a directory choose a file of the reader to read or write.
+    Such a link would let the sender of a directory choose a file on the reader's machine to read or
+    write. A path that is not a link is accepted, even if it does not exist.
 
     Raises:
-        RunDirectoryError: the path is such a link, or a link that leads nowhere or to itself.
+        RunDirectoryError: the path is a link that leads out of the directory, nowhere or to itself.
     """
     if not path.is_symlink():
         return
@@ -164,6 +165,8 @@ def refuse_links(run_dir: Path) -> None:
 
 def runs_folder(out: str) -> Path:
     """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
+
+    ``out`` may be empty. The folder is not created.
 
     Raises:
         RunDirectoryError: the path is relative, but a Flower app runs in another working folder.
@@ -220,7 +223,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
             directory is missing, or it has a link out of it.
     """
     path, fault = runs_folder(out) / run_name, ""
-    # The name comes first: '../x' would lead to another folder
+    # The name is checked first, because '../x' would lead to another folder
     if not RUN_NAME.fullmatch(run_name):
         fault = f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
     elif not resume and _is_taken(path):
@@ -239,8 +242,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Tell whether a path is taken, so that a new run cannot use it.
 
-    A directory is free only if it holds a lock and nothing but files that a run writes before
-    config.toml, because then its process died before the run began.
+    A path that does not exist is free, and a file is taken. A directory is free only if it holds a
+    lock and nothing but files that a run writes before config.toml, because then its process died
+    before the run began.
     """
     if not path.is_dir():
         return path.exists()
@@ -326,7 +330,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             ) from None
         if new and (directory.path / CONFIG).exists():
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
-        # Only for our own errors: after a crash, somebody may want to look at the files
+        # Only after fedsilo's own errors: after a crash, somebody may want to look at the files
         try:
             with _explaining_full_disk(directory):
                 yield
@@ -338,7 +342,10 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 @contextmanager
 def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Turn a full disk in the block into a RunDirectoryError that says how to continue."""
+    """Turn an OSError of a full disk in the block into a RunDirectoryError with the remedy.
+
+    Any other OSError, and a full disk behind standard output, is raised unchanged.
+    """
     try:
         yield
     except OSError as error:

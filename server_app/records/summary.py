@@ -103,7 +103,7 @@ def privacy_document(
 
     sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
     epsilon = "none"
-    # A run with differential privacy has each reply state what the site has spent
+    # Each reply of a run with differential privacy states the epsilon that the site has spent
     if not isinstance(guarantee, str):
         sentences.append(COUNTED)
         epsilon = guarantee["epsilon"]
@@ -128,7 +128,7 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    A site that is alone in a distribution of the same name has only the distribution's row. For
+    The only site of a distribution of the same name has only the distribution's row. For
     more than 20 sites, quantiles and the five worst sites replace the sites' rows; more than 20
     distributions are left out. The rows of distributions and of all sites are unweighted means.
 
@@ -136,7 +136,7 @@ def result_table(
         values: site -> metric -> value on the test samples.
         distribution_of: the distribution of each site.
         title: the title of the table.
-        shown: the metrics to show, in this order; one that no site has is left out.
+        shown: the metrics to show, in this order; a metric that no site has is left out.
     """
     known: set[str] = set()
     for row in values.values():
@@ -151,16 +151,16 @@ def result_table(
         groups = {}
     for name, row in _shown_sites(values, metrics).items():
         group = distribution_of.get(name, "")
-        # The row of the distribution below would repeat a site that is alone in it
+        # The row of the distribution below would repeat its only site
         if name in groups and group == name:
             continue
         label = name
         if group in groups:
             label = f"{name} ({group})"
-        table.add_row(label, *_cells(row, metrics))
+        table.add_row(label, *_format_cells(row, metrics))
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
-        table.add_row(name, *_cells(row, metrics), style="bold")
+        table.add_row(name, *_format_cells(row, metrics), style="bold")
     return table
 
 
@@ -223,7 +223,7 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
     return rows
 
 
-def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
+def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
     """Format a row's values with three decimals, perplexity with one; a missing value is empty."""
     cells = []
     for metric in metrics:

@@ -53,7 +53,7 @@ class Scalar(NamedTuple):
 Tracker = Generator[None, Sequence[Scalar], None]
 
 
-def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
+def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -69,7 +69,7 @@ def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
             writer.flush()
 
 
-def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
+def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
 
     Without that variable it writes to ``mlflow.db`` beside the run directory. A resumed run
@@ -147,7 +147,7 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
     return sent
 
 
-def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
+def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes a run in the project ``fedsilo`` of Weights & Biases.
 
     Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
@@ -158,7 +158,7 @@ def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
     mode: Literal["offline"] | None = None
     resume: Literal["allow"] | None = None
-    # A user's own WANDB_MODE decides; without one, an account is needed to send anything
+    # The user's own WANDB_MODE decides; if it is not set, an account is needed to send data
     if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False):
         mode = "offline"
     if resumed:
@@ -199,9 +199,9 @@ def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
-    "tensorboard": _tensorboard,
-    "mlflow": _mlflow,
-    "wandb": _wandb,
+    "tensorboard": _open_tensorboard,
+    "mlflow": _open_mlflow,
+    "wandb": _open_wandb,
 }
 
 
@@ -220,7 +220,7 @@ class TrackingHook(Hook):
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Open the tracker and send it all rows that the checkpoint of a resumed run has."""
-        with self._harmless():
+        with self._stop_on_failure():
             open_tracker = TRACKERS[self.common.track]
             self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
             next(self.tracker)
@@ -230,19 +230,19 @@ class TrackingHook(Hook):
     def round_ended(self, state: State) -> None:
         """Send the rows that the round has added."""
         if self.tracker:
-            with self._harmless():
+            with self._stop_on_failure():
                 self.tracker.send(means(*self.recorder.written))
 
     def run_ended(self, state: State) -> None:
         """Send the rows that the final evaluation has added, and close the tracker."""
         self.round_ended(state)
         if self.tracker:
-            with self._harmless():
+            with self._stop_on_failure():
                 self.tracker.close()
 
     @contextmanager
-    def _harmless(self) -> Iterator[None]:
-        """If the block fails, log a warning and stop tracking, so that the run continues."""
+    def _stop_on_failure(self) -> Iterator[None]:
+        """If the ``with`` block fails, log a warning and stop tracking; the run continues."""
         try:
             yield
         except Exception as error:  # libraries and servers may fail in any way
@@ -256,9 +256,9 @@ class TrackingHook(Hook):
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     """Return the mean of each metric over sites and the sum of traffic over sites, by round.
 
-    Metrics per class, per bin or of another site's model are left out. So are metrics of the sites'
-    own trained models, except on the training split, and the traffic of introductions and of the
-    final evaluation.
+    Left out are: metrics per class, per bin or of another site's model; metrics of the sites' own
+    trained models, except on the training split; and the traffic of hellos and of the final
+    evaluation.
     """
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for round_, _, split, metric, value in metrics:

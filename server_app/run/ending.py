@@ -2,7 +2,7 @@
 
 The model, privacy.json and summary.json are written first; summary.json makes the run complete.
 These three need no name that a site has sent. Then each document is written by itself: if one fails
-because of a site's metrics, a line says so and the others follow. The command that started the run
+because of a site's metrics, a line says so and the next follows. The command that started the run
 draws the pictures.
 """
 

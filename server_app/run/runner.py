@@ -120,8 +120,8 @@ def changed_software(directory: RunDirectory) -> str:
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
         return ""
-    before = _versions(run_settings.read_run_config(path).environment)
-    now = _versions(run_directory.this_environment())
+    before = _read_versions(run_settings.read_run_config(path).environment)
+    now = _read_versions(run_directory.this_environment())
     parts = []
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
@@ -134,7 +134,7 @@ def changed_software(directory: RunDirectory) -> str:
     )
 
 
-def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions in config.toml's environment: name -> version, at most 20 characters."""
     versions = {}
     for name, version in environment.get("packages", {}).items():
@@ -167,7 +167,7 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
     try:
         cls.capabilities.refuse_more(clipped, is_table)
         settings.own.check(clipped, is_table)
-    except SettingError:  # the method averages nothing, under these settings
+    except SettingError:  # the method does not average, or not with these settings
         return "mean"
     return clipped.aggregation
 
@@ -176,6 +176,8 @@ def assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop with its hooks, and set it to the newest checkpoint when resuming.
+
+    If the aggregation 'auto' becomes "norm-clip", a line is printed.
 
     Raises:
         FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
@@ -192,8 +194,8 @@ def assemble(
                 style="yellow",
             )
     checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
-    # The order counts: a hook uses what those before it have recorded of the round, and the
-    # checkpoint comes after all whose states it stores
+    # The order counts: a hook uses the records that earlier hooks made of the round, and the
+    # checkpoint comes after all hooks whose states it stores
     recorder = Recorder(directory)
     recording: list[Hook] = [recorder]
     privacy = None
@@ -247,7 +249,8 @@ def write_beginning(
 ) -> None:
     """Write silos.json, the cut of the images, and config.toml before the first round.
 
-    An existing config.toml is kept, as in a resumed run. The cut is written only for simulations.
+    An existing config.toml is kept, because the run is resumed. The cut is written only for
+    simulations of data sets that are cut.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

@@ -55,26 +55,26 @@ def unlike_columns_document(
     """
     found = find_unlike_columns(participants, common)
     entries = []
-    for unlike, title in zip(found, _titles(found, common), strict=True):
+    for unlike, title in zip(found, _column_titles(found, common), strict=True):
         entry = {"column": unlike.column, "title": title, "site": unlike.site}
         entries.append(entry | {"relation": unlike.relation(), "question": unlike.question()})
     return entries
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each of the first ten columns whose mean at a site is unlike the others'.
+    """Yield a line for each of the first ten columns whose mean at a site is unlike other sites'.
 
     If there are more than ten, a last line says how many more.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
-    for unlike, title in zip(shown, _titles(shown, common), strict=True):
+    for unlike, title in zip(shown, _column_titles(shown, common), strict=True):
         yield unlike.sentence("at the other sites", title)
     if len(found) > _SHOWN:
         yield f"{len(found) - _SHOWN} more means of columns are unlike those of the other sites"
 
 
-def _titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
+def _column_titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
     """Return the title of each column: the schema's if this machine has it, else "column 'x'"."""
     known: Mapping[str, ColumnWords] = {}
     if found:
@@ -109,7 +109,7 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in the splits that more than one site has, each such split once."""
+    """Count the samples in all splits that more than one site has; each split counts once."""
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():
@@ -124,7 +124,8 @@ def _count_in_equal_splits(participants: Participants) -> int:
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
     """Count the distinct samples that more than one simulated site has.
 
-    0 if the samples of all sites have more than 1 GiB, or if a site's files cannot be read.
+    Nothing is counted, and 0 is returned, if the samples of all sites together have more than
+    1 GiB, or if a site's files cannot be read.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES
@@ -136,11 +137,11 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
         left -= sum(inputs.nbytes for inputs in silo.inputs().values())
         if left < 0:
             return 0
-        counts.update(_digests(silo))
+        counts.update(_digest_samples(silo))
     return sum(number > 1 for number in counts.values())
 
 
-def _digests(silo: Silo) -> set[bytes]:
+def _digest_samples(silo: Silo) -> set[bytes]:
     """Return a 16-byte digest of each distinct sample of a silo, over its inputs and label."""
     digests = set()
     for split in silo.splits().values():

@@ -88,15 +88,15 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
     for one, other in combinations(answers, 2):
         a, b = answers[one], answers[other]
         sites = [one, other]
-        totals = [_of_split(a.samples, split), _of_split(b.samples, split)]
+        totals = [_part_on_split(a.samples, split), _part_on_split(b.samples, split)]
         if a.about.classes == b.about.classes:
-            labels = [_of_split(a.labels, split), _of_split(b.labels, split)]
+            labels = [_part_on_split(a.labels, split), _part_on_split(b.labels, split)]
             apart = distance(labels, totals)
             if apart is not None:
                 of_labels.append({"sites": sites, "distance": apart})
         # Without histograms from a site, its features have no distance to another site
-        cells_of_a = _of_split(a.histograms, split) or {}
-        cells_of_b = _of_split(b.histograms, split) or {}
+        cells_of_a = _part_on_split(a.histograms, split) or {}
+        cells_of_b = _part_on_split(b.histograms, split) or {}
         for feature in a.about.features:
             if feature not in b.about.features:
                 continue
@@ -109,7 +109,7 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
     return {"labels": of_labels, "features": of_features}
 
 
-def _of_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
+def _part_on_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
     """Return a site's part on a split; None if the site sent none."""
     if by_split is None:
         return None
@@ -144,7 +144,7 @@ def distance(
         if a is not None and b is not None:
             counts_of_one.append(a)
             counts_of_other.append(b)
-    # A cell that only one site shows cannot be compared, so it joins the rest at both
+    # A cell that only one site shows cannot be compared, so it joins the rest at both sites
     merged = len(counts_of_one) < len(one)
     first = _cell_shares(counts_of_one, totals[0], merged)
     second = _cell_shares(counts_of_other, totals[1], merged)
@@ -167,7 +167,7 @@ def _cell_shares(
     cells, every = list(counts), sum(counts)
     # Merging cells can only bring two distributions nearer, never further apart
     if merged:
-        # A total that is not known, or below the cells, leaves no rest to add
+        # If the total is unknown or below the cells, the rest is unknown
         if total is None or total < every:
             return None
         cells.append(total - every)

@@ -23,7 +23,7 @@ from fedsilo.core.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
 _EVERY = 0.5  # seconds between two readings of the progress
-# A number with its sign, unit, brackets or star; a path or a name with digits is none
+# A number with its sign, unit, brackets or star; a path or a name with digits does not match
 _NUMBERS = re.compile(r"(?<!\S)[^\sA-Za-z_/]*\d[^\sA-Za-z_/]*(?:e[+-]?\d+)?[A-Za-z%]{0,2}(?!\S)")
 _LEAST_TEXT = 4  # characters; the narrowest column of longer texts
 
@@ -69,7 +69,7 @@ def print_table(console: Console, table: Table) -> None:
         console.print(*fit_table(table, console.width), sep="\n")
         return
     usual = console.width
-    widths = [_widest(column, str.splitlines) for column in table.columns]
+    widths = [_widest_part(column, str.splitlines) for column in table.columns]
     console.width = max(usual, _total_width(widths))
     console.print(table, soft_wrap=True)
     console.width = usual
@@ -84,29 +84,31 @@ def fit_table(table: Table, width: int) -> list[Table]:
         One table. If the columns do not fit side by side, several tables, each with the first
         column and some of the other columns; only the first table has the title.
     """
-    natural = [_widest(column, str.splitlines) for column in table.columns]
+    natural = [_widest_part(column, str.splitlines) for column in table.columns]
     if _total_width(natural) <= width:
         return [table]
     least = []
     for column, longest in zip(table.columns, natural, strict=True):
-        numbers = _widest(column, _NUMBERS.findall)
+        numbers = _widest_part(column, _NUMBERS.findall)
         least.append(max(numbers, min(longest, _LEAST_TEXT)))
     groups: list[list[int]] = [[0]]
     for number in range(1, len(natural)):
-        # A second column is taken in any case, so that each table says something
+        # A second column is taken in any case, because the first one alone is of little use
         beside = [least[one] for one in (*groups[-1], number)]
         if len(groups[-1]) > 1 and _total_width(beside) > width:
             groups.append([0])
         groups[-1].append(number)
     tables: list[Table] = []
     for group in groups:
-        widths = _shrink([natural[one] for one in group], [least[one] for one in group], width)
+        widths = _narrow_columns(
+            [natural[one] for one in group], [least[one] for one in group], width
+        )
         title = None if tables else table.title
         tables.append(_take_columns(table, dict(zip(group, widths, strict=True)), title))
     return tables
 
 
-def _shrink(widths: list[int], least: list[int], width: int) -> list[int]:
+def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int]:
     """Narrow ``widths`` in place, the widest column first, until the table fits, and return them.
 
     No column becomes narrower than its entry in ``least``, even if the table then does not fit.
@@ -115,7 +117,7 @@ def _shrink(widths: list[int], least: list[int], width: int) -> list[int]:
         spare = [now - small for now, small in zip(widths, least, strict=True)]
         if not any(spare):
             break
-        # Columns with something to spare come first, and among them the widest
+        # Columns that can be narrowed come first, and among them the widest
         wide = max(range(len(widths)), key=lambda one: (spare[one] > 0, widths[one]))
         widths[wide] -= 1
     return widths
@@ -134,7 +136,7 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
     return part
 
 
-def _widest(column: Column, split: Callable[[str], list[str]]) -> int:
+def _widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     """Return the width in characters of a column's longest part of text, at least 1.
 
     ``split`` cuts the header and each cell into parts, such as lines or numbers.

@@ -40,8 +40,8 @@ class Replies(dict[str, Reply]):
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites, in the order of this object.
 
-        A site without a reply is skipped. Securely summed arrays and metrics stay those of all
-        sites.
+        A site without a reply is skipped. Securely summed arrays and metrics are not reduced: they
+        still cover all sites.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -131,8 +131,8 @@ class Ask(ABC):
         Args:
             phase: the phase; a site answers it with the function of that name in its method.
             send: the arrays for each site; a site that is not in it is not asked.
-            expect: the arrays that each site must return, or arrays of the same shapes. None: those
-                of ``reference``.
+            expect: the arrays that each site must return, or arrays of the same shapes. None: the
+                arrays in ``reference``.
             reference: the arrays that each site's reply updates, used to measure the update's size.
                 None: the arrays sent, or no arrays if ``expect`` is given.
             notes: further values for the sites: one Notes for all, or one for each site.
@@ -140,11 +140,12 @@ class Ask(ABC):
             fault: returns why a well-formed reply is unusable, or None if it is usable.
 
         Raises:
-            SiteError: too few sites gave a usable reply, or ``send`` has a site that takes no part.
-            TypeError: ``notes`` are no Notes.
+            SiteError: too few sites gave a usable reply, or ``send`` has a site that does not take
+                part.
+            TypeError: ``notes``, or one of its values, is not a Notes.
         """
         if expect is None:
-            # A site returns what it was sent, or what its update is compared with
+            # A site returns the arrays that it was sent, or those that its update is compared with
             if reference is None:
                 reference = send
             expect = reference
@@ -188,7 +189,7 @@ class _FirstQuestion(Ask):
         self.stateful_sites = stateful_sites
 
     def put(self, question: Question) -> Replies:
-        """Stop by raising the question."""
+        """Raise ``_Asked`` with the question, so that the method's code stops here."""
         raise _Asked(question)
 
 

@@ -16,10 +16,10 @@ class Capabilities:
     evidence: bool = True  # the network can be evidential
     late_join: bool = False  # a site may join a run that has begun
     paced_epochs: bool = False  # an epoch may span rounds
-    initial_weights: bool = False  # the server sends what sites start from
+    initial_weights: bool = False  # the server sends the weights that sites start from
     # A round may ask only some of the sites, because the others can use the model of an older round
     some_sites: bool = False
-    # The allowed values of 'server.aggregation'. Only "mean" if the method averages nothing, or if
+    # The allowed values of 'server.aggregation'. Only "mean" if the method does not average, or if
     # another aggregation would protect only a part of the arrays that sites send
     aggregations: tuple[str, ...] = ("mean",)
     # Sites return arrays with the names of those they received, and the server averages them, so
@@ -34,7 +34,7 @@ class Capabilities:
             is_table: whether the data set is a table.
 
         Raises:
-            SettingError: for the first such setting; says what to set instead.
+            SettingError: names the first unsupported setting, and says what to set instead.
         """
         refusals = (
             *self._round_faults(common),

@@ -1,8 +1,8 @@
 """Hooks of the round loop: everything in a run besides the method's mathematics.
 
-Metrics, traffic, checkpoints, progress and privacy accounting are hooks, and a run gets those that
-it needs. A hook's ``state`` returns the values that the hook must remember. The checkpoint stores
-these values, and the hook's ``restore`` takes them back.
+Metrics, traffic, checkpoints, progress and privacy accounting are hooks, and a run gets the hooks
+that it needs. A hook's ``state`` returns the values that the hook must remember. The checkpoint
+stores these values, and the hook's ``restore`` takes them back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Hook:
     name = ""
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Called before the first round of this process, which follows ``state``."""
+        """Called before the first round of this process, with the state before that round."""
 
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
@@ -42,11 +42,11 @@ class Hook:
         """Called when the set of disconnected sites without a reply has changed to ``sites``."""
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Return a reason, in one line, against a well-formed reply; None if the hook has none."""
+        """Return the reason, in one line, to refuse a well-formed reply; None to accept it."""
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Called with the usable replies of a phase, sorted by site."""
+        """Called with the usable replies of a phase, sorted by site, if enough sites replied."""
 
     def updates_measured(
         self, round_: int, phase: str, parts: Mapping[str, UpdateStatistics]
@@ -71,7 +71,7 @@ class Hook:
         """Called when the run continues without ``site`` in this phase."""
 
     def round_ended(self, state: State) -> None:
-        """Called after each round."""
+        """Called after each round that succeeds, with the new state."""
 
     def run_ended(self, state: State) -> None:
         """Called after the final evaluation."""

@@ -77,8 +77,8 @@ class State:
         """Build the state from its stored ``arrays`` and ``facts``.
 
         Raises:
-            CheckpointError: the stored fields are not those of this class, because another method
-                or version stored them.
+            CheckpointError: the names of the stored fields differ from the fields of this class,
+                because another method or version stored them.
         """
         extras = dict(facts.get("extras", {}))
         own = {field_.name for field_ in fields(cls)} - _SHARED
@@ -169,11 +169,11 @@ class Method(ABC):
         return initial_weights(starting_network(self.common, self.task))
 
     def initial_state(self) -> Any:
-        """Return the state before round 1; it has no arrays unless the method overrides this."""
+        """Return the state before round 1: here one without arrays."""
         return self.state_class()
 
     def notices(self) -> Iterable[str]:
-        """Return remarks on these settings and sites, printed before the run begins."""
+        """Return remarks on these settings and sites, to print before the run begins; here none."""
         return ()
 
     @abstractmethod
@@ -189,7 +189,7 @@ class Method(ABC):
         ask(EVALUATE, send, expect={})
 
     def model_for(self, site: str, state: Any) -> Arrays:
-        """Return the arrays that ``site`` needs to measure the final model: here all of it."""
+        """Return the arrays that ``site`` needs to measure the final model: here all of them."""
         return self.model(state)
 
     def model(self, state: Any) -> Arrays:
@@ -270,10 +270,10 @@ class Method(ABC):
 
     @abstractmethod
     def disclosures(self) -> Disclosures:
-        """Describe the data that this method makes leave each site; ``Disclosures()`` for none."""
+        """Describe the data that this method's sites send; ``Disclosures()`` if they send none."""
 
     def leaves(self) -> list[str]:
-        """Return one sentence for each kind of data that leaves a site, hellos included."""
+        """Return one sentence for each kind of data that a site sends, hellos included."""
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
         if compression:
@@ -283,6 +283,8 @@ class Method(ABC):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the method's own files for the end of a run: file name -> content for JSON.
 
+        Empty unless the method overrides this.
+
         Args:
             state: the state after the last round.
             values: the final test metrics: site -> metric -> value.
@@ -291,7 +293,7 @@ class Method(ABC):
 
     @classmethod
     def marks(cls, state: Any) -> dict[int, str]:
-        """Return events of the method, round -> text, for the log and the learning curves."""
+        """Return events of the method, round -> text, for the log and the curves; here none."""
         return {}
 
 

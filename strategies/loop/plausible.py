@@ -97,7 +97,7 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     """
     hidden = 0
     if common.is_private():
-        # A size is a sum over the classes, each with noise of its own
+        # A size is a sum over the classes, and each class has noise of its own
         hidden = math.ceil(_TAIL * statistics_noise(common) * math.sqrt(facts.classes))
     return {split: size + hidden for split, size in facts.sizes().items()}
 
@@ -105,7 +105,7 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    A metric without a known range may have any finite value.
+    A metric without a range of its own may be from -1e12 to 1e12.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
@@ -136,8 +136,8 @@ def metric_fault(
 ) -> str | None:
     """Explain why a metric's value is out of range, or return None.
 
-    Shares may exceed their range by 1e-6, a rounding error; counts must be whole. Arguments as in
-    ``metric_range``.
+    Counts must be whole numbers. Any other metric may exceed its range by 1e-6, for rounding
+    errors. The arguments are explained in ``metric_range``.
     """
     allowed = metric_range(key, classes, most)
     if allowed.whole:

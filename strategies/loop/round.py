@@ -111,7 +111,7 @@ class Round(Ask):
         if not question.send:
             return Replies({})
         self.failed, self.codes, self.kinds = {}, {}, {}
-        replies = Replies(self._check(question, self._exchange(question)))
+        replies = Replies(self._check_replies(question, self._exchange(question)))
         for site, reply in replies.items():
             if reply.keeps_state:
                 self.stateful_sites[site] = state_key(self.number, self._step)
@@ -121,6 +121,8 @@ class Round(Ask):
 
     def measure_updates(self, after: Arrays) -> None:
         """Compare each site's update with the model's change, for each phase, and call the hooks.
+
+        The hooks are not called for a phase whose replies are not updates.
 
         Args:
             after: the model's arrays by name after the round.
@@ -218,7 +220,8 @@ class Round(Ask):
         The site's weight becomes its agreed number of samples, if there is one.
 
         Raises:
-            SiteError: the site answered with an error, or the reply is malformed; one line.
+            SiteError: the site answered with an error, the reply is malformed, or an array has
+                impossible values; one line.
         """
         if message.has_error():
             self.codes[site] = _CODES.get(message.error.code, "")
@@ -245,7 +248,7 @@ class Round(Ask):
             examples = agreed.samples[site]
         return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
 
-    def _check(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
+    def _check_replies(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
         """Return the usable replies by site, and apply the failure policy to the other sites.
 
         A reply is unusable if it has a fault, or if its update is longer than
@@ -257,7 +260,7 @@ class Round(Ask):
         """
         usable: dict[str, Reply] = {}
         for site in sorted(replies):
-            fault = self._fault(question, replies[site])
+            fault = self._find_fault(question, replies[site])
             if fault:
                 self.failed[site] = fault
             else:
@@ -280,7 +283,7 @@ class Round(Ask):
             self.hooks.call("site_failed", self.number, question.phase, site, self.failed[site])
         return usable
 
-    def _fault(self, question: Question, reply: Reply) -> str | None:
+    def _find_fault(self, question: Question, reply: Reply) -> str | None:
         """Explain why a decoded reply is unusable, or return None.
 
         Its metrics are checked first, then the method's own rule, then the hooks' objections.

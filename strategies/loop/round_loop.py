@@ -65,7 +65,7 @@ class RoundLoop:
             try:
                 self.run_round()
             except SiteError as error:
-                # A hook may end the run at a failed round, for one because epsilon is spent
+                # A hook may end the run at a failed round, for example because epsilon is spent
                 self.stopped = self.hooks.first("why_end", self.state, error) or ""
                 if not self.stopped:
                     raise
@@ -142,7 +142,10 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, round_: int) -> None:
-        """Admit sites that connected after the last round, and tell the hooks."""
+        """Admit sites that connected after the last round.
+
+        The hooks are called for the sites that joined, if any, and for each refused node.
+        """
         known = self.method.participants
         participants, refused = meet_latecomers(self._grid, known)
         joined = []  # new sites, and known ones that came back on another node

@@ -62,8 +62,9 @@ class SecureAsk(Ask):
     def put(self, question: Question) -> Replies:
         """Ask sites to train, but learn only the sample-weighted mean of the trained weights.
 
-        With trust 'sums' metrics are summed in secret too, in training and evaluation. A question
-        of any other phase is passed to ``Round.put``.
+        With trust 'sums' metrics are summed in secret too, in training and in evaluation. All other
+        questions, and questions without sites, are passed on to ``Round.put``. A metric without a
+        finite value at any site is left out and reported to the hooks.
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.
@@ -82,7 +83,7 @@ class SecureAsk(Ask):
         classes = ask.method.participants.task().classes
         sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
-        metrics = question.metrics  # those that each single reply must have
+        metrics = question.metrics  # the metrics that each single reply must have
         if only_sums:
             metrics = ()
             summed = summed_metrics(phase == TRAIN, phase in ask.measuring, sum_.splits)
@@ -90,7 +91,7 @@ class SecureAsk(Ask):
         asked = [*sum_.masked_specs(), *sum_.metrics]
         # The masks depend on everything that a site received, so a server that sends sites
         # different arrays gets only noise
-        sum_.bound = bound_to(sum_.context, self._sent(everything), asked)
+        sum_.bound = bound_to(sum_.context, self._arrays_received(everything), asked)
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
         masked = replace(
             question,
@@ -150,7 +151,7 @@ class SecureAsk(Ask):
             )
         self.ask.hooks.call("site_failed", self.ask.number, phase, "unknown", reason)
 
-    def _sent(self, arrays: Arrays) -> dict[str, NDArray]:
+    def _arrays_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``."""
         sent = with_prefix(f"{ARRAYS}/", arrays)
         if self.ask.standardisation:
@@ -158,14 +159,14 @@ class SecureAsk(Ask):
         return sent
 
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
-        """Ask ``sites`` a question of the protocol, which has a record but no arrays."""
+        """Ask ``sites`` the question of a protocol phase, which has a record but no arrays."""
         records = {site: sum_.record(phase, site) for site in sites}
         nothing: dict[str, Arrays] = dict.fromkeys(records, MappingProxyType({}))
-        fault = partial(_fault, sum_, phase)
+        fault = partial(_find_fault, sum_, phase)
         return self.ask.put(Question(phase, nothing, {}, fault=fault, records=records))
 
 
-def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
+def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
     """Explain why a reply's secure aggregation record is unusable in this phase, or return None."""
     record = reply.secure
     try:

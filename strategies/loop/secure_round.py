@@ -74,8 +74,8 @@ class SecureSum:
             self.numbers += math.prod(length or 1 for length in spec.shape)
         # The number of sites that must stay to the end; 0 until all keys have arrived
         self.threshold = 0
-        # Masks cancel only for equal values of this: the
-        # context, the arrays sent, and the names asked for
+        # Masks cancel only if all sites have the same value: a
+        # hash of context, arrays sent and names asked for
         self.bound = b""
         # A digest of run, round, names, keys and threshold; masks are bound to it
         self.context = b""
@@ -320,7 +320,7 @@ class SecureSum:
             private = self._reconstruct_secret(gone, shares)
             for site in self.replies:
                 key = mask_key(private, self.keys[site][0], self.bound)
-                # In a pair the site with the first name adds the mask and the other one subtracts
+                # The site of a pair with the first name adds the mask, and the other site subtracts
                 # it; the server undoes what ``site`` did
                 if site < gone:
                     minus.append(key)

@@ -38,7 +38,7 @@ _SUM = 1e18  # a larger sum is refused, so that its square stays finite
 _ROUNDING, _TINY = 1e-9, 1e-300
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 FAR = 1000.0
-_FEW = 3  # between two sites nobody can tell which one is odd
+_FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 # --- One hello: each check gets the facts, and may rely on their types only ---
@@ -316,8 +316,9 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose training samples another site also has, each with the reason.
 
-    Such samples would count twice. Equal fingerprints of the training split decide, and all sites
-    with the same one are returned.
+    Shared samples would count twice. Sites are compared by the fingerprint of the training split,
+    and all sites with an equal fingerprint are returned. A site without training samples or without
+    this fingerprint is not compared.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -327,8 +328,8 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     for sites in owners.values():
         if len(sites) > 1:
             reason = (
-                f"sites {_and(sites)} hold the same training samples: one of them was given the "
-                "other's data directory or volume, or its 'site' is not its own"
+                f"sites {_join_sites(sites)} hold the same training samples: one of them was given "
+                "the other's data directory or volume, or its 'site' is not its own"
             )
             refused |= dict.fromkeys(sites, reason)
     return refused
@@ -358,10 +359,10 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites that send feature sums although the run pools none, or lack them if it does.
+    """Return the sites that send feature sums against the setting 'data.standardise'.
 
-    ``pooled`` tells whether 'data.standardise' is "pooled". If no site sends sums, no site is
-    returned, because the data are not tables.
+    If ``pooled`` ('data.standardise' is "pooled"), these are the sites without sums; otherwise the
+    sites with sums. If no site sends sums, no site is returned, because the data are not tables.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -440,15 +441,15 @@ def _typical_scale(scales: Vector) -> float:
     return float(np.median(positive))
 
 
-def _and(sites: Sequence[str]) -> str:
-    """Join names in words; of more than four only the first three are named."""
+def _join_sites(sites: Sequence[str]) -> str:
+    """Join at least two names by commas and "and"; more than four become three and a count."""
     shown = list(sites)
     if len(sites) > 4:
         shown = [*sites[:3], f"{len(sites) - 3} more"]
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-# Those of one check are left out before the next one looks
+# Sites that one check returns are left out before the next check runs
 TOGETHER_CHECKS: tuple[Callable[[Facts, bool], Refused], ...] = (
     find_shared_data,
     find_other_tasks,

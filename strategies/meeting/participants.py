@@ -138,7 +138,7 @@ def meet_sites(
 ) -> Participants:
     """Ask every connected node who it is, and require enough participants.
 
-    Arguments and other errors are those of ``hear_sites``.
+    ``hear_sites`` explains the arguments, and raises its own errors.
 
     Raises:
         SiteError: a node was refused, and fewer than ``min-sites`` sites (0 means all) can take
@@ -230,7 +230,7 @@ def _find_duplicates(heard: list[Hello], simulated: bool) -> dict[int, str]:
     """Return the nodes to leave out because another node is the same site: node -> reason.
 
     At real sites the node with the lowest id stays. In a simulation two nodes of one site are an
-    error in their configuration, so all of them are left out.
+    error in their configuration, so all nodes of that site are left out.
     """
     nodes: dict[str, list[int]] = {}
     for hello in heard:
@@ -276,7 +276,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
-    counts as connected, the new one is refused, which is reported once, and asked again later.
+    counts as connected, the new node is refused, which is reported once, and asked again later.
 
     Returns:
         All participants, old and new, and the new refusals, one line each.

@@ -86,7 +86,7 @@ class SimulatedSites(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Raise a NotImplementedError, because ``arriving`` takes replies one by one."""
+        """Raise a NotImplementedError, because ``wire.messaging`` takes replies one by one."""
         raise NotImplementedError("use push_messages and pull_messages")
 
 

@@ -44,7 +44,7 @@ class ClassMeans(Local):
     def notices(self) -> list[str]:
         """Return a warning if 'class-min-count' has no effect; else an empty list.
 
-        It has none if every site's own floor is higher.
+        The setting has no effect if every site's own floor is higher.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -70,13 +70,13 @@ class ClassMeans(Local):
 
     @abstractmethod
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the data that leave a site that sends means."""
+        """Return sentences on the data sent by a site that sends means."""
 
     def enough(self) -> str:
         """Return the condition for a site to send a class mean, as the end of a sentence.
 
-        An example is "the site has at least 10 training samples of (site b 20)". It has the lowest
-        number over all sites, and in brackets each site that needs more.
+        An example is "the site has at least 10 training samples of (site b 20)". The first number
+        is the lowest over all sites, and the brackets have each site that needs more.
         """
         sites = self.participants.sites()
         lowest = min(map(self._floor, sites))
@@ -124,7 +124,7 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the prototypes, with the fewest samples behind one of them.
+        """Return sentences on the prototypes, with the fewest samples behind any prototype.
 
         For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
         """
@@ -153,7 +153,7 @@ class FedProto(ClassMeans):
         for site in ask.sites:
             send[site] = {**self._prototypes_for(site, state), **self.start(site, ask)}
             expect[site] = self.specs(site)
-            # A class's first prototype is an update of nothing
+            # A class's first prototype does not update an earlier one
             known = expect[site].keys() & state.arrays.keys()
             before[site] = {name: state.arrays[name] for name in sorted(known)}
         replies = ask(TRAIN, send, expect=expect, reference=before)
@@ -171,13 +171,16 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the prototypes if they classify; else empty, as sites measure their own models."""
+        """Return the prototypes if 'inference' uses them; empty if it is "head".
+
+        With "head" sites measure their own models.
+        """
         if self.settings.inference == "head":
             return {}
         return self._prototypes_for(site, state)
 
     def _prototypes_for(self, site: str, state: State) -> Arrays:
-        """Return the global prototypes; empty for a site that cannot send any itself."""
+        """Return the global prototypes; empty for a site that does not send any itself."""
         if not self.sent_classes(site):
             return {}
         return state.arrays
@@ -215,7 +218,7 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return a sentence on the mean logits, the fewest samples of one, and the recipients."""
+        """Return one sentence on the mean logits, the fewest samples behind any, and recipients."""
         recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
             f"each round: for each class that {self.enough()}, the mean "
@@ -247,7 +250,7 @@ class FedDistill(ClassMeans):
         A class that no other site has sent yet is left out.
         """
         mean_logits = {}
-        # Own logits are left out, because a site would only be pulled towards its own answers
+        # The site's own logits are left out: they would only pull it towards its own answers
         for label in self.sent_classes(site):
             logits = []
             for other in self.participants.sites():

@@ -83,7 +83,11 @@ class Decentralised(Method):
         return self.state_class(with_prefix(MODEL, self.starting_weights()))
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Let each silo mix its own model with its neighbours' models, and train the mixture."""
+        """Let each silo mix its own model with its neighbours' models, and train the mixture.
+
+        The server sends each silo Theta (if needed), the neighbours' models and the mixing weights;
+        the silo mixes them itself.
+        """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
         for site in ask.sites:
@@ -95,9 +99,9 @@ class Decentralised(Method):
         return self.with_models(state, ask(TRAIN, send, expect=expected, notes=notes))
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return Theta for the final evaluation.
+        """Return Theta as ``model/<array>``, for the final evaluation.
 
-        A finished run's state holds only Theta, by plain names.
+        A finished run's state may hold only Theta, by plain names; then these arrays are returned.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -146,11 +150,11 @@ class Decentralised(Method):
 
     @cached_property
     def _seconds(self) -> dict[str, tuple[float, int]]:
-        """For each silo the total seconds of training, and the number of replies counted."""
+        """For each silo, (total seconds of training, number of replies); filled by ``time``."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return the seconds that each site trains one visiting model; None without visits."""
+        """Return each site's seconds to train one visiting model; here None, without visits."""
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -161,7 +165,7 @@ class Decentralised(Method):
         """
         times: dict[str, float] | None = None
         visits: Mapping[str, float] | None = None
-        # A process that resumed a run after its last round has no times of the silos
+        # A process that resumed a run after its last round does not know the silos' times
         if self._seconds.keys() == set(self.participants.sites()):
             times = {site: total / count for site, (total, count) in self._seconds.items()}
             visits = self.visit_seconds()

@@ -21,7 +21,7 @@ from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State, initi
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 _ROUNDING = 1e-9  # the relative error of 1 / K
-_LEAST_SHARE = 2.0**-16  # 1 over the most steps of a round that count
+_LEAST_SHARE = 2.0**-16  # the least value of 1 / K
 
 
 class SCAFFOLD(FedAvg):
@@ -74,7 +74,7 @@ class SCAFFOLD(FedAvg):
         return replace(state, arrays=after)
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Explain why the reply's 1 / K is impossible for so many samples, or return None.
+        """Explain why the reply's 1 / K is impossible for its number of samples, or return None.
 
         K must be from 1 to ``most_steps``.
         """
@@ -165,7 +165,7 @@ def most_steps(common: CommonSettings, samples: int) -> int:
 
 
 def _steps_that_leave(common: CommonSettings) -> str:
-    """Say that the number of steps leaves a site, and who learns it."""
+    """Describe in words that a site sends its number of steps, and who learns it."""
     steps = "the number of optimiser steps, each round"
     if common.trust == SUMS:
         steps += ", of which the server learns only the mean"
@@ -181,10 +181,10 @@ class Moon(FedAvg):
     """
 
     settings: MoonSettings
-    beside = (PROJECTION,)  # not part of the model, so that it loads like FedAvg's
+    beside = (PROJECTION,)  # not part of the model, so that the model loads like FedAvg's
 
     def initial_state(self) -> State:
-        """Return FedAvg's initial weights, and those of the projection head."""
+        """Return FedAvg's initial weights, and the projection head's as ``projection/<name>``."""
         head = build_projection(self.common.seed, self.blueprint.channels)
         named = with_prefix(PROJECTION, initial_weights(head))
         return State(self.starting_weights() | named)

@@ -42,7 +42,7 @@ class FedAlignCLState(State):
 
 
 class FedAlignCL(FedAvg):
-    """Averages noisy weights and passes the sites' noisy embeddings to the others."""
+    """Averages noisy weights and passes each site's noisy embeddings to all other sites."""
 
     settings: FedAlignCLSettings
     beside = (_BUFFER, DISCRIMINATORS)

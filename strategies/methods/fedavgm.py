@@ -19,7 +19,7 @@ _MOMENTS = "moments/"  # the prefix of moments in the state, which the checkpoin
 class FedAvgM(FedAvg):
     """Steps towards the mean with momentum; batch norm's statistics become the mean itself.
 
-    The settings decide the step: that of Hsu et al. 2019, or an adaptive one
+    The settings decide the step: the step of Hsu et al. 2019, or an adaptive one
     (``models.methods.fedadam``).
     """
 

@@ -68,8 +68,9 @@ class FedEFM(Decentralised):
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Let neighbours train each silo's model, and let the silo distil the results.
 
-        In round 1 each silo trains its own model at home, because there is no model to send yet. If
-        'fedefm.visit' is "average", every round mixes models like ``Decentralised``.
+        In round 1 each silo trains its own model at home, because there is no model to send yet.
+        Later rounds have the phases ``overseas`` and ``distil``. If 'fedefm.visit' is "average",
+        every round mixes models like ``Decentralised``.
         """
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
@@ -77,7 +78,7 @@ class FedEFM(Decentralised):
         visitors: dict[str, dict[str, NDArray]] = {}  # the models that each host trains
         for site in ask.sites:
             send[site] = self.theta_for(site, state, ask)
-            visitors[site] = self._visitors(site, state)
+            visitors[site] = self._visitors_of(site, state)
         expected = dict.fromkeys(ask.sites, self.model(state))
         if not state.round:
             return self._next_state(state, ask(TRAIN, send, expect=expected))
@@ -99,7 +100,7 @@ class FedEFM(Decentralised):
             return with_prefix(MODEL, self.model(state))
         return super().theta_for(site, state, ask)
 
-    def _visitors(self, host: str, state: State) -> dict[str, NDArray]:
+    def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
         """Return the models that ``host`` trains in the next round, as ``visitor/<owner>/<array>``.
 
         They belong to the silos that have ``host`` as an in-neighbour.
@@ -138,11 +139,11 @@ class FedEFM(Decentralised):
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:
-        """For each host the total seconds of its overseas messages, and the number of visitors."""
+        """For each host, (total seconds of its overseas phases, number of visitors trained)."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return each site's mean seconds per visiting model.
+        """Return each site's mean seconds per visiting model, never None.
 
         A site that trained no visitor gets the mean over the sites that did; 0 if no site did.
         """
@@ -170,7 +171,7 @@ class FedEFM(Decentralised):
     def disclosures(self) -> Disclosures:
         """List the data sent by a silo: its model, its visitors' models and their closeness.
 
-        If 'fedefm.visit' is "average", only its own model leaves.
+        If 'fedefm.visit' is "average", the silo sends only its own model.
         """
         own = super().disclosures()
         if self.settings.visit == "average":

@@ -7,7 +7,7 @@ least 0 and sum to 1. The variants of table 2 also average prompts (``shared-pro
 ``prompts.b``, or all prompts and the head), which go both ways by their names. ``evaluate`` sends
 only these.
 
-The buffer holds the maps of the last round, so a site that did not reply has no map in it.
+The buffer holds the maps of the last round, so it has no maps of a site that did not reply.
 """
 
 from __future__ import annotations

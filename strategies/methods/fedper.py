@@ -13,12 +13,12 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 class FedPer(FedAvg):
-    """Averages the shared arrays; the settings' ``personal`` names those that stay."""
+    """Averages the shared arrays; the settings' ``personal`` names the arrays that stay."""
 
     capabilities = replace(FedAvg.capabilities, some_sites=False)
 
     def initial_state(self) -> State:
-        """Return the initial weights of the shared arrays, without those that stay at the sites.
+        """Return the initial weights of only the shared arrays; the other arrays stay at the sites.
 
         Raises:
             SettingError: none or all of the network's arrays would be shared.
@@ -35,17 +35,17 @@ class FedPer(FedAvg):
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the shared arrays; the first message to a site also starts its own arrays."""
+        """Average the shared arrays; the first message to a site may also hold initial weights."""
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
         return replace(state, arrays=self.average(trained, state.arrays))
 
     def evaluate(self, state: State, ask: Ask) -> None:
-        """Let each site measure the shared arrays together with its own, or with their start."""
+        """Let each site measure the shared arrays together with its own, or with initial ones."""
         ask(EVALUATE, self._with_starts(state, ask), expect={})
 
     def _with_starts(self, state: State, ask: Ask) -> dict[str, Arrays]:
-        """Return the shared arrays for each site, and for a new site the start of its own."""
+        """Return, for each site, the shared arrays and any initial weights (``start``) it needs."""
         return {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
 
     def disclosures(self) -> Disclosures:

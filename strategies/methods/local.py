@@ -34,14 +34,14 @@ class Local(Method):
         return {}
 
     def disclosures(self) -> Disclosures:
-        """Return no sentences, because nothing leaves a site."""
+        """Return no sentences, because sites send no arrays."""
         return Disclosures()
 
 
 class Ensemble(Method):
     """Collects the sites' own models once; their probabilities are averaged."""
 
-    # A mixture of probabilities has no evidence alpha
+    # A mixture of probabilities does not have evidence alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
@@ -97,8 +97,9 @@ class Cross(Ensemble):
 
         Rows are training sites and columns are testing sites.
 
-        A value is None if the testing site's labels leave the metric undefined, or if one of the
-        two sites gave no reply. A metric without any value is left out.
+        A value is None if the testing site's labels leave the metric undefined, or if the training
+        or the testing site gave no reply. A metric without any value is left out; without any
+        metric there is no file.
         """
         sites = self.participants.sites()
         document = {}

@@ -56,7 +56,7 @@ class PICSR(Method):
     """Collects experts and prototypes, then averages the router."""
 
     settings: PICSRSettings
-    # A mixture of probabilities has no evidence alpha
+    # A mixture of probabilities does not have evidence alpha
     capabilities = Capabilities(
         vit=False, evidence=False, initial_weights=True, aggregations=AGGREGATIONS
     )
@@ -103,9 +103,9 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train its expert alone; in the last such round also collect it.
+        """Let each site train its expert alone; in the last of these rounds also collect it.
 
-        That reply holds the expert and the site's prototype.
+        The replies of that round hold the expert and the site's prototype.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -115,7 +115,7 @@ class PICSR(Method):
         specs[OWN_PROTOTYPE] = ArraySpec(self.task.input_shape)
         expect = dict.fromkeys(ask.sites, specs)
         replies = ask(TRAIN, send, expect=expect, notes=notes, fault=self._fault_of_expert)
-        return replace(state, arrays=self._collect(replies))
+        return replace(state, arrays=self._collect_experts(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let sites measure the mixture of all experts.
@@ -133,8 +133,8 @@ class PICSR(Method):
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
         """Return the arrays that a site's expert starts from; empty once the site trains its own.
 
-        Finetuned experts start from the global weights, local ones from the seed or from
-        'train.initial-weights'.
+        Finetuned experts start from the global weights. Local experts start from the seed, and then
+        nothing is sent, or from 'train.initial-weights'.
         """
         if self.settings.experts == "local":
             return self.start(site, ask)
@@ -169,7 +169,7 @@ class PICSR(Method):
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
-    def _collect(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
+    def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
         """Return the experts and prototypes from the replies, and a new router's weights."""
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
@@ -181,7 +181,7 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that the next round trains: in the warm-up all, else the router."""
+        """Return the arrays that the next round trains: in the warm-up all, later the router's."""
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays
         return with_prefix(ROUTER, arrays_below(ROUTER, state.arrays))

@@ -63,7 +63,7 @@ class UEFLState(State):
     entropies: Sequence[Mapping[str, Any]] = ()
     # Round -> the sites that got a new book
     extended: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    refreshed: Sequence[int] = ()  # the rounds after which the first book was re-initialised
+    refreshed: Sequence[int] = ()  # the rounds that ended by re-initialising the first book
 
 
 class UEFL(Method):
@@ -103,13 +103,13 @@ class UEFL(Method):
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average the network and the books; at the end of an iteration extend the books.
 
-        An iteration ends with a check, in which all sites measure their uncertainty. Uncertain
-        sites then get a new book. With 'uefl.refresh' the certain sites' features re-initialise the
-        first book, unless the run ends here.
+        An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
+        a new book. With 'uefl.refresh' the certain sites' features re-initialise the first book,
+        unless the run ends here.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
-            state = replace(self._refresh(state, found), refreshed=())
+            state = replace(self._refresh_first_book(state, found), refreshed=())
         send = self._models_for(state, ask.sites)
         trained = ask(TRAIN, send, expect=send, reference=send)  # eq. 2 and 4 to 7 run at the sites
         state = replace(state, arrays=self._average_books(state, trained), uncertain=())  # eq. 3
@@ -125,7 +125,7 @@ class UEFL(Method):
         if own.refresh == "kmeans" and not is_over:
             asked = ask.sites  # certain sites re-initialise the first book
         found = self._request_codewords(state, ask, asked)
-        return self._refresh(self._extend(state, found), found)
+        return self._refresh_first_book(self._extend_books(state, found), found)
 
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
         """Ask ``sites`` for centroids of their features, and return the replies with new codewords.
@@ -189,10 +189,10 @@ class UEFL(Method):
             entropies=[*state.entropies, check],
         )
 
-    def _extend(self, state: UEFLState, found: Replies) -> UEFLState:
+    def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
         """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
 
-        The round is noted even if none of the uncertain sites found codewords; then no book is
+        If no uncertain site found codewords, the round is noted with an empty list and no book is
         added. If no site is uncertain, the state is unchanged.
         """
         if not state.uncertain:
@@ -206,8 +206,11 @@ class UEFL(Method):
         access = {**state.access, str(book): sites}
         return replace(state, arrays=arrays, access=access)
 
-    def _refresh(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first book from the certain sites' centroids, if there are any."""
+    def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
+        """Re-initialise the first book from the certain sites' centroids, and note the round.
+
+        Without a certain site in ``found`` the state is unchanged.
+        """
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
             return state

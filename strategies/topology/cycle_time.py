@@ -149,7 +149,7 @@ class _Seconds:
         The hub is the site that the most arcs enter.
         """
         arcs = _without_self_arcs(arcs)
-        # In a star every arc leads to or from the hub, so most arcs enter there
+        # Every arc of a star leads to or from the hub, so most arcs enter there
         hub = int(arcs.sum(axis=0).argmax())
         uplinks = np.zeros_like(arcs)
         uplinks[:, hub] = arcs[:, hub]
@@ -180,14 +180,14 @@ def topology_document(
 ) -> dict[str, Any]:
     """Build the content of topology.json: the graph, its mixing weights, and the times of rounds.
 
-    ``cycle-times`` has this topology and the others that can be built over the same links, by kind.
-    It is empty if ``compute_seconds`` is None.
+    ``cycle-times`` has the seconds of a round, by kind, for this topology and for other topologies
+    over the same links (``_build_alternatives``). It is empty if ``compute_seconds`` is None.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
     # Without computing times, no round time can be compared
     if compute_seconds:
-        for kind, other in _alternatives(topology, silo_set).items():
+        for kind, other in _build_alternatives(topology, silo_set).items():
             seconds = cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)
             cycle_times[kind] = seconds
     return {
@@ -242,7 +242,7 @@ def _matcha(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
+def _build_alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
     """Return the topologies to compare, by kind: complete, ring, star, matcha and this one.
 
     All use the same links.

@@ -167,9 +167,12 @@ def _complete(base: nx.Graph) -> _Built:
     return nx.complete_graph(size, nx.DiGraph).edges, np.full((size, size), 1 / size)
 
 
-def _ring(base: nx.Graph) -> _Built:
-    """Connect the sites to a directed ring along a short tour; both weights of a site are 1/2."""
-    order = _tour(base)
+def _build_ring(base: nx.Graph) -> _Built:
+    """Connect the sites to a directed ring along a short tour.
+
+    A site's own model and its only in-neighbour's model weigh 1/2 each.
+    """
+    order = _find_tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
     weights = np.eye(len(order)) / 2
     for j, i in arcs:
@@ -177,20 +180,20 @@ def _ring(base: nx.Graph) -> _Built:
     return arcs, weights
 
 
-def _star(base: nx.Graph) -> _Built:
+def _build_star(base: nx.Graph) -> _Built:
     """Connect all sites to a hub, where the server is; all weights are 1 / n."""
-    arcs, _ = _hub(base)
+    arcs, _ = _build_hub(base)
     return arcs, np.full((len(base), len(base)), 1 / len(base))
 
 
-def _hub(base: nx.Graph) -> _Built:
+def _build_hub(base: nx.Graph) -> _Built:
     """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
 
     Ties go to the first name.
 
     Without latencies the first site is the hub.
     """
-    latencies = _latencies(base)
+    latencies = _path_latencies(base)
     hub = 0
     if latencies is not None:
         hub = int(latencies.max(axis=1).argmin())  # argmin takes the first of equals
@@ -202,9 +205,10 @@ def _hub(base: nx.Graph) -> _Built:
 
 
 def _weigh_edges(graph: nx.Graph) -> _Built:
-    """Return both arcs of each edge, and Metropolis-Hastings weights (sites, sites).
+    """Return the arcs of each edge in both directions, and Metropolis-Hastings weights.
 
-    An edge weighs 1 / (1 + the larger degree of its ends), and the site's own model gets the rest.
+    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and the
+    site's own model gets the rest.
     """
     size = len(graph)
     weights = np.zeros((size, size))
@@ -217,14 +221,14 @@ def _weigh_edges(graph: nx.Graph) -> _Built:
 
 _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
     "complete": _complete,
-    "ring": _ring,
-    "star": _star,
-    "hub": _hub,
+    "ring": _build_ring,
+    "star": _build_star,
+    "hub": _build_hub,
     "graph": _weigh_edges,
 }
 
 
-def _latencies(base: nx.Graph) -> Matrix | None:
+def _path_latencies(base: nx.Graph) -> Matrix | None:
     """Return milliseconds along the quickest paths, (sites, sites).
 
     None if no link is known, or if a link has no latency.
@@ -239,13 +243,13 @@ def _latencies(base: nx.Graph) -> Matrix | None:
     return latencies
 
 
-def _tour(base: nx.Graph) -> list[int]:
+def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short round tour that begins at 0.
 
     It is the shorter of Christofides' tour and the greedy tour, in the direction whose second site
     has the lower position. Without latencies it is the order of names.
     """
-    latencies = _latencies(base)
+    latencies = _path_latencies(base)
     if latencies is None:
         return list(range(len(base)))
     graph = nx.complete_graph(len(base))

@@ -179,7 +179,7 @@ def activation_probabilities(
     """
     import cvxpy  # imported here, because it takes 1.2 s and other topologies do not need it
 
-    basis = _disagreement(size)
+    basis = _disagreement_basis(size)
     parts = [_express_in(basis, part) for part in laplacians(size, matchings)]
     shares = cvxpy.Variable(len(matchings))  # p / budget, so that no variable is tiny
     connectivity = cvxpy.Variable()
@@ -201,7 +201,7 @@ def activation_probabilities(
 def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
     """Round probabilities to 6 digits in [0, 1], without exceeding ``total`` in sum.
 
-    Any surplus is subtracted from the largest one.
+    Any surplus is subtracted from the largest probability.
     """
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
@@ -232,8 +232,8 @@ def step_size(
     import cvxpy
 
     alpha, beta, gain = cvxpy.Variable(), cvxpy.Variable(), cvxpy.Variable()
-    mean, square = _moments(size, matchings, probabilities)
-    basis, scale = _disagreement(size), float(np.trace(mean)) / size
+    mean, square = _laplacian_moments(size, matchings, probabilities)
+    basis, scale = _disagreement_basis(size), float(np.trace(mean)) / size
     mean, square = _express_in(basis, mean / scale), _express_in(basis, square / scale)
     limits = [
         cvxpy.square(alpha) <= beta,
@@ -243,7 +243,7 @@ def step_size(
     return round(float(alpha.value), _DIGITS)
 
 
-def _moments(
+def _laplacian_moments(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> tuple[Matrix, Matrix]:
     """Return E[L] and E[L^2] of a round's Laplacian L, (size, size) each.
@@ -257,7 +257,7 @@ def _moments(
     return mean, mean @ mean + 2 * _weighted_sum(often * (1 - often), parts)
 
 
-def _disagreement(size: int) -> Matrix:
+def _disagreement_basis(size: int) -> Matrix:
     """Return an orthonormal basis of the space orthogonal to the all-ones vector, (size, size - 1).
 
     Every Laplacian is 0 on that vector, the consensus. So a program over the whole space would have

@@ -88,7 +88,7 @@ class Compression:
         return usable
 
     def packed(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
-        """Return a site's arrays in their wire format: updates as bytes, others unchanged.
+        """Return a site's arrays in their wire format: updates as bytes, other arrays unchanged.
 
         Args:
             leaving: the arrays that the site returns, by name.

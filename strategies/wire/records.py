@@ -68,7 +68,7 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
         for name, key in names:
             if key not in packed:
                 array = np.asarray(arrays[name], order="C")
-                data = b"".join((_start(array.dtype, array.shape), array.data))
+                data = b"".join((_array_header(array.dtype, array.shape), array.data))
                 sent = Array(str(array.dtype), array.shape, _SERIALISED, data)
                 packed[key] = arrays[name], sent
             record[name] = packed[key][1]
@@ -78,7 +78,7 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
 
 @functools.lru_cache(maxsize=4096)
-def _start(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def _array_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """Return numpy's header of an array whose last index varies fastest."""
     start = io.BytesIO()
     described = npy.header_data_from_array_1_0(np.broadcast_to(np.empty((), dtype), shape))
@@ -88,7 +88,7 @@ def _start(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
 def packed_bytes(array: NDArray) -> int:
     """Return the size of an array in serialised form, in bytes."""
-    return len(_start(array.dtype, array.shape)) + array.nbytes
+    return len(_array_header(array.dtype, array.shape)) + array.nbytes
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
@@ -220,7 +220,7 @@ def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
     """Check that a message has at most 16 array records, more than any message of fedsilo has.
 
     Raises:
-        SiteError: the message has more.
+        SiteError: the message has more than 16 array records.
     """
     if len(records) > _MOST_RECORDS:
         raise SiteError(

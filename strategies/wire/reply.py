@@ -62,7 +62,7 @@ class Reply:
     site: str  # the name of the site
     arrays: Arrays = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)  # keys are those of the MetricRecord
-    examples: int = 1  # the number of training samples that it counts for in a mean
+    examples: int = 1  # the number of training samples that the site counts for in a mean
     # bytes_down is the size of the message to the site, bytes_up the size of the reply
     bytes_down: int = 0
     bytes_up: int = 0
@@ -125,7 +125,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 
 
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
-    """Unpack the arrays of a reply, after checking that their names are the expected ones.
+    """Unpack the arrays of a reply, after checking that their names are as expected.
 
     Raises:
         SiteError: an array is missing, surplus, or does not fit its spec.
@@ -213,7 +213,7 @@ class Spill:
             The same ``arrays``, or a mapping that reads them from the file, one at each access.
 
         Raises:
-            RunDirectoryError: the disk has no room.
+            RunDirectoryError: the file cannot be written, for example because the disk is full.
         """
         size = sum(array.nbytes for array in arrays.values())
         if size <= self.in_memory:
@@ -233,7 +233,7 @@ class Spill:
             ) from None
 
     def close(self) -> None:
-        """Delete the file."""
+        """Delete the file, if there is one."""
         if self._file:
             self._file.close()
 

@@ -89,7 +89,7 @@ def public_half(private: bytes) -> bytes:
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the 32 bytes that seed the mask between two sites.
 
-    Both sites get the same bytes from their own private and the other's public key.
+    Each site uses its own private key and the other site's public key; both get the same bytes.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -107,7 +107,7 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
-    """Derive a 32-byte key for one use from the two sites' ECDH secret, by HMAC-SHA256.
+    """Derive a 32-byte key for the purpose ``use`` from two sites' ECDH secret, by HMAC-SHA256.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -120,7 +120,7 @@ def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
 
 
 def mask_check(own_mask: bytes) -> bytes:
-    """Return the commitment that lets the server verify a reconstructed mask seed."""
+    """Return a hash of a mask seed, which lets the server verify a reconstructed seed."""
     return digest("own mask", own_mask)
 
 
@@ -128,7 +128,7 @@ def refuse_no_key(public: bytes) -> None:
     """Check that the bytes are a public key on the curve that all sites use.
 
     Raises:
-        SiteError: the bytes are not such a key.
+        SiteError: the bytes are not a public key on that curve.
     """
     mask_key(new_key_pair().private, public, b"")
 

@@ -55,12 +55,12 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Build the text that a site signs to vouch for its two public keys of a round."""
+    """Build the text that a site signs to confirm its two public keys of a round."""
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
 def common_splits(said: Iterable[str]) -> list[str]:
-    """Return the splits that all sites measure, sorted.
+    """Return the splits that all sites measure, sorted; empty without sites.
 
     Args:
         said: for each site, its splits joined by commas, such as "test,val".

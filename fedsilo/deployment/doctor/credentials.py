@@ -25,15 +25,18 @@ CERTIFICATE, PRIVATE_KEY = "BEGIN CERTIFICATE", "PRIVATE KEY"
 OPENSSH_KEY = "BEGIN OPENSSH PRIVATE KEY"
 _RENEW = "renew it ('fedsilo deploy renew server')"
 _CLOCK = "set this machine's clock"
-_PATIENCE = 3.0  # seconds in which the server must answer
-_UNKNOWN = "Invalid node ID"  # what Flower says of a node that is not registered with the key
+_PATIENCE = 3.0  # seconds that the server has to answer
+_UNKNOWN = "Invalid node ID"  # Flower's answer about a node that is not registered with the key
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC obeys, in this order
 
 
 def check_secret(path: Path, marker: str, private: bool) -> Path:
-    """Check that a secret is readable and holds the text ``marker``; return its path.
+    """Check that a secret is readable and contains the text ``marker``; return its path.
 
-    With ``private``, no other user may read it.
+    With ``private``, no other user may read the file.
+
+    Raises:
+        Refused: the secret fails a check.
     """
     # Before the file is read, because reading a pipe would wait for ever
     fault = file_fault(path)
@@ -46,7 +49,7 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
 
 
 def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
-    """Find what makes a secret's file unusable, and the fix; both are empty for a usable one."""
+    """Describe why a secret's file is unusable, and the fix; both are empty for a usable file."""
     try:
         text = path.read_text(encoding="ascii", errors="replace")
         mode = path.stat().st_mode & 0o777
@@ -74,7 +77,13 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def check_certificate(path: Path, now: datetime | None = None) -> Path:
-    """Check that a certificate is valid at the time ``now`` (None for the clock's); return it."""
+    """Check that a certificate is valid at the time ``now``, and return its path.
+
+    ``now`` is None for the current time.
+
+    Raises:
+        Refused: the certificate is missing, damaged, expired or not valid yet.
+    """
     found, today = read_certificate(path), now or datetime.now(UTC)
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     fault, fix = "", ""
@@ -89,7 +98,11 @@ def check_certificate(path: Path, now: datetime | None = None) -> Path:
 
 
 def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
-    """Check that a certificate is valid for at least ``days`` more days; describe its validity."""
+    """Check that a certificate is valid for at least ``days`` more days; describe its validity.
+
+    Raises:
+        Refused: the certificate ends sooner, or fails ``check_certificate``.
+    """
     end = read_certificate(check_certificate(path, now)).not_valid_after_utc
     left = (end - now).days
     if left < days:
@@ -98,7 +111,11 @@ def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
 
 
 def check_matching_key(path: Path, certificate_path: Path) -> Path:
-    """Check that a private key belongs to a certificate; return the key's path."""
+    """Check that a private key belongs to a certificate; return the key's path.
+
+    Raises:
+        Refused: the key is of another certificate, is encrypted, or cannot be used.
+    """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     check_secret(path, PRIVATE_KEY, private=True)
@@ -116,7 +133,11 @@ def check_matching_key(path: Path, certificate_path: Path) -> Path:
 
 
 def check_signature(path: Path, authority: Path) -> None:
-    """Check that the authority has signed a certificate, because hospitals trust no other."""
+    """Check that ``authority`` has signed a certificate, because hospitals trust no other.
+
+    Raises:
+        Refused: the certificate was not signed by it.
+    """
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -133,8 +154,8 @@ def check_handshake(address: str, authority: Path) -> None:
     authority's certificate, which must have signed the server's.
 
     Raises:
-        Refused: the server does not answer or has no TLS, or its certificate has expired or belongs
-            to another host or authority.
+        Refused: the server does not answer or does not use TLS, or its certificate has expired or
+            belongs to another host or authority.
     """
     host, port = split_address(address)
     context = ssl.create_default_context(cafile=str(authority))
@@ -162,7 +183,7 @@ def check_handshake(address: str, authority: Path) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split an address such as ``[::1]:9092`` into host and port; Refused if it is no address."""
+    """Split an address such as ``[::1]:9092`` into host and port; Refused for other texts."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Refused(f"the server's address is '{address}'", "give host:port")
@@ -170,15 +191,15 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
-    """Check that the server accepts this machine's time, by a signed call that it must refuse.
+    """Check that the server accepts this machine's time, and describe it.
 
-    Flower admits a hospital only if the signed time is at most some minutes off. The call is a
-    heartbeat of node 0, which does not exist. So a server that accepts the time refuses the node,
-    and its words tell which of the two it refused.
+    Flower admits a hospital only if the signed time is at most some minutes off. The check signs a
+    heartbeat of node 0, which does not exist. The server's refusal shows whether it rejected the
+    time or, having accepted the time, the node.
 
     Raises:
         Refused: the clocks differ too much, or the call does not reach the server.
-        Skipped: the server asks for no keys, or gives another answer.
+        Skipped: the server does not ask for keys, or gives another answer.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -208,7 +229,8 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     server refuses the activation of a node that is already connected.
 
     Raises:
-        Refused: the SuperLink has no registration of the key for this node, or does not say.
+        Refused: the key is not registered for this node, or the server gives an unclear answer or
+            none.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -266,7 +288,7 @@ class _Fleet:
         """Make a call and return the server's text of its refusal; empty if it accepts the call.
 
         Raises:
-            Refused: the call does not reach the server, although a TLS connection may.
+            Refused: the call does not reach the server, even if a TLS connection can be made.
         """
         import grpc
 

@@ -28,7 +28,10 @@ class Status(StrEnum):
 
 
 class Refused(FedsiloError):
-    """A fault with its fix, where a check calls others; as text, both are on one line."""
+    """A fault with its fix, raised by a function that a check calls.
+
+    As text, both are on one line.
+    """
 
     def __init__(self, fault: str, fix: str = "") -> None:
         text = fault
@@ -77,7 +80,7 @@ class Failed:
     fix: str = ""  # empty if ``said`` already has it
 
 
-Verdict = str | Passed | Failed  # a sentence alone means that the check has passed
+Verdict = str | Passed | Failed  # only a sentence means that the check has passed
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,10 @@ class Check(Generic[S]):
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Run checks on a setup and yield their findings; a failed check does not stop the others.
+    """Run checks on a setup and yield their findings; a failed check does not stop later ones.
 
-    Each check must come after the checks that it needs. ``about`` names the site of the setup, or
-    is empty.
+    A check is skipped if another check that it needs has not passed, so it must come after them.
+    ``about`` names the site of the setup, or is empty.
     """
     passed: set[str] = set()
     for check in checks:
@@ -118,7 +121,9 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
     except Skipped as reason:
         said = one_line(reason, _MAX_LENGTH)
         return [Finding(check.name, Status.SKIPPED, said, about=about)]
-    except Exception as error:  # the boundary: a check that breaks must not hide the others
+    except (
+        Exception
+    ) as error:  # the boundary: a check that breaks must not hide the findings of other checks
         fault, fix = _fault_and_fix(error)
         said, fix = one_line(fault, _MAX_LENGTH), one_line(fix, _MAX_LENGTH)
         return [Finding(check.name, Status.FAILED, said, fix, about)]
@@ -133,7 +138,10 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Split an error into its fault and its fix, for our errors, the system's errors and bugs."""
+    """Return an error's fault and fix; the fix is empty for a ``FedsiloError`` without one.
+
+    An error that is neither ours nor the system's is reported as a bug of the check.
+    """
     if isinstance(error, Refused):
         return error.fault, error.fix
     if isinstance(error, FedsiloError):
@@ -143,7 +151,7 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
         if error.errno in FULL:
             fix = "make room on that disk"
         return describe_system_error(error), fix
-    # Any other error is a bug of the check, and its text is no sentence
+    # Any other error is a bug of the check, and its text is not a sentence
     fault = f"the check itself failed ({type(error).__name__}: {error})"
     return fault, "report it to fedsilo's makers"
 

@@ -14,9 +14,12 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 def check_gpu(device: str) -> Passed | Failed:
     """Check and describe the device of a node config: auto, cpu, cuda or cuda:N.
 
+    The result is ``Failed`` if the GPU does not exist, or if its convolution differs from the
+    CPU's.
+
     Raises:
         Refused: the GPU has too little free memory, or PyTorch cannot compute on it.
-        Skipped: the device is cpu, or it is auto and the machine has no GPU.
+        Skipped: the device is cpu, or it is auto and PyTorch finds no GPU.
     """
     require(device != "cpu", "the node config's 'device' is cpu")
     if not torch.cuda.is_available():
@@ -58,7 +61,7 @@ def _why_none() -> str:
 
 
 def _free_memory(index: int) -> str:
-    """Describe the free memory of a GPU; Refused if it is not enough for a run."""
+    """Describe the free memory of a GPU; raises Refused if it is too little for a run."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     free, total = free_bytes / GIGABYTE, total_bytes / GIGABYTE
     said = f"{free:.1f} of {total:.1f} GB free"
@@ -71,7 +74,11 @@ def _free_memory(index: int) -> str:
 
 
 def _built_for(index: int) -> str:
-    """Return a GPU's compute capability, such as "8.0"; Refused if PyTorch was not built for it."""
+    """Return a GPU's compute capability, such as "8.0".
+
+    Raises:
+        Refused: PyTorch was not built for it.
+    """
     # An old or very new GPU is found, but no kernel of this PyTorch build runs on it
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
     in_words = ".".join(map(str, capability))
@@ -86,10 +93,11 @@ def _built_for(index: int) -> str:
 
 
 def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Tell whether code for ``built``, such as sm_80 or compute_90, runs on such a GPU.
+    """Tell whether code for ``built``, such as sm_80 or compute_90, runs on a given GPU.
 
-    Machine code (sm) runs on GPUs of the same major number and at least its minor one. Code that
-    is compiled at first use (compute) runs on every later GPU.
+    ``capability`` is the GPU's (major, minor). Machine code (sm) runs on GPUs with the same major
+    number and an equal or higher minor number. Code that is compiled at first use (compute) also
+    runs on every later GPU.
     """
     for name in built:
         kind, _, digits = name.partition("_")
@@ -104,7 +112,13 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 
 
 def _difference(index: int) -> float:
-    """Return the largest difference between a convolution on GPU and CPU, relative to the CPU."""
+    """Return the largest difference between a convolution on GPU and CPU.
+
+    It is relative to the largest absolute value of the CPU's result.
+
+    Raises:
+        Refused: the GPU cannot compute the convolution.
+    """
     torch.manual_seed(0)
     images, kernels = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3)
     here = torch.nn.functional.conv2d(images, kernels)

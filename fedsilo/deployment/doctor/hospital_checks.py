@@ -1,6 +1,6 @@
 """``fedsilo hospital start``: opens a kit, checks everything for a start, and becomes the node.
 
-Everything is checked in a scratch folder first, so a refused kit leaves nothing behind. The
+Everything is checked in a scratch folder first, so a refused kit does not change any file. The
 hospital writes its own rules, and confirms them before its first start.
 """
 
@@ -34,15 +34,15 @@ from fedsilo.server_app.config.settings import RunSettings
 
 @dataclass(frozen=True)
 class HospitalRequest:
-    """The kit that a hospital's operator received, and the options that he gives with it."""
+    """The kit that a hospital's operator received, and the options given with it."""
 
-    kit: Path  # the zip, or the folder into which it was opened
+    kit: Path  # the zip, or the folder where it was opened
     options: HospitalOptions
     site_file: Path | None = None  # replaces the site file in the opened folder; None keeps it
 
     @property
     def node_config(self) -> list[str]:
-        """The keys that the options add to the node config, each key=value; later ones win."""
+        """The node config entries from the options, each key=value; later entries win."""
         texts = []
         data_dir = path_of(self.options.get("data_dir"))
         for key, value in (("device", self.options.get("device")), ("data-dir", data_dir)):
@@ -51,7 +51,11 @@ class HospitalRequest:
         return texts + several(self.options.get("node_config"))
 
     def home(self, kit: Kit) -> Path:
-        """Return the absolute folder into which the kit is opened."""
+        """Return the absolute folder where the kit is opened.
+
+        It is the option ``folder``. By default it is the kit itself if that is a folder, otherwise
+        a folder named after the site next to the kit's zip.
+        """
         folder = path_of(self.options.get("folder"))
         if folder is None:
             folder = kit.path
@@ -61,7 +65,11 @@ class HospitalRequest:
 
 
 def refuse_failing(setup: SiteSetup) -> None:
-    """Raise a KitError for the first failed check, or if the hospital is already connected."""
+    """Check that no check of the doctor fails, and that the hospital is not already connected.
+
+    Raises:
+        KitError: a check failed (the message names the first one), or the hospital is connected.
+    """
     fault = ""
     for finding in examine(CHECKS, setup):
         if finding.status is Status.FAILED:
@@ -78,7 +86,7 @@ def refuse_failing(setup: SiteSetup) -> None:
         raise KitError(fault)
 
 
-Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator says yes
+Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator agrees
 
 
 def prepare_node(
@@ -90,10 +98,11 @@ def prepare_node(
 
     Args:
         request: the kit and the operator's options.
-        confirm: takes the sentences that the operator must confirm, and raises an error without a
-            yes. Before the first start these are the kit's code and the rules; for a new kit, the
-            differences from the kit before.
-        check_setup: raises an error for a setup that cannot start. Without a server to ask, a
+        confirm: takes the sentences that the operator must confirm, and raises an error unless the
+            operator agrees. Before the first start these are the kit's code and the rules; for a
+            new kit, the differences from the previous kit. It is not called if nothing must be
+            confirmed.
+        check_setup: raises an error for a setup that cannot start. If no server can be asked, the
             caller passes a function that checks nothing.
 
     Raises:
@@ -151,9 +160,12 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 
 
 def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
-    """Raise a KitError if another first start has just written other files to ``home``.
+    """Check that no other first start has just written another kit or other rules to ``home``.
 
-    Its operator confirmed those, and this one's operator did not.
+    The operator of this start has not confirmed the other kit or rules.
+
+    Raises:
+        KitError: the kit or the rules in ``home`` differ.
     """
     found = read_kit(home)
     if found.card.seal != kit.card.seal or (home / SITE).read_text(encoding="utf-8") != rules:
@@ -161,7 +173,10 @@ def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
 
 
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
-    """Make what a node needs beside the kit, and return its setup."""
+    """Make the node's other files and return its setup.
+
+    The files are the state folders, ``opened.json`` and the signing key; existing keys stay.
+    """
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
     _opened_here(home).write(home.stat().st_ino)
@@ -179,7 +194,7 @@ def _check_in_scratch(
     home: Path,
     check_setup: Callable[[SiteSetup], None],
 ) -> list[str]:
-    """Check the kit and the rules in a temporary folder, and return sentences on the rules.
+    """Check the kit and the rules in a temporary folder; return sentences that explain the rules.
 
     Raises:
         KitError: a check failed.
@@ -197,7 +212,10 @@ def _check_in_scratch(
 
 
 def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
-    """Return the text of the hospital's rules: its own file, or new rules from the options.
+    """Return the text of the hospital's rules.
+
+    It is read from the requested site file, otherwise from the one in ``home``. If none is
+    requested and ``home`` does not have one, the rules are made from the options.
 
     Raises:
         RulesError: the rules cannot be used, or an option contradicts the file.
@@ -220,16 +238,20 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
 
 
 def _opened_here(home: Path) -> OwnFile[int]:
-    """Return the file that holds the inode of the folder, if the kit was opened on this disk.
+    """Return the file that stores the inode of ``home`` if the kit was opened on this disk.
 
-    Somebody who sends an opened folder in place of a kit also sends rules and keys. He cannot know
-    the inode that this disk gives to the copy, so the file shows that the folder is foreign.
+    An attacker who sends an opened folder in place of a kit also sends rules and keys. They cannot
+    know the inode that this disk gives to the copy, so the file shows that the folder is foreign.
     """
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 
 
 def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
-    """List the sentences that the operator must confirm before this start; empty if none."""
+    """List the sentences that the operator must confirm before this start.
+
+    A kit or folder that is new here needs its code and rules confirmed; a replaced kit only its
+    code and differences. The list is empty for the kit that ``home`` already has.
+    """
     site, code = kit.card.site, kit.code
     is_opened_here = before is not None and _opened_here(home).read(0) == home.stat().st_ino
     if before is None or not is_opened_here or not os.path.lexists(home / SITE):
@@ -289,9 +311,13 @@ def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
 def build_setup(
     kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
 ) -> SiteSetup:
-    """Build the setup of a kit's node whose files are in ``home``."""
+    """Build the setup of a kit's node whose files are in ``home``.
+
+    ``node_config`` has entries key=value, which override the defaults. ``settings`` is None without
+    a run.
+    """
     own: dict[str, Value] = {"site": kit.card.site, "state-dir": str(home / "state")}
-    if (home / SITE).is_file():  # a folder has no site file before the first start
+    if (home / SITE).is_file():  # before the first start, a folder does not contain a site file
         own["site-file"] = str(home / SITE)
     return SiteSetup(
         own | {"device": "auto"} | parse_node_config(node_config),
@@ -309,7 +335,7 @@ def lock_and_build_command(
 ) -> list[str]:
     """Lock the hospital's folder for the node, and build the command that starts the node.
 
-    The caller must become that command by ``exec``: then the node keeps the lock while it runs.
+    The caller must replace itself by that command with ``exec``, so that the node keeps the lock.
 
     Args:
         setup: the setup that ``prepare_node`` returned.
@@ -358,7 +384,11 @@ def lock_kit_folder(home: Path, site: str) -> int:
 
 
 def _refuse_other(kit: Kit, before: Kit) -> None:
-    """Raise a KitError if a kit has another hospital, server or authority than the one before."""
+    """Check that a kit is for the same hospital, server and authority as the previous kit.
+
+    Raises:
+        KitError: one of them differs.
+    """
     old, new, home = before.card, kit.card, before.path
     for what, same in (
         ("hospital", old.site == new.site),

@@ -1,4 +1,4 @@
-"""Checks a machine: versions, folders, disk, memory, and the ports on which others listen."""
+"""Checks a machine: versions, folders, disk, memory, and whether ports are free."""
 
 import os
 import platform
@@ -30,7 +30,11 @@ def utc_now() -> datetime:
 
 
 def check_software() -> Passed:
-    """Describe the installed versions; Refused if a package is missing or has another version."""
+    """Describe the installed versions, with files changed on this machine as a detail.
+
+    Raises:
+        Refused: a package is missing or has a version that fedsilo does not support.
+    """
     app = installed_app()
     wrong = _wrong_versions(app.project["project"])
     if wrong:
@@ -54,10 +58,10 @@ def check_software() -> Passed:
 
 
 def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
-    """Compare the installed versions with pyproject.toml.
+    """Compare Python and the installed packages with the requirements in pyproject.toml.
 
     Returns:
-        Each wrong or missing package, with the requirement to install instead.
+        Each wrong or missing package (or Python) -> the requirement to install instead.
     """
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
@@ -78,7 +82,13 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_writable_folder(path: Path, what: str) -> Path:
-    """Check that this user can write into a folder; return it. ``what`` names it in errors."""
+    """Check that this user can write into a folder; return it.
+
+    ``what`` names the folder in errors.
+
+    Raises:
+        Refused: the folder is missing or not writable.
+    """
     fault, fix = "", ""
     if not path.is_dir():
         fault, fix = "is missing", "make the folder, or mount a volume there"
@@ -90,7 +100,11 @@ def check_writable_folder(path: Path, what: str) -> Path:
 
 
 def check_data_folder(path: Path) -> Path:
-    """Check that a folder of data is readable and not empty; return it."""
+    """Check that a folder of data is readable and not empty; return it.
+
+    Raises:
+        Refused: it is missing, empty or not readable.
+    """
     fault, fix = "", _BRING
     try:
         if not path.is_dir():
@@ -106,9 +120,10 @@ def check_data_folder(path: Path) -> Path:
 
 
 def has_site_file(path: Path) -> bool:
-    """Tell whether a site file exists; compose mounts /dev/null if the hospital has none.
+    """Tell whether a site file exists; compose mounts /dev/null for a missing one.
 
-    Anything else at the path is refused, because continuing would ignore the hospital's rules.
+    Raises:
+        Refused: the path is a folder or cannot be read. Going on would ignore the hospital's rules.
     """
     if not path.exists() or path.is_char_device():
         return False
@@ -158,11 +173,11 @@ def find_existing_folder(folder: Path) -> Path:
 
 
 def check_memory(least: float, most: float = 0.0) -> str:
-    """Describe the free memory, within the container's limit too.
+    """Describe the free memory, which a container may limit.
 
     Args:
         least: gigabytes that a message needs.
-        most: gigabytes that the hospital allows a message; 0 for nine tenths of the machine's.
+        most: gigabytes that the hospital allows a message; 0 if it sets no limit.
 
     Raises:
         Refused: the free or the allowed memory is below ``least``.
@@ -181,13 +196,13 @@ def check_memory(least: float, most: float = 0.0) -> str:
 
 
 def check_port(host: str, port: int, what: str, own: str) -> str:
-    """Check that a port is free, or in use by the program ``what`` that should listen there.
+    """Check that a port is free, or already used by the program ``what``; describe which.
 
-    ``own`` is a word of that program's command line, such as the path of its key. It tells the
+    ``own`` is a word in that program's command line, such as the path of its key, which tells the
     program from others.
 
     Raises:
-        Refused: another program listens on the port.
+        Refused: another program listens on the port, or the address cannot be used.
     """
     family = socket.AF_INET
     if ":" in host:
@@ -233,7 +248,7 @@ def _listener(port: int) -> psutil.Process | None:
 def _is_of(process: psutil.Process, word: str) -> bool:
     """Tell whether ``word`` is in the command of a process or of one of its ancestors.
 
-    An empty ``word`` is in none.
+    For an empty ``word`` the answer is False.
     """
     if not word:
         return False

@@ -45,7 +45,7 @@ class RunSetup:
 
     @cached_property
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
-        """The settings, and the resources of a simulation (empty for a deployment)."""
+        """The run's settings, and the resources of a simulation (empty for a deployment)."""
         seed: dict[str, Value] = {}
         if self.seed is not None:
             seed["seed"] = self.seed
@@ -64,9 +64,12 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The answers that the check ``sites`` received; Skipped if it received none.
+        """The sites' answers to the check ``sites``.
 
         The sites are not asked again, because that would take as long as the failed attempt.
+
+        Raises:
+            Skipped: that check received no answers.
         """
         require("meeting" in vars(self), "the sites could not be asked")
         return self.meeting
@@ -83,7 +86,10 @@ def _settings(setup: RunSetup) -> str:
 
 
 def _plan(setup: RunSetup) -> Sequence[Finding] | str:
-    """Return a finding for each reason for which the start of a simulation would end at once."""
+    """Return a failed finding for each problem that would end a simulation at its start.
+
+    Without problems, the result is one sentence. A deployment is skipped.
+    """
     require(not setup.deployment, "the sites of a deployment have the files themselves")
     settings, resources = setup.plan
     plan = Plan(settings.common, resources)
@@ -103,7 +109,7 @@ def _members(setup: RunSetup) -> Passed | Failed:
     gone = list_missing_sites(deployment, seen)
     if gone:
         return Failed(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
-    # Only told, because nobody here can start a process at another hospital
+    # Only reported, because this machine cannot start a process at another hospital
     away = [site for site in deployment.hospitals if site not in seen]
     details = []
     if away:
@@ -113,7 +119,10 @@ def _members(setup: RunSetup) -> Passed | Failed:
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
-    """Return a finding for each site: passed if it can take part, failed if it cannot."""
+    """Return a finding for each site: passed if it can take part, failed if it cannot.
+
+    The check is skipped if the server of a deployment is down.
+    """
     if setup.deployment:
         require(setup.deployment.process(SERVER), "the server is down")
     findings = []

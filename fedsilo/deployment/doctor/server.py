@@ -41,8 +41,8 @@ class ServerSetup:
     fleet: str = "0.0.0.0:9092"  # address of the Fleet API, for hospitals
     control: str = "127.0.0.1:8000"  # address of the Control and Runtime API, on the loopback
     runs: Path | None = None  # the folder of run directories, or None if not named
-    registry: Path | None = None  # the file that binds names to keys, or None if there is none
-    # Name of each hospital that must be registered, and its public key's file if it is here
+    registry: Path | None = None  # the file that binds names to keys, or None without a registry
+    # Name of each hospital that must be registered, and its public key's file, None if elsewhere
     hospitals: tuple[tuple[str, Path | None], ...] = ()
     deployment: Deployment | None = None  # the server's deployment; None if it belongs to none
     now: Callable[[], datetime] = machine.utc_now
@@ -108,7 +108,7 @@ def _control(setup: ServerSetup) -> Verdict:
 
 def _answer(setup: ServerSetup) -> str:
     host, port = credentials.split_address(setup.fleet)
-    if host == "0.0.0.0":  # all interfaces, of which this machine reaches its own
+    if host == "0.0.0.0":  # all interfaces, including the loopback of this machine
         host = "127.0.0.1"
     address = f"{host}:{port}"
     authority = require(setup.authority, "no --ssl-ca-certfile is named")
@@ -137,7 +137,13 @@ def _database(setup: ServerSetup) -> Verdict:
 
 
 def _refuse_damaged(database: Path) -> None:
-    """Refuse an existing file that is no SQLite database; an empty file counts as a new one."""
+    """Check that ``database`` is an SQLite file, is empty, or does not exist yet.
+
+    Only the first bytes are read.
+
+    Raises:
+        Refused: the path is something else.
+    """
     if not database.exists():
         return
     fault, fix = "", ""
@@ -181,7 +187,10 @@ def _disk(setup: ServerSetup) -> str:
 
 
 def _registry(setup: ServerSetup) -> Verdict:
-    """Compare the registry with the named hospitals, and each key with its file."""
+    """Check that the registry has each named hospital with its key; the first fault decides.
+
+    Other registered hospitals are listed as a detail. The check is skipped without a registry.
+    """
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
     others = dict(keys)
@@ -197,7 +206,7 @@ def _registry(setup: ServerSetup) -> Verdict:
         if fault:
             return Failed(fault, _BOTH.format(name=name))
         others.pop(name, None)
-    # Without named hospitals, nothing says which names should be there
+    # Without named hospitals, the expected names are unknown
     details = []
     if setup.hospitals and others:
         details.append(f"registered, but not named: {', '.join(sorted(others))}")
@@ -208,12 +217,16 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 
 
 def _nodes(setup: ServerSetup) -> Verdict:
-    """Compare the SuperLink's registrations with the deployment; list each site's state."""
+    """Compare the SuperLink's registrations with the deployment; describe each site's state.
+
+    It fails for the first of: a site that is not registered, a registered node that is unknown, and
+    a site that is not online. It is skipped without a deployment or a server that answers.
+    """
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = require(setup.deployment, reason)
     require(is_healthy(deployment), "the server does not answer; start it by 'fedsilo deploy up'")
     states = node_states(deployment)
-    # A site needs both registrations: the SuperLink's admits its key, the registry's its name
+    # A site needs two registrations: the SuperLink admits its key, and the registry its name
     gone = [site for site, state in states.items() if state == "unregistered"]
     if gone:
         return Failed(

@@ -58,7 +58,7 @@ class SiteSetup:
 
     @classmethod
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
-        """Build the setup of a site of a deployment; ``settings`` as in the class."""
+        """Build the setup of a deployment's site; ``settings`` is None without a run."""
         secrets, ports = deployment.secrets, deployment.ports
         return cls(
             deployment.node_config[site],
@@ -72,7 +72,7 @@ class SiteSetup:
 
     @property
     def name(self) -> str:
-        """The hospital's name, or empty if the node config has none."""
+        """The hospital's name; empty if the node config does not set it."""
         return str(self.node_config.get("site", ""))
 
     @property
@@ -104,7 +104,7 @@ class SiteSetup:
     def secrets(self) -> tuple[Path, Path]:
         """Return the paths of the authority's certificate and the hospital's key.
 
-        Checks call this only after they have found both, so None here is a bug.
+        Checks call this only after they have found both files, so a missing path is a bug.
         """
         assert self.authority is not None
         assert self.key is not None
@@ -272,7 +272,10 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe the columns that are unlike the means that the schema declares."""
+    """Describe the columns whose means differ clearly from the schema's means.
+
+    The list is empty if the schema declares no means.
+    """
     silo = setup.site.silo
     if silo.declared is None:
         return []
@@ -289,13 +292,16 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 
 
 def _requests(setup: SiteSetup) -> Verdict:
-    """Make every request of a run that the hospital may refuse, and describe what would leave."""
+    """Make every request of a run that the hospital may refuse, and describe what would be sent.
+
+    The result is ``Failed`` if the method cannot use the site's data. A refused request raises.
+    """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import SiteSession
 
     settings = setup.required_settings()
     common, context = settings.common, setup.rules.restrict(setup.context)
-    # The order is a real run's: what is asked, its limits, who the site is, what would leave
+    # The order is that of a real run: request, limits, the site's identity, data to be sent
     with prefix_refusals(setup.name):
         if SITE_FILE in setup.node_config:
             setup.rules.refuse_request(common, 1)
@@ -314,9 +320,9 @@ def _requests(setup: SiteSetup) -> Verdict:
 
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """Return the data that leave a site in the first round: record names, and sentences on them.
+    """Return what a site sends in the first round: record names, and sentences about the data.
 
-    The names are those in the site file's rule 'records', such as ``arrays/head.weight``.
+    The names have the form used in the site file's rule 'records', such as ``arrays/head.weight``.
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

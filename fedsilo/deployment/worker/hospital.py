@@ -32,16 +32,17 @@ CANNOT = 3  # the exit code of a worker that would fail again
 _LOOK = 0.2  # seconds between checks
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
 _STEADY = 60.0  # seconds after which a start of the worker counts as a success
-_PATIENCE = 10.0  # seconds in which a process may end by itself
+_PATIENCE = 10.0  # seconds that a process has to end by itself
 
 
 def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
     """Return the commands of SuperNode and worker, for the arguments of ``flower-supernode``.
 
-    Both read the file ``secret``; ``pid`` is the id of this process.
+    Both processes read the file ``secret``; ``pid`` is the id of this process.
 
     Raises:
-        SettingError: an argument is reserved for this program, or the node config cannot be read.
+        SettingError: an argument is reserved for fedsilo, the host is not the loopback, or the node
+            config cannot be read.
     """
     given = _parse(arguments)
     fault = ""
@@ -69,7 +70,10 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Start the SuperNode and its worker, and wait for the SuperNode."""
+    """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
+
+    An error is printed, and the code is then 2.
+    """
     if arguments is None:
         arguments = sys.argv[1:]
     try:
@@ -87,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which calls to this machine use no proxy of ``environment``."""
+    """Return variables that keep calls to this machine away from the proxies of ``environment``."""
     direct = ["127.0.0.1", "localhost"]
     for name in ("no_proxy", "NO_PROXY"):
         direct += [host for host in environment.get(name, "").split(",") if host not in direct]
@@ -97,8 +101,11 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
 
+    Repeated restarts wait longer. At the end, both processes are ended.
+
     Returns:
-        The SuperNode's exit code, or the worker's if it would fail again.
+        The SuperNode's exit code, 0 after SIGTERM or SIGINT, or ``CANNOT`` if the worker ended with
+        that, because it would fail again.
     """
     signals: list[int] = []  # signals that asked this process to end
 
@@ -137,7 +144,10 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
 
 
 def _tell_restart(code: int, pause: float) -> None:
-    """Print that the worker ended with an exit code, or -N by signal N, and starts again."""
+    """Print that the worker ended and will be restarted in ``pause`` seconds.
+
+    ``code`` is its exit code, or -N if signal N ended it.
+    """
     how = f"exit code {code}"
     if code < 0:
         how = f"by {signal.Signals(-code).name}"
@@ -158,7 +168,7 @@ def collect_orphans(known: Collection[int]) -> None:
 
 
 def _end(*processes: subprocess.Popen[bytes]) -> None:
-    """End processes: SIGTERM first, then SIGKILL for those that do not end."""
+    """End processes: SIGTERM first, then SIGKILL for those still running after ten seconds."""
     # All are asked before the first is waited for, so that they end at the same time
     for process in processes:
         with suppress(ProcessLookupError):
@@ -173,7 +183,7 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of ``flower-supernode`` that concern the worker."""
+    """Parse the arguments of ``flower-supernode`` that concern the worker; others are ignored."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="9094")
@@ -184,7 +194,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
-    """Parse a node config like Flower; raise a SettingError if that fails."""
+    """Parse a node config, texts of key=value pairs, with Flower's parser.
+
+    Raises:
+        SettingError: the texts cannot be parsed.
+    """
     from flwr.common.config import parse_config_args
 
     try:

@@ -1,9 +1,9 @@
 """The fedsilo that a hospital has installed, and the check that a run's app is the same.
 
 A run brings its app as a zip (Flower's FAB). The worker never executes it. It executes the
-installed app, and answers only a run whose app is the same, file by file, in all that computes at
-the server or at a hospital. So a site file, an audit log and every limit hold, whatever the server
-sends; and a reworded report locks no hospital out.
+installed app, and answers only a run whose app is the same, file by file, in every folder that
+computes at the server or at a hospital. So a site file, an audit log and every limit apply,
+whatever the server sends. A changed wording in a report does not lock a hospital out.
 """
 
 import hashlib
@@ -45,10 +45,13 @@ class InstalledApp:
     project: Mapping[str, Any]  # the content of pyproject.toml, as a bundle has it
 
     def refuse_other(self, bundle: bytes) -> None:
-        """Refuse a run whose app, a zip, differs from this one.
+        """Check that a run's app, the zip ``bundle``, is the installed app.
+
+        Compared are the files in ``ROOMS`` and pyproject.toml. Python files in unknown folders
+        count as different.
 
         Raises:
-            RefusedError: names files that differ.
+            RefusedError: files differ (the message names them), or the bundle cannot be read.
         """
         files = _unpack(bundle)
         theirs: dict[str, str] = {}
@@ -70,9 +73,9 @@ class InstalledApp:
             raise RefusedError(self._refusal(other))
 
     def _is_strange(self, name: str) -> bool:
-        """Tell whether a Python file is in no folder of fedsilo, compared or not.
+        """Tell whether a bundle's file is a Python file outside all folders of fedsilo.
 
-        At the server such a file could stand in for an installed package, such as ``torch.py``.
+        At the server such a file could replace an installed package, for example ``torch.py``.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -98,10 +101,11 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
     """Read the installed fedsilo.
 
     Args:
-        folder: the folder of pyproject.toml; None for this module's.
+        folder: the folder of pyproject.toml; None for the one that contains this module.
 
     Raises:
-        SettingError: fedsilo is not installed with its pyproject.toml, or it cannot be read.
+        SettingError: pyproject.toml or fedsilo's folders are missing there.
+        RefusedError: pyproject.toml is not valid TOML.
     """
     folder = folder or installed_folder()
     try:
@@ -139,7 +143,11 @@ def _digests_of(room: Path, above: Path) -> dict[str, str]:
 
 
 def refuse_other_flower() -> None:
-    """Raise a SettingError for a Flower version whose protocol the worker does not know."""
+    """Check that the installed Flower version is the one that the worker supports.
+
+    Raises:
+        SettingError: it is another version.
+    """
     from flwr.supercore.version import package_version
 
     if not package_version.startswith(f"{WORKER_FLOWER}."):
@@ -151,7 +159,10 @@ def refuse_other_flower() -> None:
 
 
 def local_changes(folder: Path) -> list[str]:
-    """Return the files of a checkout that git reports as changed; empty without git."""
+    """Return the files of a checkout that git reports as changed or untracked.
+
+    The list is empty if git fails or is missing.
+    """
     command = ("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=all")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -164,7 +175,7 @@ def local_changes(folder: Path) -> list[str]:
 
 
 def _common_name(name: str) -> str:
-    """Return a file's path without 'fedsilo/', under which both layouts have the same file."""
+    """Return a file's path without 'fedsilo/', so that it is the same in both layouts."""
     return name.removeprefix(_PACKAGE)
 
 
@@ -188,7 +199,7 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
     """Unpack the files of a bundle in memory, by path without 'fedsilo/'.
 
     Raises:
-        RefusedError: the bundle is no zip, is too large, or has two files for one path.
+        RefusedError: the bundle is not a zip, is too large, or has two files for one path.
     """
     fault = ""
     files: dict[str, bytes] = {}
@@ -215,7 +226,13 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse pyproject.toml without 'federations', which Flower removes from a bundle."""
+    """Parse pyproject.toml without 'federations', which Flower removes from a bundle.
+
+    ``whose`` names the file's owner in the error.
+
+    Raises:
+        RefusedError: the text is not valid TOML.
+    """
     try:
         content = tomllib.loads(text.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):

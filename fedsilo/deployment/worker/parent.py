@@ -3,8 +3,9 @@
     python -m fedsilo.deployment.worker.parent --runtime 127.0.0.1:9094 --secret FILE --hospital PID
 
 Flower starts a new process for each message, which imports PyTorch again, ten seconds for each
-phase. A fork of a process that has imported it takes milliseconds. The worker itself computes
-nothing and never asks for a GPU, because a fork cannot use what a driver or a thread holds.
+phase. A fork of a process that has imported it takes milliseconds. The worker itself does not
+compute and never asks for a GPU, because a fork cannot use the resources of a driver or of another
+thread.
 
 A fork handles its message like Flower's ``flwr-clientapp``, except that the app received with the
 run is only compared with the installed one, and not executed.
@@ -86,7 +87,7 @@ class HospitalWorker:
     started: int = 0  # the number of tasks since the worker began
 
     def start(self, token: str) -> None:
-        """Fork a process that answers a task."""
+        """Fork a process that answers the task of ``token``, and note it as running."""
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
         sys.stderr.flush()
@@ -97,7 +98,10 @@ class HospitalWorker:
         self.started += 1
 
     def reap(self) -> None:
-        """Reap the processes that have ended, and log those that were killed."""
+        """Remove the processes that have ended from ``running``; log an error for each killed one.
+
+        It does not wait for processes that still run.
+        """
         while self.running:
             process, status = os.waitpid(-1, os.WNOHANG)
             if process == 0:
@@ -119,17 +123,18 @@ class HospitalWorker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Tell whether to restart the worker: after many tasks, or with unforkable threads.
+        """Tell whether to restart the worker: after many tasks, or if it has extra threads by then.
 
-        A fork has only the thread that forks. OpenBLAS's pool does not count, because it ends
-        itself before a fork.
+        A fork copies only the thread that calls it, so other threads would be missing in the child.
+        OpenBLAS's pool does not count, because it ends itself before a fork. Before its first task,
+        a worker is never worn.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
 
 
 def preload() -> None:
-    """Import the modules that messages need, and compute nothing."""
+    """Import the modules that messages need, so that forked processes share them."""
     for name in _MODULES:
         importlib.import_module(name)
     for package in _PACKAGES:
@@ -140,7 +145,11 @@ def preload() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take tasks until the hospital's process ends."""
+    """Take tasks until the hospital's process ends; return the exit code.
+
+    The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
+    fail again; otherwise 0. SIGTERM ends the process with code 0.
+    """
     given = _parser().parse_args(arguments)
     try:
         secret = _read_secret(given.secret)
@@ -178,7 +187,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
-    """Ask for tasks and start them, while the process ``hospital`` is this one's parent.
+    """Ask for tasks and start them, as long as the process ``hospital`` is this one's parent.
+
+    A worn worker without running tasks replaces itself by a new process.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -202,7 +213,11 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 
 
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask for a task; return None if the SuperNode does not answer yet."""
+    """Ask for a task; the response may contain none. Return None if the SuperNode does not answer.
+
+    Raises:
+        SettingError: the SuperNode does not accept the worker's secret.
+    """
     try:
         return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
     except httpx.HTTPStatusError as error:
@@ -228,7 +243,10 @@ def runs_any_app(site_file: Path) -> bool:
 
 
 def _become_task(answer: Callable[[str], int], token: str) -> None:
-    """Answer in this new process, and end it without the parent's cleanup."""
+    """Answer the task in this new process, then end it without the parent's cleanup.
+
+    The exit code is that of ``answer``, or 1 after an error, which is logged.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
     try:
@@ -243,7 +261,10 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 
 
 def _run_theirs(address: str, token: str, hospital: int) -> None:
-    """Become Flower's own process, which executes the app received with the run."""
+    """Replace this process by Flower's own, which executes the app received with the run.
+
+    If Flower's command is not installed, it returns.
+    """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
     beside = Path(sys.executable).parent / TaskType.CLIENT_APP.value
@@ -295,7 +316,7 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 
 
 def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
-    """Answer a message; an uncaught error becomes an error reply without the error's text."""
+    """Answer a message; an uncaught error is logged and becomes an error reply without its text."""
     try:
         return answer(message, context, bundle)
     except Exception as error:
@@ -307,7 +328,7 @@ def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -
 def answer_by(installed: InstalledApp) -> Answer:
     """Return a function that answers a message with the installed app.
 
-    If the run's app is another one, it answers with a refusal.
+    If the run's app differs from the installed one, the function returns a refusal as its reply.
     """
 
     def answer(message: Message, context: Context, bundle: bytes) -> Message:
@@ -328,7 +349,11 @@ def _client(address: str, secret: bytes) -> RuntimeHttpClient:
 
 
 def _read_secret(path: Path) -> bytes:
-    """Read the secret that the SuperNode has too; SettingError if it is empty or unreadable."""
+    """Read the secret that the worker shares with the SuperNode.
+
+    Raises:
+        SettingError: the file is empty or unreadable.
+    """
     secret, fault = b"", "is empty: give it random bytes"
     try:
         secret = path.read_bytes()

@@ -1,13 +1,14 @@
 """Flower's SuperNode, changed to poll often while there are messages.
 
 Flower waits 3 s for a message and 0.5 s for a reply, and no setting changes that. The waits are
-replaced in the one version whose code was read; with other versions they stay, and a line says so.
+replaced in the one version whose code was read; with other versions the waits stay, and a line on
+standard error says so.
 
 The same code gives up messages that nobody will answer. Flower's SuperNode takes a message, waits
 for its reply, and only then takes the next. If the process of a task is killed, the SuperNode makes
-an error reply a minute after the last sign of life. It makes none if that process had not fetched
-the message yet, or had reported that it failed. Then it would wait for ever, and the hospital would
-be lost to the server until a restart.
+an error reply a minute after the last sign of life. But if that process had not fetched the message
+yet, or had reported a failure, the SuperNode would wait for ever, and the server would lose the
+hospital until a restart.
 """
 
 import importlib
@@ -69,7 +70,10 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep less than ``seconds``."""
+        """Sleep less than ``seconds``: a short wait for a reply, or at most the polling interval.
+
+        A wait below ``_IDLE`` seconds means that a message is being answered.
+        """
         if seconds < _IDLE:
             self.interval.note_arrival()
             self._look_sometimes()
@@ -88,10 +92,10 @@ class ShortWaits:
 
 
 def shorten_waits(version: str, module: ModuleType) -> str | None:
-    """Make the loop in ``module``, of that Flower version, poll often.
+    """Make the loop in ``module`` poll more often, if its Flower ``version`` is known.
 
     Returns:
-        The reason if that is not possible; None if it was done.
+        None if it was done; otherwise the reason why not.
     """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:
@@ -108,7 +112,8 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 def give_up_unanswered(state: Any) -> int:
     """Reply with an error to messages that no task will answer; return their number.
 
-    ``state`` is the SuperNode's ``InMemoryNodeState``, as of Flower 1.39.0.
+    It is 0 while any task is unfinished. ``state`` is the SuperNode's ``InMemoryNodeState`` of
+    Flower 1.39.0.
     """
     # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):
@@ -137,11 +142,12 @@ def give_up_unanswered(state: Any) -> int:
 
 
 def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[..., None]:
-    """Return Flower's ``_push_messages`` with a check that gives up messages while it waits.
+    """Wrap Flower's ``_push_messages`` so that it gives up unanswered messages while it waits.
 
     Args:
-        push: Flower's function, which sleeps with ``waits`` until there is a reply.
-        waits: its sleeps may call the attribute ``look``, which is set here.
+        push: Flower's function, which sleeps with ``waits`` until a reply is ready.
+        waits: its sleeps call the attribute ``look`` from time to time. It is set only during
+            ``push``.
     """
 
     def pushing(state: Any, *rest: Any, **named: Any) -> None:
@@ -155,7 +161,7 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with its arguments, and end when it loses the server."""
+    """Run ``flower-supernode`` with its arguments; end with code 1 when it loses the server."""
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode
 

@@ -1,6 +1,6 @@
 """``model-card.md``: a model card filled from the run directory, in Hugging Face's format.
 
-Its sections are those of Mitchell et al. (Model Cards for Model Reporting, FAT* 2019).
+Its sections follow Mitchell et al. (Model Cards for Model Reporting, FAT* 2019).
 
 Facts that only a person knows, such as the intended use and the licence, are marked as open.
 """
@@ -40,7 +40,7 @@ _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibrat
 def card_text(
     whole: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
 ) -> str:
-    """Build a run's model card as Markdown, only with metrics that a report may show.
+    """Build a run's model card as Markdown, with only the metrics that a report may show.
 
     Args:
         whole: the finished run.
@@ -93,7 +93,7 @@ def _size(known: Mapping[str, Any], split: str) -> int:
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
     """Format the number of samples in a split; "n/a" if the site does not report the split.
 
-    A hidden number is shown as below the ``floor``.
+    A number that is hidden because it is small is shown as below ``floor``.
     """
     if split not in known["sizes"]:
         return NONE
@@ -142,13 +142,13 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
     """Build a row per site and class: samples, sensitivity, specificity and AUC as text.
 
-    Classes without a metric that may be shown have no row.
+    A class is left out if none of its metrics may be shown.
     """
     rows = []
     for site in sites:
         counts = run.silos[site]["label_counts"].get("test", [])
         metrics = final_metrics(run).get(site, {})
-        # A run at 'trust: sums' has no counts for single sites
+        # At 'trust: sums', counts of single sites are not known
         names: list[str] = []
         if counts:
             names = run.class_names(site)
@@ -198,7 +198,7 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 
 
 def _terms_of(name: str) -> str:
-    """Describe a data set's licence and terms, or the origin of data without a licence."""
+    """Describe a data set's licence and terms; without a licence, the origin of its data."""
     data = data_set(name)
     licence = data.licence
     if licence:
@@ -209,7 +209,7 @@ def _terms_of(name: str) -> str:
 
 
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
-    """Describe the spent epsilon in Markdown; a text as ``guarantee`` says why there is none."""
+    """Describe the spent epsilon in Markdown, or why it is missing if ``guarantee`` is a text."""
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
     spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]
@@ -227,14 +227,14 @@ def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
 def _cell(run: Shown, site: str, metric: str) -> str:
     """Format a site's test metric, with a 95 % interval for accuracy and two-class AUC.
 
-    It is "n/a" without a value; the interval also needs test counts that may be shown.
+    Without a value it is "n/a". The interval is left out if the test counts may not be shown.
     """
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
         return NONE
     counts = run.silos[site]["label_counts"].get("test", [])
     samples = _size(run.silos[site], "test")
-    # Other metrics have no interval that follows from the counts alone
+    # For other metrics, the counts alone do not give an interval
     interval: Interval | None = None
     if metric == "accuracy" and samples:
         interval = wilson(round(value * samples), samples)
@@ -246,8 +246,8 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
     """Return (key, value) of each setting that differs from its default, sorted by key.
 
-    Method, data set and seed are left out, because the card shows them elsewhere. So are folders
-    and other circumstances, because they do not decide the result.
+    Method, data set and seed are left out, because the card shows them elsewhere. Folders and other
+    circumstances are left out, because they do not affect the result.
     """
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())

@@ -1,8 +1,8 @@
 """Exports a finished run's model as a program that needs no fedsilo: ``fedsilo export``.
 
 A written program is read back, and its answers are compared with fedsilo's. The folder appears
-complete or not at all, and only if the answers are equal. Test vectors are made up, so that no
-patient's row or image leaves with a model.
+complete or not at all, and only if the answers agree within a tolerance. Test vectors are made up,
+so that no patient's row or image is exported with a model.
 """
 
 import copy
@@ -35,7 +35,7 @@ from fedsilo.runs.trained_model import TrainedModel
 CARD = "model-card.md"
 VECTORS_FILE = "test-vectors.safetensors"
 VECTORS = 8
-_SIZES = (VECTORS, 1, 3)  # batch sizes with which a program is tested
+_SIZES = (VECTORS, 1, 3)  # batch sizes that a program is tested with
 TOLERANCE = 1e-4  # largest allowed difference of a probability
 INPUTS, PROBABILITIES = "inputs", "probabilities"
 _CPU = Compute(torch.device("cpu"), bf16=False)
@@ -147,7 +147,8 @@ def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
 def _meaning(vectors: Tensor, is_standardised: bool) -> str:
     """Describe the inputs for the reader of program.json, by their shape and type.
 
-    ``is_standardised`` tells for images whether the program scales the pixels itself.
+    ``is_standardised`` tells for floating-point images whether the program scales the pixels
+    itself.
     """
     if vectors.ndim == 2:
         return "a table's features in this order as they are read; a missing value is NaN"
@@ -221,7 +222,7 @@ def write_onnx(program: Program, path: Path) -> float:
                 external_data=False,
                 verbose=False,
             )
-        # The written file is read again by the runtime that others will use
+        # The written file is read again by the runtime that its users will use
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         answers = []
         for size in _SIZES:
@@ -243,7 +244,10 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' warnings and log messages, because users cannot act on them."""
+    """Hide the exporters' warnings and log messages below errors during the block.
+
+    Users could not act on them.
+    """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -315,8 +319,8 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
 def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
     """Write program.json, which describes the program, and the file of test vectors.
 
-    ``own_site`` is the site whose own model it is, or None; ``difference`` the largest measured
-    one.
+    ``own_site`` is the site that the personal model belongs to, or None. ``difference`` is the
+    largest measured difference of a probability.
     """
     model = program.model
     about = program.interface() | {

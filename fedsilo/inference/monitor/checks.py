@@ -38,11 +38,11 @@ class CaseCheck:
 def drift_checks(
     names: Sequence[str], training: Tensor, new: Tensor, floor: int
 ) -> Iterator[CaseCheck]:
-    """Yield a check per column: whether its values are distributed as in the training samples.
+    """Yield a check per column that compares the distributions of its new and training values.
 
     The measure is the population stability index (PSI) over cells. The limit is the larger of
-    ``LARGE`` and the PSI that chance exceeds in 5 % of such checks. A column without two cells of
-    ``floor`` training samples is not checked.
+    ``LARGE`` and the PSI that chance exceeds in 5 % of such checks. A column that does not give two
+    cells of ``floor`` training samples is skipped.
 
     Args:
         names: names of the features; a level of a category is called ``column=level``.
@@ -74,7 +74,7 @@ def _places_by_column(names: Sequence[str]) -> list[list[int]]:
     """Group the indices of the features by column, in order.
 
     A numeric column has one feature; a category has one for each level except the first, called
-    ``column=level``. A numeric column keeps its own group even if the category beside it has the
+    ``column=level``. A numeric column keeps its own group even if the next category has the
     same name.
     """
     groups: list[list[int]] = []
@@ -94,7 +94,7 @@ def _column(name: str) -> str:
 
 
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
-    """Divide the values of one column into cells, and count both kinds of samples in each.
+    """Divide the values of one column into cells, and count training and new samples in each.
 
     Args:
         old: training samples (n, features of the column).
@@ -102,8 +102,8 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
         floor: the smallest number of training samples in a cell.
 
     Returns:
-        The training and the new counts by cell, missing values last. None if there are no two cells
-        with ``floor`` training samples each.
+        The training and the new counts by cell, missing values last. None if fewer than two cells
+        have ``floor`` training samples.
     """
     old_missing = np.isnan(old[:, 0])
     now_missing = np.isnan(now[:, 0])
@@ -126,8 +126,9 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
     """Return the edges between the cells of a numeric feature: quantiles of ``old`` (n, 1).
 
-    There are two to ten cells, with on average at least twice the ``floor`` of both old and new
-    samples if there are enough. A feature with two values is cut between them.
+    There are two to ten cells, so that a cell has on average at least twice ``floor`` of the
+    smaller group of samples, old or new. Equal quantiles are merged. A feature with two values is
+    cut between them.
     """
     values: Array = np.unique(old)
     if len(values) == 2:
@@ -156,7 +157,8 @@ def _levels(rows: Array) -> Array:
 def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
     """Merge neighbouring cells until each has at least ``floor`` training samples.
 
-    A cell that is too small joins the cell before it; the first one takes in those after it.
+    A cell that is too small joins the cell before it; a first cell that is too small absorbs the
+    next ones.
 
     Returns:
         The training and the new counts by cell; None if fewer than two cells remain.
@@ -210,10 +212,10 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
 
 
 def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> CaseCheck:
-    """Check that the accuracy is not below ``before``, that on the run's test samples.
+    """Check that the accuracy is not below ``before``, the accuracy on the run's test samples.
 
-    It is an alarm if the 95 % Wilson interval of the accuracy is entirely below. ``predicted`` and
-    ``labels`` are classes (n,).
+    It is an alarm if the 95 % Wilson interval of the accuracy is entirely below ``before``.
+    ``predicted`` and ``labels`` are classes (n,).
     """
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)

@@ -1,7 +1,8 @@
 """Sections of the clinic report: metrics by group of patients, and the decision curve.
 
-Both predict the test samples again, so they need the sites' data. A group is shown only if it has
-enough patients in each class, a threshold only if enough patients are between it and the next one.
+Both kinds of section predict the test samples again, so they need the sites' data. A group is shown
+only if it has enough patients in each class, a threshold only if enough patients are between it and
+the next one.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Examined:
 
 @dataclass(frozen=True)
 class GroupColumn:
-    """A column by which patients are grouped."""
+    """A column that patients are grouped by."""
 
     name: str  # name of the column
     places: Sequence[int]  # indices of its features: one, or one per level except the first
@@ -61,13 +62,13 @@ class GroupColumn:
         """Assign each of the ``rows`` (n, features) to a group of this column.
 
         Returns:
-            The group number of each row (n,), and the groups' names by number. Rows with a missing
-            value are the last group, "not known".
+            The group number of each row (n,), and the groups' names by number. If some rows have a
+            missing value, they are the last group, "not known".
         """
         values = rows[:, list(self.places)]
         if self.levels:
             names = list(self.levels)
-            # The first level has no feature, so all features of its rows are 0
+            # The first level has its own rows, but not a feature: all their features are 0
             found = torch.where(values.max(dim=1).values > 0.5, values.argmax(dim=1) + 1, 0)
         else:
             names = ["all"]
@@ -115,7 +116,8 @@ def _add(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
 def _join_names(one: str, other: str) -> str:
     """Join the names of neighbouring groups: ``30 to 40`` and ``40 to 50`` give ``30 to 50``.
 
-    Names that are not ranges of numbers are joined by "or".
+    ``40 to 50`` and ``from 50`` give ``from 40``. Other names are joined by
+    "or".
     """
     start, _, end = one.rpartition(" ")
     if other == f"from {end}":
@@ -126,9 +128,10 @@ def _join_names(one: str, other: str) -> str:
 
 
 def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
-    """Count patients and right predictions by group of a column and class.
+    """Count patients and correct predictions by class in each group of a column.
 
-    Groups that are too small to be shown are merged, see ``merge_small_groups``.
+    Groups that are too small to be shown are merged by ``merge_small_groups``, so the list may be
+    empty.
     """
     assert found.rows is not None, "a column is of a table"
     place_of, names = column.groups(found.rows)
@@ -137,7 +140,7 @@ def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
     for place, name in enumerate(names):
         labels = found.labels[place_of == place]
         right_labels = found.labels[(place_of == place) & hits]
-        # minlength, because a group may have no patient of the last class
+        # minlength, because the last class may be missing in a group
         counts = torch.bincount(labels, minlength=len(found.classes)).tolist()
         right = torch.bincount(right_labels, minlength=len(found.classes)).tolist()
         groups.append(Group(name, tuple(counts), tuple(right)))
@@ -156,7 +159,7 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
             kept.append(kept.pop().merge_with(group))
         else:
             kept.append(group)
-    # The last group has no next one; after a merge with the one before it may still be too small
+    # The last group can only merge with the one before, and may still be too small
     while len(kept) > 1 and not kept[-1].is_enough(floor):
         last = kept.pop()
         kept.append(kept.pop().merge_with(last))
@@ -168,7 +171,7 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
 def examine_groups(found: Examined, column: GroupColumn) -> Examination:
     """Build the section of a column: accuracy by group as a picture, and a table of metrics.
 
-    If fewer than two groups are large enough, the section only says so.
+    If fewer than two groups remain after merging, the section has only a sentence that states this.
     """
     groups, title = group_patients(found, column), f"By {column.name}"
     if len(groups) < 2:
@@ -217,9 +220,9 @@ def _cell(right: int, samples: int) -> str:
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """Yield the thresholds of the curve that may be shown, multiples of 0.05 in ascending order.
 
-    Between two of them, and above the last one, lie at least ``floor`` of the ``scores`` (n,).
-    Otherwise the curve would reveal the model's predictions for the few patients between them. 0.5
-    counts as a threshold, because sensitivity and specificity are shown for it.
+    At least ``floor`` of the ``scores`` (n,) must lie between two neighbouring thresholds and above
+    the last one. Otherwise the curve would reveal the predictions for the few patients in between.
+    0.5 always counts as a neighbour, because sensitivity and specificity are shown for it.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -239,7 +242,8 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 def examine_decisions(found: Examined) -> Examination:
     """Build the section of the decision curve: its explanation, picture and table.
 
-    With more than two classes or too few patients, the section only says so.
+    With more than two classes or too few patients, the section has only a sentence that states
+    this.
     """
     if len(found.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -281,7 +285,7 @@ def _net_benefits(found: Examined) -> list[_Benefit]:
 def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
     """Draw net benefit over the threshold: for the model, acting on all, and acting on nobody.
 
-    ``ill`` is the name of the second class. The caption lists the thresholds at which the model is
+    ``ill`` is the name of the second class. The caption lists the thresholds where the model is
     above both alternatives.
     """
     model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
@@ -289,7 +293,7 @@ def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
     for one in benefits:
         percent = round(100 * one.threshold)
         model[percent], nobody[percent] = one.of_model, 0.0
-        # The curve ends where it leaves the picture
+        # The curve is drawn only inside the picture
         if one.of_all > _LOWEST:
             everybody[percent] = one.of_all
         if one.of_model > max(0.0, one.of_all):
@@ -317,12 +321,12 @@ def examine(
 ) -> list[Examination]:
     """Build the clinic report's sections that need the sites' data.
 
-    At trust levels other than ``server``, or if all sites have hidden counts, one section explains
-    why there are none.
+    At trust levels other than ``server``, or if the counts of all sites are hidden, the only
+    section explains why the metrics are missing.
 
     Args:
         run: the run, without what its pages must not show.
-        by: the columns of the table by which patients are grouped, a section each.
+        by: the columns of the table to group patients by; each gets a section.
         decisions: whether to add a section on the decision curve.
         data_dir: the data directory; None for that of the run.
 
@@ -375,7 +379,7 @@ def _column(model: TrainedModel, name: str) -> GroupColumn:
     """Find a column of the run's table: the indices of its features, its levels or its edges.
 
     Raises:
-        SettingError: the run's data are images, or the table has no such column.
+        SettingError: the run's data are images, or the column is not in the table.
     """
     if not model.silo.features:
         raise SettingError(

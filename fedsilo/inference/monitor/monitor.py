@@ -62,7 +62,7 @@ class Monitored:
         return [check for check in self.checks if check.alarm]
 
     def verdict(self) -> str:
-        """Summarise the checks in one sentence, which names those that are alarms."""
+        """Summarise the checks in one sentence that names the checks with an alarm."""
         if not self.checks:
             return "Nothing could be checked."
         if not self.alarms:
@@ -131,7 +131,7 @@ def check_new_cases(
             f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
             "('privacy.sums-min-count'): collect more cases"
         )
-    # Inputs that could not be read have no prediction, but they may have a label
+    # An input that could not be read may have a label, but lacks a prediction
     # (k,) classes in the order of found.own (k, classes)
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
@@ -153,7 +153,7 @@ def check_new_cases(
 def _drift(model: TrainedModel, new: NewData, floor: int) -> Iterator[CaseCheck]:
     """Yield checks of the new cases' features against the site's own training samples.
 
-    Images are compared by brightness and contrast. At trust ``nobody`` there are no checks.
+    Images are compared by brightness and contrast. At trust ``nobody`` nothing is yielded.
     """
     if model.common.trust == NOBODY:
         return
@@ -174,8 +174,8 @@ def _missing(
 ) -> Iterator[str]:
     """Yield a sentence for each kind of check that was not possible, with the reason.
 
-    ``drift`` has the checks of features that were possible, ``labelled`` the number of cases with a
-    label.
+    ``drift`` has the checks of features that were possible, ``labelled`` is the number of cases
+    with a label.
     """
     if model.common.trust == NOBODY:
         yield (
@@ -202,7 +202,8 @@ def _missing(
 def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
     """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
 
-    Without a file in the run directory, it returns None and a sentence that says so.
+    It returns the calibration and an empty text. If the run directory does not contain one, it
+    returns None and a sentence that names the command. A missing ``path`` raises an error.
     """
     if path is None and not calibration_path(model.run_dir, model.site).is_file():
         command = f"fedsilo calibrate {model.run_dir} --site {model.site}"
@@ -269,11 +270,12 @@ class NewData:
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
     """Open new cases from a folder of images, a table or a manifest, with any labels.
 
-    A folder has no labels. A file is a table if the run's data are one, otherwise a manifest.
+    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table,
+    otherwise as a manifest. A case without a known label gets -1.
 
     Raises:
-        DataError: the cases cannot be read, are of another kind than the run's data, or there are
-            none.
+        DataError: the cases cannot be read, are of another kind than the run's data, or are
+            missing.
     """
     by_name: dict[str, int] = {}
     if data.is_dir():

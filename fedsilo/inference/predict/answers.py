@@ -49,17 +49,20 @@ class Predictions:
     features: Sequence[str] = ()  # names of a table's features; empty for images
     novelty: CaseNovelty | str = ""  # novelty of each input, or the reason why it is unknown
     answers_all: bool = True  # whether inputs that are unlike the training samples are answered
-    document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
+    document: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the content of the JSON next to the CSV file
 
     @property
     def faults(self) -> Mapping[int, str]:
-        """Place of an input -> why it has no prediction."""
+        """Place of an input -> the reason why its prediction is missing."""
         return self.inputs.faults
 
     def answered(self) -> list[bool]:
-        """Tell for each readable input whether it has an answer, bool (k).
+        """Tell for each readable input whether it has an answer, as a list of bool (k).
 
-        An unusual input has none, unless ``answers_all`` is set or novelty is unknown.
+        An unusual input does not have one, unless ``answers_all`` is set. If novelty is unknown,
+        every input has an answer.
         """
         # If novelty is unknown, every case is answered, but the page marks it as doubtful
         if self.answers_all or isinstance(self.novelty, str):
@@ -164,8 +167,8 @@ class Predictions:
     def _novelty(self, answered: int) -> list[str]:
         """Summarise the number of unusual and doubtful inputs, and the basis of novelty.
 
-        ``answered`` is the number of inputs with an answer; it decides whether the lines name
-        ``--answer-all``.
+        ``answered`` is the number of inputs with an answer. If it is below that of readable inputs,
+        the line on unusual inputs mentions ``--answer-all``.
         """
         if isinstance(self.novelty, str):
             return [f"novelty is unknown: {self.novelty}"]

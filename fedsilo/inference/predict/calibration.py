@@ -53,7 +53,7 @@ class Calibration:
     scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
-        """Return the highest score with which a class is in a prediction set of this ``coverage``.
+        """Return the highest score that a class may have in a prediction set of this ``coverage``.
 
         A class's score is one minus its probability.
 
@@ -115,7 +115,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     needed, at least ten.
 
     Raises:
-        DataError: the site has too few validation rows, or they have changed since the run.
+        DataError: the site has too few validation rows, or the rows have changed since the run.
     """
     # If rows were moved between the splits since the run, training rows could be among these
     refuse_other_rows(model, SPLIT)
@@ -161,7 +161,7 @@ def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
         raise CheckpointError(
             f"{found} is damaged or no calibration: run 'fedsilo calibrate' again"
         ) from None
-    # Scores of other weights or rows would promise a coverage that does not hold
+    # Scores of other weights or rows would promise a coverage that is not reached
     if calibration.weights != model.weights_digest() or calibration.site != model.site:
         raise SettingError(
             f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "

@@ -102,8 +102,8 @@ class ValueTexts:
     def _text(self, column: Column, values: Floats, mean: float) -> str:
         """Format the value of a column from the values (f,) of its features: a number, or a level.
 
-        For a missing value, it names the value that the model uses: ``mean``, or for levels their
-        mixture.
+        For a missing value, it states what the model uses instead: ``mean``, or a mixture of all
+        levels.
         """
         if np.isnan(values).any():
             used = f"{mean:.4g}, the mean,"
@@ -120,13 +120,14 @@ class ValueTexts:
     def _usual(self, column: Column, rows: Floats) -> str:
         """Describe the usual values of a column in training; empty if too few patients support it.
 
-        A number with more than five values has the range of 90 % of the patients. If fewer than
-        ``floor`` patients would be beyond each end, it is that of 50 %. Other columns have their
-        common values with their shares. ``rows`` (n, f) are the values of the column's features.
+        For a numeric column with more than five values, it is the range of 90 % of the patients, or
+        of 50 % if fewer than ``floor`` patients would lie beyond each end. For other columns, it
+        lists the common values with their shares. ``rows`` (n, f) are the values of the column's
+        features.
         """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:
-            # The first level has no feature: its rows have 0 in all others
+            # The first level is not a feature: its rows have 0 in all features
             first = 1 - known.sum(axis=1, keepdims=True)
             counts = np.hstack([first, known]).sum(axis=0)
             names = list(map(column.words().level, column.levels))
@@ -165,7 +166,7 @@ class Reasons:
 
     # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    # A PNG of the image beside its map, and a description in words
+    # A PNG of the image next to its map, and a description in words
     pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
     limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 
@@ -186,7 +187,7 @@ def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) ->
     """Explain the answers of the cases whose indices among all inputs are ``shown``.
 
     A table's rows get the contributions of their columns; the first 50 images get maps. A case
-    without an answer has no explanation.
+    without an answer is not explained.
     """
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     answered = found.answered()

@@ -21,7 +21,7 @@ from fedsilo.models.measures.calibration import rows_needed
 from fedsilo.models.measures.novelty import Booleans, Familiar, Floats, Novelty
 
 SHARE = 0.05  # share of held-out samples that may count as unusual
-# Held-out samples from which the share holds nine times in ten, because 0.95^45 is below 0.1
+# With this many held-out samples, the share holds nine times in ten, because 0.95^45 < 0.1
 _SURE = 45
 _FEW = 10  # a feature with at most this many different values is compared value by value
 _CODED = 10  # fewest training samples that share a code
@@ -31,7 +31,7 @@ _TIMES = 5  # the same as a multiple of the median distance between two neighbou
 
 @dataclass(frozen=True)
 class Code:
-    """A number that stands apart from all others and that many training samples share.
+    """A value, far from all other values, that many training samples share.
 
     An example is a cholesterol of 0, which may mean "not measured". Both numbers are standardised.
 
@@ -49,9 +49,9 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return the distance (k,) to ``nearest`` of each value between the code and ``nearest``.
+        """Return the distance (k,) to ``nearest`` of values between the code and ``nearest``.
 
-        It is 0 for all other values.
+        The distance is 0 for all other values.
         """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)
@@ -64,7 +64,7 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
 
     A code is the lowest or highest value of a feature. At least ten samples share it, and it is
     much farther from the next value than neighbouring values are from each other. A feature with at
-    most ten values has no code.
+    most ten different values is skipped.
 
     Args:
         values: (n, f), standardised.
@@ -80,7 +80,7 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
         # highest
         steps = np.diff(numbers)
         apart = max(_APART, _TIMES * float(np.median(steps)))
-        # An outlier is far from all others, too, but ten patients do not share it
+        # An outlier is far from all other values, too, but ten patients do not share it
         if counts[0] >= _CODED and steps[0] > apart:
             codes[place] = Code(float(numbers[0]), float(numbers[1]))
         elif counts[-1] >= _CODED and steps[-1] > apart:
@@ -114,7 +114,7 @@ class Reference:
         return lines
 
     def _limit_text(self) -> str:
-        """Describe the basis of the limit, or why there is no limit."""
+        """Describe the basis of the limit, or why a limit is missing."""
         if self.limit is None:
             return (
                 f"no case counts as unusual by its score, since a limit takes "
@@ -141,7 +141,7 @@ class Reference:
         lacking = np.zeros(values.shape, bool)
         if missing is not None:
             lacking = missing.numpy()
-        # An imputed value is the mean, and so neither a code nor in a gap
+        # An imputed value is the mean, so it is not a code and not in a gap
         coded, gaps = np.zeros(values.shape, bool), np.zeros(values.shape)
         for place, code in self.codes.items():
             coded[:, place] = code.equal(values[:, place]) & ~lacking[:, place]
@@ -149,7 +149,7 @@ class Reference:
         return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
-        """Describe the reference for a prediction's JSON, without a number of a single sample."""
+        """Describe the reference for a prediction's JSON, without any sample's value."""
         return {
             "sites": list(self.sites),
             "training samples": self.known.rows,
@@ -210,10 +210,10 @@ class CaseNovelty:
         return self._explain(self.unusual(), features)
 
     def doubts(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case why it is doubtful; an empty text if it is not, or is unusual.
+        """Explain for each case why it is doubtful; an empty text if it is unusual or not doubtful.
 
-        A case is doubtful if one of its values is a code, or if its score is above 1 and there is
-        no limit.
+        A case is doubtful if one of its values is a code, such as 0 for "not measured", or if its
+        score is above 1 and no limit exists.
         """
         unusual = self.unusual()
         beyond = np.zeros(len(unusual), bool)
@@ -228,9 +228,9 @@ class CaseNovelty:
         return doubts
 
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
-        """Explain the scores of the cases that ``marked`` (k,) selects, with a text per case.
+        """Explain the scores of the cases that ``marked`` (k,) selects, in a text for each case.
 
-        All other cases have an empty text.
+        The text of an unselected case is empty.
         """
         limit = self.reference.limit or 1.0
         texts = []

@@ -164,7 +164,7 @@ def _order(found: Predictions, states: Sequence[_State], kept: Mapping[int, int]
 
 
 def _name(found: Predictions, place: int) -> str:
-    """Format a case's name: "P12 (line 3)", or "line 3" if it has no id."""
+    """Format a case's name: "P12 (line 3)", or "line 3" without an id."""
     name = f"{found.inputs.key} {found.inputs.names[place]}"
     if found.inputs.ids and found.inputs.ids[place]:
         return f"{found.inputs.ids[place]} ({name})"
@@ -174,7 +174,8 @@ def _name(found: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Build the template variables of the case with index ``place`` among all inputs.
 
-    ``row`` has its cells in the overview. A case without an answer has no probabilities.
+    ``row`` has the case's cells for the overview table. Without an answer, ``probabilities`` is
+    empty.
     """
     found, name = context.found, _name(context.found, place)
     index, state = context.kept.get(place), context.states[place]
@@ -206,7 +207,8 @@ def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
     """Return (class, probability, text, low, high) for each class, the most probable first.
 
     ``low`` and ``high`` are the 95 % interval of the share of right answers among the run's test
-    samples with about the same certainty. Only the first class has them; others have None.
+    samples with about the same confidence. They are None for all but the first class, or if no such
+    test samples exist.
     """
     shares = context.found.probabilities[index].tolist()
     limits: tuple[float | None, float | None] = (None, None)
@@ -224,8 +226,8 @@ def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
 def _bin(context: _Context, index: int) -> Bin | None:
     """Find the bin of the run's test samples whose mean confidence is nearest to the case's.
 
-    It must be closer than 0.1, otherwise the answer is None. Of equally near bins, the first
-    counts.
+    The difference must be below 0.1, otherwise the result is None. If two bins are equally near,
+    the first is returned.
     """
     # Bins count the model's own confidence, without a calibration's temperature
     sure = float(context.found.own[index].max())
@@ -239,7 +241,11 @@ def _bin(context: _Context, index: int) -> Bin | None:
 
 
 def _notes(context: _Context, index: int) -> list[str]:
-    """Return sentences on an answered case: similar test samples, set, and router's weights."""
+    """Return sentences on an answered case.
+
+    They are on similar test samples of the run, the prediction set, and the router's weights; each
+    is left out if it is not available.
+    """
     found, notes = context.found, []
     similar = _bin(context, index)
     if similar:
@@ -267,7 +273,7 @@ def _notes(context: _Context, index: int) -> list[str]:
 
 
 def _values(context: _Context, index: int) -> list[Any]:
-    """Build the list of a row's values, with marks and contributions; empty for images."""
+    """Build the list of a table row's values, with marks and contributions; empty for images."""
     read = context.found.inputs.read
     if context.texts is None or read is None:
         return []
@@ -282,8 +288,8 @@ def _values(context: _Context, index: int) -> list[Any]:
 def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
     """Build the object that formats a table's values; None for images.
 
-    Usual values come from training rows, which it has only if novelty is known and the trust level
-    is not ``nobody``.
+    It gets training rows, to describe usual values, only if novelty is known and the trust level is
+    not ``nobody``.
     """
     if not model.silo.features:
         return None

@@ -35,7 +35,12 @@ from fedsilo.runs.trained_model import (
 
 Watch = Callable[[int, int], None]  # gets the number of inputs read so far, and of all inputs
 
-_MANIFEST = ("label", "split", "patient", "mask")  # columns that a manifest may have beside "path"
+_MANIFEST = (
+    "label",
+    "split",
+    "patient",
+    "mask",
+)  # columns that a manifest may have in addition to "path"
 _AHEAD = 64  # files that are decoded while the network computes
 
 
@@ -69,7 +74,7 @@ def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSour
         named: kind of source -> folder, file or split; None for a kind that is not named.
 
     Raises:
-        SettingError: none or several sources are named, or ``id_column`` without a table.
+        SettingError: none or several sources are named, or ``id_column`` is given without a table.
     """
     given = []
     for kind, where in named.items():
@@ -109,8 +114,8 @@ class Inputs(ABC):
     def watch_batches(self, watch: Watch) -> Iterator[Tensor]:
         """Yield the batches, and report progress by ``watch(done, total)``.
 
-        It is called before each batch is yielded, and once at the end. ``done`` counts the inputs
-        read so far, including those that could not be read.
+        ``watch`` is called before each batch is yielded, and once at the end. ``done`` counts the
+        inputs read so far, including those that could not be read.
         """
         done, total = 0, len(self.names)
         for batch in self.batches():
@@ -157,7 +162,8 @@ class FileInputs(Inputs):
     def batches(self) -> Iterator[Tensor]:
         """Yield the images in full batches; add files that cannot be read to ``faults``.
 
-        Such a file leaves no gap in a batch, so the batches are those of a split of readable files.
+        Such a file is skipped, so the batches are the same as for the readable files only. The last
+        batch may be smaller.
 
         Raises:
             DataError: no file can be read. The message has the fault of the first file.
@@ -185,7 +191,7 @@ class FileInputs(Inputs):
             yield torch.from_numpy(np.stack(batch))
 
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
-        """Yield for each file its image, or the reason why it cannot be decoded, in order.
+        """Yield for each file its image, or the reason (a text) why it cannot be decoded, in order.
 
         A thread decodes ahead; at most ``_AHEAD`` images wait in memory.
         """
@@ -209,7 +215,7 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
     """Open the cases of a source as a model's inputs.
 
     Raises:
-        DataError: the cases cannot be read, there are none, or they are images for a run of tables,
+        DataError: the cases cannot be read or are missing, or they are images for a run of tables,
             or the reverse.
     """
     if source.kind == "split":
@@ -225,11 +231,11 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
 def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileInputs:
     """Find the image files of a source; ``batches`` decodes them with ``reader``.
 
-    ``numbers`` is about how many numbers an image has, which decides the size of a batch.
+    ``numbers`` is roughly the count of numbers in an image; it decides the size of a batch.
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
-        DataError: there are no files, or the manifest cannot be read.
+        DataError: no files are found, or the manifest cannot be read.
     """
     files = files_of(source)
     return FileInputs(
@@ -334,7 +340,7 @@ def _find_files(folder: Path) -> dict[str, Path]:
     A name is the path inside the folder. Hidden files and DICOM's index are left out.
 
     Raises:
-        DataError: the folder does not exist, has no files, or a name cannot be printed.
+        DataError: the folder does not exist or is empty, or a file's name cannot be printed.
     """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name one with image files by --images")
@@ -355,9 +361,9 @@ def _find_files(folder: Path) -> dict[str, Path]:
 
 
 def as_cell(name: str) -> str:
-    """Write ``./`` before a name that a spreadsheet would read as a formula, such as ``=A1``.
+    """Write ``./`` before a file name or patient id that a spreadsheet would read as a formula.
 
-    Other names of files, and other patients' ids, are returned unchanged.
+    Such a text begins with ``=``, ``+``, ``-`` or ``@``. Other texts are returned unchanged.
     """
     if name[:1] in ("=", "+", "-", "@"):
         return f"./{name}"
@@ -367,8 +373,11 @@ def as_cell(name: str) -> str:
 def _read_manifest(manifest: Path) -> dict[str, Path]:
     """Return name -> path for the files that a manifest lists, in its order.
 
+    Paths are relative to the manifest's folder. Whether the files exist is not checked.
+
     Raises:
-        DataError: the manifest cannot be read, is empty, or lists a file twice.
+        DataError: the manifest cannot be read, is empty, lists a file twice, or has an unprintable
+            name.
     """
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):

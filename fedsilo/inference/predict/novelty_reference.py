@@ -1,4 +1,4 @@
-"""Reads the training samples on this machine with which ``predict`` compares new cases."""
+"""Reads the training samples on this machine, which ``predict`` compares with new cases."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ _SITES = 50  # largest number of sites whose samples are read
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Build the reference for novelty from a model's training samples on this machine.
 
-    The limit is set by the validation samples; if these are too few, by the test samples.
+    The limit is set by the validation samples; if these are too few, by the test samples. It is
+    None if the test samples are too few as well.
 
     Args:
         model: the model.
         site: the site whose own model it is; None for a shared model, which all sites trained.
 
     Returns:
-        The reference, or the reason why there can be none, as text.
+        The reference, or a text with the reason why none can be built.
     """
     try:
         if not model.silo.features:
@@ -79,7 +80,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of all sites on this machine, in the form in which novelty compares them."""
+    """Samples of all sites on this machine, in the form that novelty compares."""
 
     values: Floats  # (n, f) standardised rows of a table, or features of images
     missing: Booleans  # (n, f) whether a value was missing
@@ -88,9 +89,10 @@ class _Samples:
 
 
 def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
-    """Read the data of the sites that trained the model, of at most 50 sites.
+    """Read the data of the sites that trained the model, at most the first 50.
 
-    Sites whose data are not on this machine, or have changed since the run, are left out.
+    For a site's own model, only that site counts. Sites whose data are not on this machine, or have
+    changed since the run, are left out.
     """
     sites = [model.site]
     if not site and not model.own:
@@ -168,9 +170,9 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Describe the model's sites that are not in ``sites``: their training data are unknown here.
+    """Describe the model's sites that are not in ``sites``, whose training data are unknown here.
 
-    The text is empty if there are none, or if it is a site's own model.
+    The text is empty if ``sites`` has all of them, or for a site's own model.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

@@ -46,7 +46,7 @@ class MaskPredictions:
 
     folder: Path
     shares: Mapping[str, float]  # file -> share of its pixels on the catheter
-    faults: Mapping[str, str]  # file -> why it has no mask
+    faults: Mapping[str, str]  # file -> why its mask is missing
 
     def lines(self) -> list[str]:
         """Return the lines for a terminal: the numbers of masks and of faults, and the folder."""
@@ -71,12 +71,12 @@ def is_finetuned(folder: Path) -> bool:
 
 
 def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
-    """Check that the user gave no option of ``predict`` that has no effect on masks.
+    """Check that none of these options of ``predict``, which do not apply to masks, is given.
 
-    ``options`` maps an option's name to its value; None or False if it is not given.
+    ``options`` maps an option's name to its value; None or False means that it is not given.
 
     Raises:
-        SettingError: an option is given.
+        SettingError: an option is given; the message names the first one.
     """
     for name, value in options.items():
         if value is not None and value is not False:
@@ -96,7 +96,7 @@ def predict_masks(
         source: the images.
         out: the folder to write, which must not exist.
         data_dir: the data directory; None for that of the fine-tuning's settings.
-        watch: gets the number of images read so far, and of all images.
+        watch: takes the number of images read so far, and the number of all images.
 
     Raises:
         FedsiloError: the model or the images cannot be opened, or ``out`` exists or is None.
@@ -133,10 +133,10 @@ def predict_masks(
 
 
 def _refuse_equal_masks(names: Sequence[str]) -> None:
-    """Check that the masks of two images are never the same file.
+    """Check that no two different images would have the same mask file.
 
     Raises:
-        DataError: names two images whose masks would be one file.
+        DataError: names the first two images that would share a file.
     """
     first: dict[str, str] = {}
     for name in names:
@@ -204,7 +204,7 @@ def _network(
 def _mask_name(name: str) -> str:
     """Return the relative path of an image's mask: its name, ending in .png.
 
-    The path is always inside the folder, even if the name has ``..`` in it.
+    The path never leads out of the folder, even if the name contains ``..``.
     """
     # An absolute path cannot go above its root, so '..' at the start is dropped
     inside = os.path.normpath(f"/{name}").lstrip("/")

@@ -87,9 +87,10 @@ def write_predictions(
     out: Path | None,
     html: Path | None,
 ) -> None:
-    """Write the table to ``out``, the JSON next to it, and the page to ``html``; None skips it.
+    """Write the table to ``out``, the JSON next to it, and the page to ``html``.
 
-    All files are built before the first is written. Only their owner may read them.
+    If ``out`` or ``html`` is None, its files are skipped. All files are built before the first is
+    written. Only their owner may read them.
     """
     files: dict[Path, bytes | str] = {}
     if html is not None:
@@ -122,9 +123,10 @@ def predict_inputs(
         inputs: the inputs. Rows of a split, whose classes are known, are all answered.
         calibration: the model's calibration, or None.
         coverage: the coverage of the prediction sets, or None for no sets.
-        reference: the training samples for novelty, or the reason why novelty is unknown.
+        reference: the training samples for novelty, or a text with the reason why novelty is
+            unknown.
         answer_all: whether inputs that are unlike the training samples are answered.
-        watch: gets the number of inputs read so far, and of all inputs.
+        watch: takes the number of inputs read so far, and the number of all inputs.
 
     Raises:
         FedsiloError: no input can be read, or the calibration's rows are too few.
@@ -172,8 +174,8 @@ def _calibrate(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the probabilities at the calibration's temperature, and the prediction sets.
 
-    ``own`` (k, classes) are the model's own probabilities, returned unchanged without a
-    calibration. The sets, bool (k, classes), are None without a calibration or a coverage.
+    ``own`` (k, classes) has the model's own probabilities. Without a calibration they are returned
+    unchanged. The sets, bool (k, classes), are None without a calibration or a coverage.
     """
     if calibration is None:
         return own, None
@@ -187,9 +189,9 @@ def _calibrate(
 def _novelty(
     inputs: Inputs, reference: Reference | str, features: Tensor | None
 ) -> CaseNovelty | str:
-    """Score the novelty of inputs; if ``reference`` is a text, return it as the reason why not.
+    """Score the novelty of inputs; if ``reference`` is a text (the reason why not), return it.
 
-    ``features`` (k, f) are those of images; None for rows of a table.
+    ``features`` (k, f) are the network's features of images; None for rows of a table.
     """
     if isinstance(reference, str):
         return reference

@@ -13,7 +13,7 @@ from fedsilo.pages.page import edge_names
 
 
 class Between(BaseModel):
-    """How far two sites are apart in a feature, or in the labels if ``feature`` is empty."""
+    """The distance between two sites in a feature, or in the labels if ``feature`` is empty."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,7 +35,7 @@ def _answer(parts: dict[str, Any]) -> Survey:
 
 
 class ColumnTitle(BaseModel):
-    """The words for people that the server's copy of the schema has for a column."""
+    """The readable title of a column, from the server's copy of the schema."""
 
     title: str
     levels: dict[str, str] = {}  # level -> its name with the level
@@ -47,20 +47,20 @@ class SurveyDocument(BaseModel):
     version: Literal[1]
     run: str
     dataset: str
-    asked: str  # the time at which the sites were asked
+    asked: str  # the time when the sites were asked
     sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
     distances: dict[str, Distances]  # split -> distances
     refused: tuple[str, ...]  # the reasons why other sites gave no answer
     columns: dict[str, ColumnTitle] = {}  # column -> its words, if the server has a schema
 
     def title(self, feature: str) -> str:
-        """Return the title of a feature, with its name and unit; the name if it has no title."""
+        """Return the title of a feature, with its name and unit; only the name without a title."""
         if feature in self.columns:
             return self.columns[feature].title
         return feature
 
     def cell_titles(self, feature: MeasuredFeature) -> list[str]:
-        """Return the names of the cells of a feature's histogram, levels by their names."""
+        """Return the names of the cells in a feature's histogram; known levels by their titles."""
         names = cell_names(feature)
         if feature.levels and feature.name in self.columns:
             levels = self.columns[feature.name].levels
@@ -91,8 +91,8 @@ def read_survey_document(path: Path) -> SurveyDocument:
 def cell_names(feature: MeasuredFeature) -> list[str]:
     """Return the names of the cells in a feature's histogram, in order.
 
-    They are levels or ranges, then "no value" if values may be missing. A feature that declares
-    neither edges nor levels has no cells.
+    They are levels or ranges, then "no value" if values may be missing. The list is empty for a
+    feature that declares neither edges nor levels.
     """
     if not feature.cells:
         return []

@@ -1,4 +1,4 @@
-"""The page of a survey: who holds what, how far the sites are apart, and what was suppressed."""
+"""The page of a survey: the sites' data, the distances between sites, and the suppressed counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write_survey_page(folder: Path) -> Path:
     """Write survey.html next to a folder's survey.json, and return its path.
 
     Raises:
-        RunDirectoryError: survey.json is missing or damaged.
+        RunDirectoryError: survey.json is missing, damaged, or of another version.
     """
     page = folder / "survey.html"
     write_atomically(page, survey_page(read_survey_document(folder / SURVEY)))
@@ -109,7 +109,7 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 
 
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
-    """Return site -> column -> number of rows that the column's value excludes.
+    """Return site -> title of a column -> number of rows left out because of the column's value.
 
     A column is left out if its counts are suppressed at all sites.
     """
@@ -147,7 +147,7 @@ def _labels(answers: Answers) -> Iterator[Table]:
 def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of the distances between the sites' labels, and one of their features.
 
-    Each is left out if there are no such distances. Features are limited to the 20 largest.
+    A table without distances is left out. The table of features has the 20 largest distances.
     """
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
@@ -209,7 +209,7 @@ def _statistics_rows(
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     """Format mean, sd, 5th and 95th percentile of a feature, "-" for a missing one.
 
-    It is None if the site sent none of them.
+    It is None if the site did not send any of them.
     """
     # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)
@@ -233,7 +233,7 @@ def _number(value: float | None) -> str:
 def _files(answers: Answers) -> Iterator[Table]:
     """Yield a table of percentiles, then a table of counts for each property of files.
 
-    A property whose counts are all suppressed has no table.
+    A property whose counts are all suppressed is skipped.
     """
     rows = []
     declared: dict[str, MeasuredFeature] = {}
@@ -256,7 +256,7 @@ def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[s
     """Return site -> cell -> number of files, for sites that declare the same cells."""
     counts = {}
     for site, answer in answers.items():
-        # Sites with other edges have other cells, which no common table can hold
+        # Sites with other edges have other cells, which do not fit into a common table
         is_declared = feature in answer.about.file_features
         if is_declared and answer.files and feature.name in answer.files:
             cells = answer.files[feature.name]

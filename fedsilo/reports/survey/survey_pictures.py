@@ -29,8 +29,8 @@ _MAX_LENGTH = 18  # largest number of characters of a label below the axis
 def label_picture(answers: Answers) -> Picture | None:
     """Draw the shares of the labels in each site's training samples.
 
-    Sites with other classes than the first site are left out. None if all counts are suppressed or
-    0.
+    Sites with other classes than the first site are left out. The result is None if all counts are
+    suppressed or 0.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
@@ -43,7 +43,8 @@ def label_picture(answers: Answers) -> Picture | None:
 def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> list[Picture]:
     """Draw the distribution of each feature, in the order of the schema.
 
-    Of more than 16 features, only those with the largest distances between sites are drawn.
+    If there are more than 16 features, only those with the largest distances between sites are
+    drawn. A feature without any shown count is skipped.
 
     Args:
         document: the sites' answers; a feature is drawn as the first site declares it.
@@ -73,7 +74,7 @@ def feature_pictures(document: SurveyDocument, distances: Sequence[Between]) -> 
 def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
     """Return site -> counts of a feature by cell in its training samples.
 
-    Sites that declare the feature otherwise, or do not send counts, are left out.
+    Sites that declare the feature differently, or do not send counts, are left out.
     """
     counts: dict[str, Sequence[Count]] = {}
     for site, answer in answers.items():
@@ -94,7 +95,7 @@ def _picture(
 ) -> Picture | None:
     """Draw the counts of the first ten sites; None if all their counts are suppressed or 0.
 
-    ``key`` is the picture's name, unique on its page.
+    ``key`` is the picture's name, unique on its page. Suppressed counts are hatched.
     """
     # Before the check for counts, because only these sites would have bars
     shown = dict(list(counts.items())[:_MAX_SITES])
@@ -117,7 +118,7 @@ def _picture(
 
 
 def is_binary(cells: Sequence[str]) -> bool:
-    """Tell whether a feature's cells are those of a number that is 0 or 1."""
+    """Tell whether a feature's cells are named as for a number that is 0 or 1."""
     return tuple(cells[:2]) == BINARY
 
 
@@ -127,7 +128,7 @@ def _bars(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Figure:
-    """Draw a group of bars for each cell, with a bar for each site: its share of the samples."""
+    """Draw a group of bars for each cell: for each site, the cell's share of its samples."""
     figure = new_figure(5.0, 3.3)
     axes = figure.subplots()
     places, width = np.arange(len(cells)), 0.8 / len(counts)
@@ -168,9 +169,9 @@ def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
 
 
 def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:
-    """Draw a hatched bar with a question mark at each of ``places``, the suppressed counts.
+    """Draw a hatched bar with a question mark at each of ``places``, where a count is suppressed.
 
-    A reader would take a missing bar for a zero.
+    Without the bar, a reader would take the count for zero.
     """
     height = 0.07 * axes.get_ylim()[1]
     look: dict[str, Any] = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}

@@ -112,8 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer ``/`` with the page, or with the reason why it cannot be built.
 
-        Any other path is not found; a request under another host name than this machine's is
-        forbidden.
+        The answer is 404 for any other path, and 403 for any path if the request's host name is not
+        one of this machine's.
         """
         if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
             # A web page of another name that resolves to this address must not read this one
@@ -154,9 +154,10 @@ Lines = Mapping[str, Mapping[int, float]]
 
 
 def run_curves(folder: Path) -> list[Picture]:
-    """Draw the curves of a run so far; none before its first round has been written.
+    """Draw the curves of a run so far.
 
-    There are also none while a file is being written; the next call has them.
+    The list is empty before the first round has been written, and if a file cannot be read because
+    it is just being written.
     """
     try:
         metrics, traffic = (folder / "metrics.csv").stat(), (folder / "traffic.csv").stat()
@@ -175,7 +176,7 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
 
     Args:
         folder: the run directory.
-        written: the times at which metrics and traffic were last written; new times draw anew.
+        written: the times when metrics and traffic were last written; a change makes a new picture.
     """
     run = FinishedRun(folder)
     metrics = run.metric_rows
@@ -227,7 +228,7 @@ def _group_values(rows: list[Row], key: str, column: str) -> dict[str, list[floa
 
 
 def _curve(name: str, lines: Lines, label: str, text_of: Callable[[float], str]) -> Picture | None:
-    """Draw the lines that have a value, over rounds; None if no line has one.
+    """Draw over rounds the lines that have values; None if all are empty.
 
     ``text_of`` formats the last values for readers who cannot see the picture.
     """
@@ -247,7 +248,7 @@ def _curve(name: str, lines: Lines, label: str, text_of: Callable[[float], str])
 def _slowest(answers: list[Row]) -> Picture | None:
     """Draw the mean seconds per answer of the ten slowest sites, the slowest first.
 
-    Sites that report no seconds are left out; None if none reports any.
+    Sites that do not report seconds are left out. The result is None if all are left out.
     """
     # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]

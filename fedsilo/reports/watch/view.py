@@ -1,6 +1,6 @@
 """The state of a run as its directory shows it, or of a deployment and its newest run.
 
-``Watched`` is the state of a run, to which ``View`` adds the processes of a deployment. ``follow``
+``Watched`` is the state of a run; ``View`` adds the processes of a deployment. ``follow``
 shows it in a terminal.
 """
 
@@ -70,7 +70,10 @@ class Watched:
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
-        """Describe the state of the run; if it was stopped, also the command that resumes it."""
+        """Describe the state of the run.
+
+        If the run was killed or interrupted, the text has the command that resumes it.
+        """
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
             return f"its process was killed: {again}"
@@ -137,8 +140,11 @@ def _waiting(progress: Progress) -> list[str]:
 def look_at(folder: Path) -> Watched:
     """Read the present state of a run directory, and whether its process still lives.
 
+    A process on another machine cannot be checked; ``silent`` then tells that nothing was written
+    for a minute.
+
     Raises:
-        RunDirectoryError: it is not a run directory, or of another version of fedsilo.
+        RunDirectoryError: the folder is not a run directory, or is of another version of fedsilo.
     """
     folder = folder.expanduser().resolve()
     if not folder.is_dir():
@@ -163,7 +169,7 @@ def look_at(folder: Path) -> Watched:
 
 
 def newest_run(runs: Path) -> Path | None:
-    """Return the run directory in ``runs`` that was written to last, or None if there is none."""
+    """Return the run directory in ``runs`` that was written to last; None without runs."""
     newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         return None
@@ -204,7 +210,7 @@ class View:
     """The state of a run or of a deployment at one moment."""
 
     title: str
-    run: Watched | None  # None: a deployment has had no run yet
+    run: Watched | None  # None: the deployment has not run anything yet
     # A deployment's server and sites, each with whether its process runs
     members: tuple[tuple[str, bool], ...] = ()
 
@@ -219,7 +225,7 @@ class View:
         return "; ".join(parts)
 
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Build a row for each site in the columns ``SITE_COLUMNS``; none without a run."""
+        """Build a row for each site in the columns ``SITE_COLUMNS``; empty without a run."""
         if self.run is None:
             return []
         rows: list[tuple[str, ...]] = []
@@ -250,17 +256,17 @@ def look_at_run(folder: Path) -> View:
     """Read the state of a run.
 
     Raises:
-        RunDirectoryError: the folder has no run that this version can read.
+        RunDirectoryError: the folder does not contain a run that this version can read.
     """
     run = look_at(folder)
     return View(run.progress.title, run)
 
 
 def look_at_deployment(folder: Path) -> View:
-    """Read the state of a deployment's processes and of its newest run.
+    """Read the state of a deployment's processes and of its newest run, which is None without runs.
 
     Raises:
-        FedsiloError: there is no deployment, or the run is of another version of fedsilo.
+        FedsiloError: the folder does not hold a deployment, or the run is of another version.
     """
     deployment = read_deployment(folder)
     running = deployment.running()
@@ -275,12 +281,13 @@ def look_at_deployment(folder: Path) -> View:
 def _doing(site: str, run: Watched) -> str:
     """Describe the present work of a site, such as "asked to fit", "answered" or "away".
 
-    The text is empty if the run is over or the site has not been asked.
+    A failed site is "left out", with the reason. The text is empty if the run is over or the site
+    is not asked in this phase.
     """
     here = run.progress
     if run.over:
         return ""
-    # Failure first, because a failed site stays among those asked
+    # Failure first, because a failed site stays in the list of asked sites
     if site in here.failed:
         return f"left out: {here.failed[site]}"
     if not here.phase or site not in here.asked:
@@ -319,7 +326,10 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
 
 
 def render_view(view: View, width: int) -> Group:
-    """Build the output for a terminal of ``width`` characters: a line, and a table of the sites."""
+    """Build the output for a terminal of ``width`` characters: a line, then a table of the sites.
+
+    Without sites, the table is left out.
+    """
     parts: list[Text | Table] = [Text(view.line())]
     rows = view.site_rows()
     if rows:
