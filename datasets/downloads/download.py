@@ -225,8 +225,8 @@ def _open_archive(
 class _Member(tarfile.TarInfo):
     """A tar member that refuses overlong headers and sparse files.
 
-    ``tarfile`` reads the content of a long name or PAX header into memory at once, whatever its
-    size, and follows the map of a sparse file as far as the map says.
+    ``tarfile`` reads a long name or PAX header of any size into memory at once, and reads as much
+    of a sparse file as its map states.
     """
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:

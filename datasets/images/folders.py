@@ -139,11 +139,11 @@ class FolderImages(ImageDataSet):
         return {name: [name] for name in _classes(self._list_sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the site folders, in alphabetical order, or just ``ALONE``."""
+        """Return the names of the site folders, in alphabetical order, or only ``ALONE``."""
         return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load a silo; if the folders name no sites, all images belong to the silo ``name``."""
+        """Load a silo; if the folders name no sites, any ``name`` gets all images."""
         if list(self._list_sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)

@@ -104,7 +104,7 @@ def radiograph_header(path: Path) -> ImageHeader:
     dataset = _read_header(path, pixels=False)
     try:
         return ImageHeader(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
-    except Exception:  # an element that is missing, or is no number
+    except Exception:  # an element that is missing, or is not a number
         raise BrokenImageError("is a DICOM without a size") from None
 
 

@@ -89,7 +89,7 @@ class Silo:
         schema: a digest of a table's schema, or of the classes and size of images; all sites of a
             run must have the same.
         folder: the silo's folder in the cache, or None.
-        standardisation: the statistics with which the features were standardised; None before that.
+        standardisation: the statistics that standardised the features; None before that.
     """
 
     name: str
@@ -189,7 +189,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of its silos, or [] if only the sites know the names.
+        """Return the names of the silos; [] if only the sites know the names.
 
         Raises:
             DataError: the files that name the silos cannot be read.
@@ -244,7 +244,7 @@ class DataSet(ABC):
         return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the features of a silo's image files before resizing, for histograms."""
+        """Return the features of a silo's image files before resizing, for histograms; here []."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
@@ -252,7 +252,7 @@ class DataSet(ABC):
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the files name validation samples, so that none need to be cut."""
+        """Tell whether the files name validation samples; if so, none are cut. Here False."""
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -370,7 +370,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
 
 @cache
 def log_once(note: str) -> None:
-    """Log a note on this machine, but only once, because a run opens its silos often."""
+    """Log a note on this machine, only once per process, because a run opens its silos often."""
     logging.getLogger("flwr").warning("fedsilo: %s", printable(note))
 
 

@@ -160,7 +160,11 @@ class Column(FileModel):
         return f"{low:g} to {high:g} {self.unit}".rstrip()
 
     def survey_edges(self) -> tuple[float, ...]:
-        """Return the bin edges of its histogram; () if edges, mean and std are not declared."""
+        """Return the bin edges of the column's histogram in a survey.
+
+        They are the declared edges or, without any, mean - 3 std to mean + 3 std in steps of one
+        std; () if neither edges nor mean and std are declared.
+        """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)
         # From three standard deviations below the mean to three above

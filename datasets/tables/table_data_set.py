@@ -21,7 +21,7 @@ from fedsilo.datasets.tables.table_files import Lines, read_table
 
 SCHEMA_FILE = "schema.yaml"
 _MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
-_MAKER_OF_OWN = 3  # the same number for users' own tables, in which copies stay in one part
+_MAKER_OF_OWN = 3  # the same for users' own tables, which keep copies in one part
 
 
 class TableDataSet(DataSet):

@@ -448,7 +448,7 @@ def _row_number(text: str, usual: int) -> int:
     """Parse a row's number as openpyxl does ('3e7' too); return ``usual`` if there is none."""
     try:
         return int(float(text))
-    except (ValueError, OverflowError):  # openpyxl refuses what is no whole number
+    except (ValueError, OverflowError):  # openpyxl refuses a number that is not an integer
         return usual
 
 

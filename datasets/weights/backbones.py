@@ -249,7 +249,7 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
     try:
         given = checkpoint_filter_fn(state, vit)
-    except Exception as error:  # resampling fails on what is no ViT's
+    except Exception as error:  # resampling fails on weights that are not a ViT's
         given = {}
         fault = type(error).__name__
     else:
