@@ -63,7 +63,8 @@ class Comparison:
     """The result of a comparison.
 
     ``results`` is a tidy table (see tables.py), ``tested`` has the tests of differences, and
-    ``notes`` the remarks on both. ``budgets`` has the budget of each experiment.
+    ``notes`` has the remarks on the results and tests. ``budgets`` has the budget of each
+    experiment.
     """
 
     results: pd.DataFrame

@@ -1,8 +1,9 @@
 """Collects the metrics of runs from their summaries into the tidy table of tables.py.
 
-``POOLED`` is a metric that no site reports: balanced accuracy over the samples of all sites. A mean
-of balanced accuracy over sites leaves out a site with one class, and a mean of accuracy rewards a
-model that always predicts this class there. Pooled, each sample counts within its class.
+``POOLED`` is a metric that single sites do not report: balanced accuracy over the samples of all
+sites. A mean of balanced accuracy over sites leaves out a site with one class, and a mean of
+accuracy rewards a model that always predicts this class there. Pooled, each sample counts within
+its class.
 """
 
 from __future__ import annotations

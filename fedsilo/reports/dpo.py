@@ -1,4 +1,4 @@
-"""The report for a data protection officer: the data that left each hospital, and their bounds."""
+"""The report for a data protection officer: the data sent by each hospital, and their bounds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

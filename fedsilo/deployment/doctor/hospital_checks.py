@@ -1,6 +1,6 @@
 """``fedsilo hospital start``: opens a kit, checks everything for a start, and becomes the node.
 
-Everything is checked in a scratch folder first, so a refused kit leaves nothing behind. The
+Everything is checked in a scratch folder first, so a refused kit does not change any file. The
 hospital writes its own rules, and confirms them before its first start.
 """
 

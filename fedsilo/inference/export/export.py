@@ -1,8 +1,8 @@
 """Exports a finished run's model as a program that needs no fedsilo: ``fedsilo export``.
 
 A written program is read back, and its answers are compared with fedsilo's. The folder appears
-complete or not at all, and only if the answers are equal. Test vectors are made up, so that no
-patient's row or image is exported with a model.
+complete or not at all, and only if the answers agree within a tolerance. Test vectors are made up,
+so that no patient's row or image is exported with a model.
 """
 
 import copy

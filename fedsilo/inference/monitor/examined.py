@@ -1,7 +1,8 @@
 """Sections of the clinic report: metrics by group of patients, and the decision curve.
 
-Both predict the test samples again, so they need the sites' data. A group is shown only if it has
-enough patients in each class, a threshold only if enough patients are between it and the next one.
+Both kinds of section predict the test samples again, so they need the sites' data. A group is shown
+only if it has enough patients in each class, a threshold only if enough patients are between it and
+the next one.
 """
 
 from __future__ import annotations
