@@ -170,7 +170,7 @@ class LocalTraining:
     after_step: AfterStep | None = None
     # A second optimiser that steps after the network's, by the same gradients, or None
     beside: Optimizer | None = None
-    # The passes, each a list of batches of sample numbers, or None for those of the settings
+    # The passes, each a list of batches of sample numbers, or None for the passes of the settings
     plan: Iterable[list[Tensor]] | None = None
     # The optimiser whose moments the training continues from, or None for a new one
     optimiser: Optimizer | None = None

@@ -84,7 +84,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
         fresh = work / file.name
         try:
             HTTPDownloader(timeout=_TIMEOUT)(url, str(fresh), None)
-        except (OSError, ValueError) as error:  # those of requests are OSErrors
+        except (OSError, ValueError) as error:  # errors of requests are OSErrors
             fault = (
                 f"{url} cannot be downloaded ({_cause(error)}): check the network or name "
                 "another --base-url"

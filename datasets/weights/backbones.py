@@ -213,7 +213,7 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
         # The head is kept, because without one timm accepts files that lack arrays, and those
         # arrays would silently stay random
         model = timm.create_model(name, pretrained=True)
-    except Exception as error:  # no network, no such weights, no such name
+    except Exception as error:  # no network, unknown weights or an unknown name
         raise SettingError(
             f"cannot download timm's weights for '{name}' ({reason_of(error)}): check the network, "
             f"or name a file in '{key}'"
