@@ -61,8 +61,8 @@ def data_set(name: str) -> DataSet:
     """Return the ``DataSet`` object for a data set's name, fedsilo's own or a plugin's.
 
     Raises:
-        SettingError: no data set or plugin has this name, fedsilo does not support it (multi-label
-            chestmnist), or the plugin's object is not a data set.
+        SettingError: no data set or plugin has this name, fedsilo does not support the data set
+            (multi-label chestmnist), or the plugin's object is not a data set.
     """
     if name in _UNREAD:
         raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
@@ -80,7 +80,7 @@ def _load_plugin(name: str) -> DataSet:
 
     Raises:
         SettingError: the plugin does not exist, its object is not a ``DataSet``, or the object's
-            own ``name`` is that of one of fedsilo's data sets.
+            own ``name`` belongs to one of fedsilo's data sets.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
     data = found
@@ -112,10 +112,11 @@ def plugs_of(settings: CommonSettings) -> list[PluginPlace]:
     """Find the plugins that a run's method, network, data set and partition name; import none.
 
     Returns:
-        The place of each of these four settings' plugins; empty if all name fedsilo's own parts.
+        The place of each plugin that these four settings name; empty if they name only fedsilo's
+        own parts.
 
     Raises:
-        SettingError: a setting names neither one of fedsilo's own nor a plugin.
+        SettingError: a setting names neither a part of fedsilo nor a plugin.
     """
     plugins = []
     for key, ours in _OURS.items():
@@ -133,7 +134,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
     are skipped, because building the settings rejects them later.
 
     Args:
-        values: setting key -> value, with today's keys; a plugin under a former key is overlooked.
+        values: setting key -> value, with today's keys; a plugin under a former key is not found.
     """
     files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
@@ -185,7 +186,11 @@ def check_data_settings(settings: CommonSettings) -> None:
 
 
 def silo_names(settings: CommonSettings) -> list[str]:
-    """Return the names of all silos in the run's partition; [] if only the sites know the names."""
+    """Return the names of all silos in the run's partition; [] if only the sites know the names.
+
+    Raises:
+        DataError: the files that name the silos are missing or unusable.
+    """
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
     places = find_places(settings.data_dir, settings.cache_dir)
@@ -193,7 +198,11 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return the number of silos; None if the sites' files decide it or no data are here."""
+    """Return the number of silos; None if it is unknown here.
+
+    It is unknown if the sites' files decide it and the partition is 'own', if the data are missing
+    or unusable, or if there is no silo.
+    """
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
     try:
@@ -205,7 +214,7 @@ def silo_count(settings: CommonSettings) -> int | None:
 def data_fingerprint(settings: CommonSettings) -> str:
     """Compute one digest over all silos' names, schemas and split checksums under these settings.
 
-    It loads every silo, so equal digests mean equal data and equal splits.
+    Every silo is loaded, so equal digests mean equal data and equal splits.
     """
     facts = []
     for name in silo_names(settings):
@@ -244,7 +253,7 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
 
 
 def image_reader(site: str, settings: CommonSettings) -> ImageReader:
-    """Return a function that reads a new image file just as the images of ``site`` were read.
+    """Return a function that reads a new image file in the same way as the images of ``site``.
 
     The function takes a path and returns an array (channels, height, width), as in
     ``Split.inputs``.

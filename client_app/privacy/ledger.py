@@ -42,7 +42,7 @@ class Ledger:
 
     path: Path  # the ledger's file
     cap: float  # the cap on epsilon, whatever a server asks for; 0 for none
-    delta: float  # the delta for which epsilon is computed
+    delta: float  # the delta that epsilon is computed for
     # A run's ledger points to the hospital's own ledger, if there is one, which counts the same
     hospital: Self | None = None
     of_all_runs: bool = False  # whether this is the hospital's own ledger

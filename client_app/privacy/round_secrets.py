@@ -39,7 +39,7 @@ class RoundSecrets:
     sealing: bytes  # the private key that seals shares
     public: tuple[bytes, bytes]  # the public halves of both keys
     own_mask: bytes  # the seed of the site's own mask
-    terms: bytes  # the digest of the run's settings under which the keys were signed
+    terms: bytes  # the digest of the run's settings when the keys were signed
     # Each site's public keys, for masks and for sealing, and each site's
     # public signing key. They are known once shares are exchanged
     keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)

@@ -156,7 +156,7 @@ class UnmaskedSums:
 
 @dataclass(frozen=True)
 class UnmaskedSum:
-    """A sum that this hospital has helped to unmask, or for which it has masked 0.
+    """A sum that this hospital has helped to unmask, or to which it has added a masked 0.
 
     Attributes:
         sites: the sites of the sum, sorted; empty until the sum is unmasked.

@@ -36,7 +36,7 @@ for _name, _key in keys_of(CommonSettings).items():
 
 @dataclass(frozen=True)
 class NodeCap:
-    """A node config's own cap on epsilon (0 for none), and the delta at which it is computed."""
+    """A node config's own cap on epsilon (0 means no cap), and the delta for epsilon."""
 
     max_epsilon: float = setting(0.0, "cap over all runs, or 0 for none", ge=0.0)
     delta: float = setting(1e-5, "delta at which the cap holds", gt=0.0, lt=1.0)

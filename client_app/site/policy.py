@@ -251,7 +251,7 @@ def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> 
     """Check that no limit became stricter while the message was answered; quotas are not checked.
 
     Args:
-        before: the node config with the limits under which the message was answered.
+        before: the node config with the limits that applied while the message was answered.
         now: the node config with the limits of the site file as it is now.
 
     Raises:
@@ -332,7 +332,7 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether the whole ``name`` matches one of ``patterns``, in which ``*`` is any text."""
+    """Tell whether the whole ``name`` matches one of ``patterns``; ``*`` matches any text."""
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", ".*")
         if re.fullmatch(expression, name, re.DOTALL):

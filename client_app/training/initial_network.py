@@ -1,4 +1,4 @@
-"""Build the network with which a run starts (the same weights at all sites), and class weights."""
+"""Build a run's initial network (the same weights at all sites) and the class weights."""
 
 import math
 from collections.abc import Callable, Sequence

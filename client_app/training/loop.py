@@ -78,7 +78,7 @@ def schedule(
 
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Count the passes over ``count`` samples in a round; one that is cut short counts as well."""
+    """Count the passes over ``count`` samples in a round; a pass that is cut short counts too."""
     return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
@@ -156,7 +156,7 @@ class LocalTraining:
     network: SiteNetwork
     # Training inputs and labels
     split: Split
-    # How long, in which batches, by which optimiser, and the seed
+    # The length, the batch size, the optimiser and the seed
     settings: CommonSettings
     # Device and precision
     compute: Compute
@@ -192,7 +192,7 @@ class LocalTraining:
 
     @property
     def samples(self) -> int:
-        """The number of training samples that the site reports; the real one if not private."""
+        """The number of training samples; in a private run the reported number."""
         if self.private:
             return self.private.reported
         return len(self.split.labels)

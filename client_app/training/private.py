@@ -18,7 +18,7 @@ from fedsilo.models.privacy.release import Release
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """The mechanism of one DP-SGD training, for which the ledger was charged."""
+    """The mechanism of one DP-SGD training that was already charged to the ledger."""
 
     settings: CommonSettings  # clip norm C, noise multiplier z and the length
     # The reported number of training samples; the real one would reveal who is there
@@ -91,7 +91,7 @@ class PrivateTraining:
 
 
 def private_rate(settings: CommonSettings, reported: int) -> float:
-    """Return the probability, at most 1, that one of ``reported`` samples is in a private batch."""
+    """Return the probability, at most 1, that a given one of ``reported`` samples is in a batch."""
     return min(1.0, settings.batch_size / reported)
 
 

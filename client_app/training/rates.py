@@ -58,7 +58,7 @@ def rate_setter(
         for group in optimiser.param_groups:
             rates.append((group, float(group["lr"])))
     if total:
-        # One factor per step of the whole run, from which the steps of earlier rounds are skipped
+        # One factor per step of the whole run; the steps of earlier rounds are skipped
         factors = islice(_factors(settings, total // settings.rounds), before, None)
 
         def follow() -> None:

@@ -34,7 +34,7 @@ _DAMAGES = (
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
     """Download the missing files of ``source`` below ``data_dir``, and unpack archives once.
 
-    A file that is there with the right MD5 is not downloaded again. Nothing happens until the
+    A file that already exists with the right MD5 is not downloaded again. Nothing happens until the
     result is iterated.
 
     Args:
@@ -43,7 +43,8 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
         base_url: another address with the same file names; '' means ``source.url``.
 
     Yields:
-        A line of text about source and licence, then a line per file and per archive.
+        A line of text about source and licence, then a line per file and per archive; nothing if
+        the data set has no files.
 
     Raises:
         DataError: a download fails, an MD5 differs, or an archive cannot be unpacked.
@@ -72,7 +73,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
     """Download a file into a scratch folder, and move it to ``target`` once its MD5 is right.
 
     Raises:
-        DataError: the address cannot be read, the disk is full, or the MD5 differs; ``target`` is
+        DataError: the address cannot be read, the disk is full, or the MD5 differs. ``target`` is
             then unchanged.
     """
     from pooch import HTTPDownloader, file_hash
@@ -191,12 +192,12 @@ def is_unpacked(archive: Path, folder: Path) -> bool:
 def _open_archive(
     archive: Path,
 ) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
-    """Open a zip or tar archive as a context; yield it with each file's size by name.
+    """Open a zip or tar archive as a context; yield the archive and each file's size by name.
 
     All entries are checked before the block runs.
 
     Raises:
-        DataError: the archive is damaged, which may only show inside the block, or holds a link, a
+        DataError: the archive is damaged, which may only show inside the block; or it has a link, a
             device, a path outside its folder or too many bytes.
     """
     try:
@@ -224,8 +225,8 @@ def _open_archive(
 class _Member(tarfile.TarInfo):
     """A tar member that refuses overlong headers and sparse files.
 
-    ``tarfile`` reads the content of a long name or PAX header into memory at once, whatever its
-    size, and follows the map of a sparse file as far as the map says.
+    ``tarfile`` reads a long name or PAX header of any size into memory at once, and reads as much
+    of a sparse file as its map states.
     """
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:

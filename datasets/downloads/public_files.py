@@ -63,7 +63,7 @@ class PublicFiles:
         """Return the data directory.
 
         Raises:
-            DataError: neither 'data.dir' nor $FEDSILO_DATA names one.
+            DataError: neither 'data.dir' nor $FEDSILO_DATA names a data directory.
         """
         if places.data is None:
             raise DataError(
@@ -73,15 +73,17 @@ class PublicFiles:
         return places.data
 
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
-        """Check that the files exist, and return their folder; ``Path()`` if there are no files.
+        """Check that the files exist, and return their folder; ``Path()`` without any files.
+
+        Only existence is checked, not the MD5.
 
         Args:
             places: the data directory.
-            names: file names to check; None checks all.
+            names: file names to check; None or an empty list checks all.
 
         Raises:
-            DataError: no data directory is named, or a file is missing; the message tells how to
-                get it.
+            DataError: no data directory is named, or a file is missing. The error tells how to get
+                it.
         """
         if not self.files:
             return Path()
@@ -92,14 +94,14 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return the size of a download in bytes, or 0 if the size is not known."""
+        """Return the size of a download in bytes; 0 if the size is unknown."""
         sizes = [file.size for file in self.files]
         if self.size or not all(sizes):
             return self.size
         return sum(sizes)
 
     def size_text(self) -> str:
-        """Write the size of a download with a unit, such as '12.3 MB', or 'not stated'."""
+        """Write the size of a download with a unit, such as '12.3 MB'; 'not stated' for 0 bytes."""
         size = self.bytes()
         for unit, name in _UNITS:
             if size >= unit:
@@ -116,10 +118,10 @@ class PublicFiles:
         yield f"terms: {self.terms or 'none beyond the licence'}"
 
     def refuse_unaccepted(self, accepted: bool) -> None:
-        """Check that the user has accepted the data set's terms, if it has any.
+        """Check that the user has accepted the data set's terms; a data set without terms passes.
 
         Raises:
-            DataError: there are terms, and ``accepted`` is false.
+            DataError: the data set has terms, and ``accepted`` is false.
         """
         if self.terms and not accepted:
             raise DataError(

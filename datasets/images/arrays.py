@@ -42,7 +42,7 @@ class OwnArrays(DataSet):
         """Return the names of the ``.npz`` files without their endings, in alphabetical order.
 
         Raises:
-            DataError: there is no such file in the data directory.
+            DataError: the data directory has no ``.npz`` file.
         """
         folder = self._folder(places)
         names = sorted(path.stem for path in folder.glob("*.npz"))
@@ -59,7 +59,9 @@ class OwnArrays(DataSet):
         return data_folder(places, self.name, "with a file SITE.npz for each site")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read a site's arrays, split them with copies kept together, and cache the silo.
+        """Read a site's arrays, split them, and cache the silo.
+
+        Copies of a sample stay in one part, and the silo's log mentions them.
 
         Raises:
             DataError: the arrays are invalid, or fewer than 2 training samples are left.
@@ -169,11 +171,12 @@ def _check_arrays(
     """Check a site's arrays and bring them into their normal form.
 
     Returns:
-        Samples (n, channels, height, width), labels (n,) int64, and the classes' names.
+        Samples (n, channels, height, width), float32 or uint8; labels (n,) int64; and the classes'
+        names.
 
     Raises:
         DataError: the type or shape of an array is wrong, a sample is not finite, a class name is
-            repeated, or a label is out of range; the message begins with ``where``.
+            repeated, or a label is out of range. The error begins with ``where``.
     """
     if x.dtype.kind == "f":
         x = _as_float32(x)
@@ -205,7 +208,7 @@ def _class_fault(classes: npt.NDArray[Any]) -> str:
 
 
 def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
-    """Explain why ``y`` is not one class number per sample; '' if it is."""
+    """Explain why ``y`` does not have one class number per sample; '' if it has."""
     has_form = y.shape == (samples,) and y.dtype.kind in "iu"
     if not has_form or (len(y) and not 0 <= y.min() <= y.max() < classes):
         return (
@@ -226,7 +229,7 @@ def write_arrays(
 
     Raises:
         DataError: the samples' shapes differ between sites, a sample has no label, or the arrays
-            are invalid. Files of earlier sites are already written then.
+            are invalid. The files of earlier sites are then already written.
     """
     # The labels of all sites, ascending, so that a label has the same number everywhere
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
@@ -248,7 +251,8 @@ def write_arrays(
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Move the last axis of samples (n, ...) to the front if only that axis can be the channels.
 
-    That is so if the last axis has at most 4 entries and the second axis has more.
+    This holds if the last axis has at most 4 entries and the second axis has more. Otherwise the
+    samples are returned unchanged.
     """
     # 4 is the most channels an image has, so that only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]

@@ -126,7 +126,10 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Return the reason why a file cannot be read, from an error of the system or of a decoder."""
+    """Explain why a file cannot be read, from an error of the system or of a decoder.
+
+    An error that is not the system's counts as a truncated or damaged file.
+    """
     if isinstance(error, FileNotFoundError):
         return "is missing"
     # Errors of the system have a number, but those that decoders raise have none
@@ -136,10 +139,12 @@ def read_fault(error: Exception) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Check that a path is no pipe or device, because opening one would wait forever.
+    """Check that a path can be read as a whole; opening a pipe would wait forever.
+
+    A missing file passes, because reading it raises a better error.
 
     Raises:
-        BrokenImageError: it is a pipe or device.
+        BrokenImageError: the path is a pipe, a device or a file that is too large.
     """
     fault = file_fault(path)
     if fault:
@@ -147,10 +152,10 @@ def check_file(path: Path) -> None:
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Check an image's size before it is decoded.
+    """Check an image's size before the image is decoded.
 
     Raises:
-        BrokenImageError: it has no pixels, or more than ``MOST_PIXELS``.
+        BrokenImageError: the image has no pixels, or more than ``MOST_PIXELS``.
     """
     has_pixels = height > 0 and width > 0
     if not has_pixels or height * width > MOST_PIXELS:
@@ -160,8 +165,10 @@ def check_pixels(height: int, width: int) -> None:
 def _check_tiles(image: Image) -> None:
     """Check the tile size of a TIFF, because each tile is decoded as a whole.
 
+    Other images, and a TIFF without tiles, pass.
+
     Raises:
-        BrokenImageError: a tile has more than ``MOST_PIXELS`` pixels.
+        BrokenImageError: a tile has more than ``MOST_PIXELS`` pixels, or its size is not a number.
     """
     tags = getattr(image, "tag_v2", {})
     width = tags.get(_TILE_WIDTH, 1)
@@ -184,7 +191,7 @@ def refuse_wide(image: Image) -> None:
     """Check that an image has at most 8 bits per channel.
 
     Raises:
-        BrokenImageError: it has more.
+        BrokenImageError: the image has more than 8 bits per channel.
     """
     if is_wide(image):
         raise BrokenImageError("has more than 8 bits per channel: save it with 8")
@@ -242,8 +249,11 @@ def decode_each(
         names: the images' names.
         shape: shape of every image, (channels, size, size).
         dtype: type of the array.
-        decode: takes a name, returns the pixels or raises ``BrokenImageError``, which becomes a
-            fault.
+        decode: takes a name, and returns the pixels or raises ``BrokenImageError``, which becomes a
+            fault; any other error is raised.
+
+    Returns:
+        The decoded images, their positions in ``names``, and the faults.
     """
     images = np.empty((len(names), *shape), dtype=dtype)
     kept: list[int] = []
@@ -262,7 +272,7 @@ def check_faults(
 ) -> None:
     """Stop if some of a site's images could not be decoded, unless broken images may be skipped.
 
-    The names of these files are logged on this machine only.
+    If it stops, the real names of these files are logged, on this machine only.
 
     Args:
         faults: the images that could not be decoded.
@@ -272,7 +282,7 @@ def check_faults(
         where: the site's name for errors.
 
     Raises:
-        DataError: there are faults; the message has their number and the first five with reasons.
+        DataError: there are faults. The error has their number and the first five with reasons.
     """
     if not faults or policy == "skip":
         return
@@ -293,7 +303,7 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
 
     Args:
         where: the site's name.
-        images: pairs (name in the error, file); pairs of equal names are not logged.
+        images: pairs (name in the error, file). A pair of equal names is not logged.
     """
     # Where both names are equal the error has said everything
     named = []
@@ -325,10 +335,10 @@ class ImageHeader:
 def picture_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of an image file without decoding its pixels.
 
-    The bits are 0 for a mode of Pillow that is not listed here.
+    The bits are 0 if the image's Pillow mode is unknown here.
 
     Raises:
-        BrokenImageError: the file is missing, not an image, or has too many pixels.
+        BrokenImageError: the file is missing, is not an image, or has too many pixels.
     """
     with opened_image(path, _WITH_HEADERS) as image:
         bits = _BITS.get(image.mode, 0)

@@ -27,7 +27,7 @@ _MOST_NAMES = 5  # names that an error quotes
 
 
 def entries(folder: Path) -> list[Path]:
-    """List the entries of a folder, sorted by name, without hidden ones.
+    """List the entries of a folder, sorted by name; hidden entries are left out.
 
     Raises:
         DataError: the folder cannot be read.
@@ -51,7 +51,9 @@ def pictures(folder: Path) -> list[Path]:
 
 
 def are_parts(folders: Sequence[Path]) -> bool:
-    """Tell whether all folders are parts of a split, which are named train, val or test.
+    """Tell whether all folders are parts of a split, that is, named train, val or test.
+
+    False if no folder's name resembles a part, or if there are no folders.
 
     Raises:
         DataError: only some folders are parts, or their names only resemble parts, such as
@@ -105,7 +107,7 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
     """Check that folders are classes, by their names.
 
     Raises:
-        DataError: the names are all years, or are those of pictures and of masks.
+        DataError: all names are years, or some are names for pictures and others for masks.
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
@@ -123,6 +125,8 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
     """Check that folders with images in them are classes, and not sites that also hold images.
+
+    A single folder passes.
 
     Raises:
         DataError: all folders contain the same two or more folders of images, as sites would.
@@ -164,7 +168,7 @@ def count_unread(class_folder: Path) -> dict[str, int]:
 
     Returns:
         Reason -> number of files: one entry per non-empty subfolder, and one for files directly in
-        the class folder that lack an image's ending.
+            the class folder whose ending is not an image's. Empty if every file is read.
     """
     reasons: Counter[str] = Counter()
     for path in entries(class_folder):

@@ -89,8 +89,8 @@ def _read_site(folder: Path) -> list[Image]:
     """List the images of one site, ordered by part, class and file name.
 
     Raises:
-        DataError: a part has no class folders, a class folder has no image, or a name is not a
-            class's.
+        DataError: a part has no class folders, a class folder has no image, or the folders' names
+            cannot be classes.
     """
     images = []
     for part, part_folder in _part_folders(folder).items():
@@ -139,19 +139,19 @@ class FolderImages(ImageDataSet):
         return {name: [name] for name in _classes(self._list_sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the site folders, in alphabetical order, or just ``ALONE``."""
+        """Return the names of the site folders, in alphabetical order, or only ``ALONE``."""
         return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load a silo; if the folders name no sites, all images belong to the silo ``name``."""
+        """Load a silo; if the folders name no sites, any ``name`` gets all images."""
         if list(self._list_sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List a site's images and keep 'split.sample-share' of them; each file is its own group.
+        """List a site's images, and keep 'split.sample-share' of them; each file is its own group.
 
-        If the folders name no sites, all images are listed whatever ``site`` is.
+        If the folders name no sites, all images are listed for any ``site``.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -205,7 +205,8 @@ class FolderImages(ImageDataSet):
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
         """Describe the files that are not read, in one sentence per folder and reason, for the log.
 
-        They are images next to folders, files in subfolders of a class, and files of other types.
+        These are images next to folders, files in subfolders of a class, and files of other types.
+        Empty if every file is read.
         """
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
@@ -273,7 +274,7 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
 
     Raises:
         DataError: as in ``read_folder``; also if one of the files exists, or a class name cannot be
-            written. Nothing is written then.
+            written. Nothing is written in these cases.
     """
     sites = read_folder(folder)
     classes = _classes(sites)
@@ -306,7 +307,7 @@ def refuse_existing(*paths: Path) -> None:
     """Check that no file exists at these paths, before the first of them is written.
 
     Raises:
-        DataError: a file already exists.
+        DataError: a file or folder already exists at one of the paths.
     """
     for path in paths:
         if path.exists():

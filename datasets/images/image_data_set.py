@@ -111,7 +111,8 @@ class ImageDataSet(DataSet):
     def content(self, index: ImageIndex) -> list[Any]:
         """Return the facts that decide the pixels, as part of a cached silo's key.
 
-        They are the folder, and the size and modification time of each file.
+        They are the folder, and the size and modification time of each file (None for a missing
+        file).
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]
@@ -126,7 +127,7 @@ class ImageDataSet(DataSet):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Decode all images of ``index`` to ``size`` pixels per side; broken images become faults.
 
-        It runs in one thread, because several threads may round differently.
+        Decoding runs in one thread, because several threads may round differently.
         """
         from threadpoolctl import threadpool_limits
 
@@ -136,9 +137,10 @@ class ImageDataSet(DataSet):
             return decode_each(index.names, shape, self.dtype, read)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes any file, by path, just as the silos' images are decoded.
+        """Return a function that decodes any file, by path, in the same way as the silos' images.
 
-        It returns (channels, size, size), and raises ``BrokenImageError`` for a broken file.
+        The function returns (channels, size, size), and raises ``BrokenImageError`` for a broken
+        file. All sites have the same function; ``site`` is ignored.
         """
         size = settings.image_size or self.own_size(places)
         folder = self.files_folder(places)
@@ -168,7 +170,7 @@ class ImageDataSet(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split and decode a site's images, and cache the silo.
 
-        Copies of a file stay in one part. If the site's listing gives parts, those are used.
+        Copies of a file stay in one part. If the site's listing gives parts, these parts are used.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -193,9 +195,10 @@ class ImageDataSet(DataSet):
     def _split_off_public(
         self, site: str, settings: CommonSettings, places: Places
     ) -> tuple[ImageIndex, ImageIndex]:
-        """Divide a site's images into its own and the public ones.
+        """Divide a site's images into the site's own and the public ones, in this order.
 
-        Copies of a file are on the same side, because their groups are joined first.
+        Copies of a file are on the same side, because their groups are joined first. With
+        'split.public-share' 0 no image is public.
         """
         index = self.index(site, settings, places)
         if settings.public_share:
@@ -286,7 +289,7 @@ class ImageDataSet(DataSet):
         """Decode the images of each part.
 
         Returns:
-            Part -> split, and the number of broken images that were left out.
+            Part -> split; and the number of broken images that were left out.
 
         Raises:
             DataError: images are broken, and 'data.broken-images' is not 'skip'.
@@ -316,14 +319,16 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
 def _split_as_given(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
     """Split images by the parts that the user gave, and cut missing parts as folds from 'train'.
 
+    A missing part without folds stays empty.
+
     Args:
         index: the images, with parts.
         groups: group of each image, with copies joined.
         settings: the folds; 'split.use-test' false empties the test part.
 
     Raises:
-        DataError: a part is given, but folds are set for it too, or there are too few images for
-            them.
+        DataError: the user gave a part, but folds are set for that part too; or there are too few
+            images for the folds.
     """
     # A test fold is cut before the validation fold, which comes from the rows that are left
     given = np.array(index.parts)

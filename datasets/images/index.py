@@ -99,9 +99,10 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 
 
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
-    """Concatenate the indices of several sites whose images are in one folder, without their parts.
+    """Concatenate the indices of several sites whose images are in one folder.
 
-    The result's safe names say which site an image belongs to.
+    The parts (train, val, test) are dropped. If safe names differ from file names, they also name
+    the site. Without indices the result is empty.
     """
     names: list[str] = []
     groups: list[str] = []
@@ -134,7 +135,7 @@ def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
     """Keep about ``share`` of the groups, 0..1, but enough groups for at least 2 images.
 
-    The choice depends only on the groups' names, and a larger share contains every smaller one.
+    The choice depends only on the groups' names, and a larger share contains every smaller share.
     """
     if share == 1:
         return index
@@ -182,7 +183,10 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
 
 
 def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
-    """Group the rows of readable files by file size in bytes; each group is in ascending order."""
+    """Group the rows of readable files by file size in bytes; each group is in ascending order.
+
+    Rows of unreadable files are left out.
+    """
     rows: dict[int, list[int]] = {}
     for row, name in enumerate(index.names):
         path = index.folder / name
@@ -197,7 +201,7 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
     """Merge the groups of files with equal content, because a split keeps a group in one part.
 
     Otherwise a copy of a training image could be a test image, which would raise the accuracy. A
-    merged group is named after one of its groups.
+    merged group is named after one of its groups. Without copies the index is returned unchanged.
 
     Args:
         index: the images.
@@ -223,11 +227,12 @@ def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
     """Check that the user's own split keeps files of equal content in one part.
 
     Args:
-        index: the images; without given parts there is nothing to check.
+        index: the images; without given parts nothing is checked.
         copies: the pairs of rows from ``find_copies``.
 
     Raises:
-        DataError: a file and its copy are in two parts; the message has their safe names.
+        DataError: a file and its copy are in two parts. The error has their safe names, and the
+            file names are logged on this machine.
     """
     if not index.parts:
         return

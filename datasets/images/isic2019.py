@@ -53,10 +53,12 @@ class Isic2019(ImageDataSet):
         return classes_of(settings.target)
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the centres that have at least one listed image file on this machine.
+        """Return the centres with at least one listed image file here, in the order of ``CENTRES``.
+
+        Empty if no listed image is in the image folder.
 
         Raises:
-            DataError: the folder, the listing or the images are missing.
+            DataError: the data set's folder, its listing or its image folder is missing.
         """
         folder = _folder(places)
         # One listing of the folder is faster than asking for each of 23,247 files
@@ -86,8 +88,8 @@ class Isic2019(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List a centre's images, grouped by lesion, and keep 'split.sample-share' of the lesions.
 
-        If ``available.csv`` exists, only its images count. An image that no lesion table names is
-        its own lesion.
+        If ``available.csv`` exists, images that it does not list are left out. An image without a
+        lesion id is a group of its own.
 
         Raises:
             DataError: a table is missing or invalid, or no table names any image of this centre,
@@ -136,11 +138,12 @@ def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
 def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     """Read FLamby's listing: image -> (diagnosis, centre), both as numbers, in the file's order.
 
-    If ``available.csv`` exists, other images are removed.
+    If ``available.csv`` exists, images that it does not list are left out.
 
     Args:
         folder: the data set's folder.
-        stamps: the files' sizes and times, only to renew the cached result when a file changes.
+        stamps: the files' sizes and times, used only to renew the cached result when a file
+            changes.
 
     Raises:
         DataError: a line has an invalid name or number, or an image is listed twice.
@@ -171,7 +174,8 @@ def _number(text: str, column: str, count: int, place: str) -> int:
     """Parse a number from 0 to ``count`` - 1, which may end in '.0'.
 
     Raises:
-        DataError: the text is anything else; ``place`` has the file and line.
+        DataError: the text is not such a number. The error begins with ``place``, the file and
+            line.
     """
     number = text.removesuffix(".0")
     if number not in map(str, range(count)):
@@ -184,16 +188,17 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Read the lesion of each image from the tables: image -> lesion id, '' if it has none.
+    """Read the lesion of each image from the tables: image -> lesion id, '' if the cell is empty.
 
-    If two tables give a lesion, the first one wins.
+    If two tables give an image's lesion, the first table wins. Images in no table are left out.
 
     Args:
         folder: the data set's folder.
-        stamps: the files' sizes and times, only to renew the cached result when a file changes.
+        stamps: the files' sizes and times, used only to renew the cached result when a file
+            changes.
 
     Raises:
-        DataError: there is no table of lesions.
+        DataError: the folder has no table of lesions.
     """
     lesions: dict[str, str] = {}
     has_table = False

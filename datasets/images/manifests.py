@@ -29,15 +29,18 @@ from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declare
 from fedsilo.datasets.silo.silos import SPLITS
 
 LARGEST_IMAGE = 4096
-# How programs write that a patient is not known; such images are no one patient's
+# How programs write that a patient is unknown; such images do not belong to one patient
 _NO_PATIENT = frozenset({"", "?", "na", "n/a", "nan", "none", "null", "unknown", "<na>"})
-_MOST_OF_A_SITE = 0.5  # share of a site's images at which one patient is worth a notice
+_MOST_OF_A_SITE = 0.5  # a patient with more than this share of a site's images gets a notice
 
 
 def _names_as_lists(content: Any) -> Any:
-    """Convert a list of class names to a mapping in which each class has its own name as its label.
+    """Convert a list of class names to a mapping: each class has its own name as its only label.
 
-    Anything but a list is returned unchanged. A name that appears twice is refused.
+    Anything but a list is returned unchanged.
+
+    Raises:
+        ValueError: a name appears twice.
     """
     if not isinstance(content, list):
         return content
@@ -114,7 +117,10 @@ class ManifestDataSet(ImageDataSet):
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether any manifest on this machine assigns images to the part 'val'."""
+        """Tell whether any manifest on this machine assigns images to the part 'val'.
+
+        Manifests that are not on this machine are skipped.
+        """
         folder = self.files_folder(places)
         for site, manifest in self.declaration(places).sites.items():
             if not (folder / manifest).is_file():
@@ -176,7 +182,8 @@ class _Manifest:
     def read(self) -> ImageIndex:
         """Read all lines into an index, grouped by patient, and check the patients' parts.
 
-        An image whose patient is empty or unknown is a group of its own.
+        An image whose patient is empty or unknown is a group of its own. If any line has a 'split',
+        every line must have one.
 
         Raises:
             DataError: a line is invalid, or a patient is in two parts.
@@ -201,10 +208,11 @@ class _Manifest:
         return index
 
     def _class(self, number: int, label: str) -> int:
-        """Return the number of the class to which a label belongs.
+        """Return the number of the class that a label belongs to.
 
         Raises:
-            DataError: no class has this label; the message has line ``number``.
+            DataError: no class has this label. The error names line ``number`` and the known
+                labels.
         """
         text = same_text(label)
         for place, labels in enumerate(self.classes.values()):
@@ -220,8 +228,11 @@ class _Manifest:
     def _file(self, number: int, path: str) -> str:
         """Return an image's file relative to the data directory, and remember its line.
 
+        The file need not exist.
+
         Raises:
-            DataError: the path is no file name, leads outside the data directory, or appears twice.
+            DataError: the path is not a file name, leads outside the data directory, or appears
+                twice.
         """
         place = f"{self.where}, line {number}, column 'path'"
         if not path or not path.isprintable():
@@ -255,9 +266,9 @@ class _Manifest:
         return os.path.relpath(path, base)
 
     def _stored_name(self, name: str) -> str:
-        """Return a file's name in the Unicode form (NFC or NFD) under which the file exists.
+        """Return a file's name in the Unicode form (NFC or NFD) that the existing file has.
 
-        If it exists in neither form, the name is returned unchanged.
+        If no form of the name exists, the name is returned unchanged.
         """
         # A Mac stores an umlaut as two characters (NFD), which most programs write as one (NFC)
         if (self.folder / name).exists():
@@ -269,10 +280,10 @@ class _Manifest:
         return name
 
     def _part(self, number: int, part: str) -> str:
-        """Return the part of a line after checking that it is train, val or test.
+        """Return the part of a line, after checking that it is train, val or test.
 
         Raises:
-            DataError: it is anything else, such as empty.
+            DataError: the text is not one of these, such as an empty cell.
         """
         if part not in SPLITS:
             raise DataError(
@@ -298,8 +309,10 @@ class _Manifest:
     def _check_patients(self, index: ImageIndex) -> None:
         """Check that the user's split keeps each patient in one part.
 
+        Without a split in the manifest, nothing is checked.
+
         Raises:
-            DataError: a patient is in two parts; the message names lines, but not the patient.
+            DataError: a patient is in two parts. The error names the lines, but not the patient.
         """
         seen: dict[str, tuple[str, int]] = {}
         pairs: list[str] = []

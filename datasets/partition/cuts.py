@@ -52,14 +52,15 @@ def dirichlet_shares(
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
     """Choose ``per_silo`` random labels per silo, and share each label equally among its silos.
 
-    Labels are dealt out in turn, so that the numbers of silos of two labels differ by at most 1.
+    Labels are dealt in turn, so the number of silos that have a label differs by at most 1 between
+    labels.
 
     Returns:
         Shares (classes, silos); each row sums to 1.
 
     Raises:
-        SettingError: ``per_silo`` is above the number of labels, or so small that a label has no
-            silo.
+        SettingError: ``per_silo`` is above the number of labels, or so small that a label would
+            have no silo.
     """
     if per_silo > classes or per_silo * silos < classes:
         raise SettingError(
@@ -86,7 +87,7 @@ def deal_rows(
         labels: split -> label of each row, (n,).
         shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
             A label whose shares are all 0 goes to the last silo.
-        rng: decides which rows; it is advanced.
+        rng: chooses the rows; it is advanced.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. Every row is at exactly one silo.
@@ -122,7 +123,7 @@ def is_cut(settings: CommonSettings) -> bool:
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the keys that a partition reads, in addition to those of the data set.
+    """Return the keys that a partition reads, in addition to the data set's keys; none for 'own'.
 
     'unseen' does not read 'split.fold-seed', because nothing in it is random.
     """
@@ -138,7 +139,7 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
 
     Raises:
         SettingError: a setting belongs to another partition, the plugin is missing, 'unseen' is
-            combined with a table or a share that the labels cannot give, or 'split.silos'
+            combined with a table or with a share that the labels cannot give, or 'split.silos'
             contradicts 'split.silo-set'.
         DataError: the silo set cannot be read.
     """
@@ -170,7 +171,10 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
-    """Return the number of labels, or None if only the data files tell it and are not here."""
+    """Return the number of labels of an image data set.
+
+    None for other data sets, or if the number is only in data files that are not on this machine.
+    """
     if isinstance(data, ShiftedImages):
         return data.source.classes
     if not isinstance(data, ImageDataSet):
@@ -182,7 +186,7 @@ def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
 
 
 def cut_names(settings: CommonSettings) -> list[str]:
-    """Return the silos' names: those of the silo set, or silo-1, silo-2, ... with leading zeros.
+    """Return the silos' names: from the silo set, or silo-1, silo-2, ... with leading zeros.
 
     Raises:
         SettingError: 'split.silos' is neither its default nor the number of silos in the set.
@@ -201,10 +205,10 @@ def cut_names(settings: CommonSettings) -> list[str]:
 
 
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
-    """Load the silo ``name`` of a cut from the cache; cut it from all samples if it is missing.
+    """Load the silo ``name`` of a cut from the cache; if it is missing, cut it from all samples.
 
     Raises:
-        SettingError: the partition is impossible with the data set's labels, or 'unseen' with a
+        SettingError: the partition is impossible with the data set's labels, or is 'unseen' with a
             table.
         DataError: no silo has this name, data are missing or unusable, or there are too few
             samples.
@@ -265,9 +269,11 @@ def _cut_all(
 ) -> list[dict[str, Rows]]:
     """Compute the rows of every silo, or reuse the last cut if nothing has changed.
 
+    A plugin's partition is computed every time.
+
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
-        rows count in its training part.
+            rows refer to its training part.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _cut_at_random(data.name, pool, settings, names)
@@ -287,8 +293,8 @@ def _cut_unseen(
 ) -> list[dict[str, Rows]]:
     """Cut every silo of partition 'unseen': a dictionary of part -> rows per silo.
 
-    Sizes come from the settings, or else from the pool; 0 means as many as possible. If
-    'split.use-test' is false, the pool has no test part to cut.
+    Sizes come from the settings, or from the pool if a setting is 0; if both are 0, they are as
+    large as possible. If 'split.use-test' is false, the pool has no test part to cut.
     """
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
@@ -304,8 +310,8 @@ def _cut_at_random(
 ) -> list[dict[str, Rows]]:
     """Cut the silos of a random partition, and limit them to the sizes in the settings.
 
-    If the pool has no validation part, a tenth of a silo's training rows validates instead. If
-    'split.use-test' is false, test rows are empty.
+    If the pool has no validation part, a tenth of a silo's training rows (rounded down) becomes its
+    validation rows. If 'split.use-test' is false, test rows are empty.
 
     Raises:
         SettingError: the number of labels per silo is impossible, or the plugin fails.
@@ -341,7 +347,7 @@ def _refuse_small_silos(
     """Check that each silo has at least two training samples, which batch norm needs.
 
     Raises:
-        DataError: a silo has fewer; the message counts these silos and says what to change.
+        DataError: a silo has fewer. The error counts these silos and says what to change.
     """
     small = []
     for name, own in zip(names, cut, strict=True):
@@ -377,11 +383,12 @@ def _cut_by_plugin(
     Args:
         labels: split -> label of each row, (n,); the plugin gets a copy.
         silos: number of silos.
-        settings: names the plugin, in 'split.partition'.
+        settings: 'split.partition' names the plugin.
         rng: passed to the plugin.
 
     Returns:
-        One dictionary per silo: split -> rows, ascending. Rows may be at no silo.
+        One dictionary per silo: split -> rows, ascending; a split that the plugin omits is empty.
+            Rows may be at no silo.
 
     Raises:
         SettingError: the plugin fails, or returns another number of silos, an invalid row number or
@@ -427,9 +434,9 @@ def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
 
 
 def _draw(rows: Rows, count: int | None, rng: np.random.Generator) -> Rows:
-    """Draw ``count`` of ``rows`` without replacement, ascending; None draws all of them.
+    """Draw ``count`` of ``rows`` without replacement, ascending; None returns all rows.
 
-    If there are no more than ``count`` rows, all are returned and the generator is not advanced.
+    If there are at most ``count`` rows, all are returned and the generator is not advanced.
     """
     if count is None or count >= len(rows):
         return rows

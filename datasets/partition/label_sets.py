@@ -93,9 +93,9 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 
 
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
-    """Yield all divisions in which each silo's share is within the tolerance.
+    """Yield all divisions that keep each silo's share within the tolerance.
 
-    No silo is without labels, and each shared label is at two or more silos.
+    Every silo has at least one label, and each shared label is at two or more silos.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
@@ -114,7 +114,8 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
     """List the numbers of shared labels that keep a silo's share within the tolerance.
 
     Args:
-        private: the silo's number of private labels.
+        private: the silo's number of private labels. If it is 0, only all shared labels are
+            possible, and only for a share near 0.
         shared: number of shared labels, the most that a silo can hold.
         share: wanted share of private labels.
     """
@@ -158,7 +159,7 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
 
 
 def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
-    """Assign labels to the silos of a plan: private ones in order, then shared ones in turn.
+    """Assign labels to the silos of a plan: private labels in order, then shared labels in turn.
 
     Returns:
         A tuple of labels per silo, ascending; private labels have the lower numbers.
@@ -182,8 +183,8 @@ def divide_evenly(need: int, limits: Sequence[int]) -> list[int]:
     """Divide ``need`` into parts as equal as the upper ``limits`` allow.
 
     Returns:
-        A whole number per limit, not above it. The parts sum to ``need``, or to the sum of all
-        limits if that is less.
+        One integer per limit, not above that limit. The parts sum to ``need``, or to the sum of all
+        limits if ``need`` is larger.
     """
     parts = [0] * len(limits)
     smallest_first = sorted(range(len(limits)), key=limits.__getitem__)
@@ -218,8 +219,9 @@ class LabelCut:
         If the pool has no validation part, 'val' rows are taken from the end of its training part.
 
         Args:
-            train_size: training samples per silo, from which a tenth validates if the pool has no
-                validation part. 0 means as many as possible with equal numbers per label.
+            train_size: training samples per silo. If the pool has no validation part, a tenth of
+                them is held out for validation. 0 means as many as possible with equal numbers per
+                label.
             test_size: test samples per silo; 0 means as many as possible with equal numbers per
                 label.
 
@@ -301,8 +303,8 @@ class LabelCut:
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
         """Compute how many samples a silo of ``size`` validates and trains on, by label.
 
-        Validation takes at most half of a label and serves all silos alike. The rest of a label is
-        divided among its silos in proportion to need: each silo wants its labels balanced. If
+        Validation takes at most half of a label's samples, and the same number at every silo. The
+        rest of a label is divided among its silos so that each silo's labels are balanced. If
         labels are rare, the numbers fall short of ``size``.
 
         Returns:
@@ -332,7 +334,7 @@ class LabelCut:
         return validation, trained
 
     def _find_largest_size(self) -> int:
-        """Return the largest size at which every silo is balanced over its labels."""
+        """Return the largest size that keeps every silo balanced over its labels."""
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so that the first such size can be bisected
         return bisect_left(sizes, True, key=self._runs_short)
@@ -365,15 +367,15 @@ class LabelCut:
 
         Args:
             size: training samples per silo.
-            given: whether the user set it; otherwise it is the largest possible, and errors do not
-                advise to raise it.
+            given: whether the user set ``size``. If not, it is the largest possible, and errors do
+                not advise raising it.
 
         Returns:
             The result of ``_compute_sizes``.
 
         Raises:
-            DataError: the pool has too few samples of some label, or no tenth of ``size`` can
-                validate.
+            DataError: the pool has too few samples of some label, or a tenth of ``size``, the
+                validation part, is less than one sample.
         """
         if not self._has("val") and size < VALIDATION_SHARE:
             least = VALIDATION_SHARE if given else 0
@@ -423,13 +425,14 @@ class LabelCut:
 
         Args:
             part: 'val' or 'test'.
-            size: samples per silo; 0 takes as many as the rarest label allows of every label.
+            size: samples per silo; 0 takes from every label as many as the rarest label allows.
 
         Returns:
             Rows per silo, ascending; empty if the pool has no such part and ``size`` is 0.
 
         Raises:
-            DataError: a label has fewer samples than there are silos, or ``size`` is impossible.
+            DataError: a label has fewer samples than there are silos, or ``size`` is below K or
+                above what the labels allow.
         """
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:

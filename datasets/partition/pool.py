@@ -1,4 +1,4 @@
-"""Collect all samples of a data set in one pool, from which silos are cut.
+"""Collect all samples of a data set in one pool, to cut silos from it.
 
 The pool of a UEFL image set is its public source, not rotated. Other pools join the samples of the
 data set's own silos, each in its own part, so that test images and their patients stay test data.
@@ -50,7 +50,7 @@ class CutPool:
     def split(self, part: str, rows: Rows) -> Split:
         """Return the samples ``rows`` of a part as a split.
 
-        If the pool has no validation part, rows of 'val' count in the training part.
+        If the pool has no validation part, rows of 'val' are taken from the training part.
         """
         import torch
 
@@ -74,7 +74,8 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
     """Open a UEFL image set as a pool, in distribution D1, which is not rotated.
 
-    If images have tracks, whole tracks are held out as its validation part.
+    If images have tracks, whole tracks are held out as the pool's validation part, unless the image
+    set has a validation part of its own.
     """
     source = data.source
     pool, key = open_pool(source, places)
@@ -146,7 +147,7 @@ def _shared_facts(silo: Silo) -> dict[str, Any]:
 
 
 class _Mixed:
-    """One part of several silos, in an order in which the silos alternate within each label.
+    """One part of several silos, ordered so that silos alternate within each label.
 
     Silos that are cut from it in order then differ in their labels, but not in their hospitals.
     """

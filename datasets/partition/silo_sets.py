@@ -89,7 +89,7 @@ def open_silo_set(text: str) -> SiloSet:
 def great_circle_km(first: tuple[float, float], second: tuple[float, float]) -> float:
     """Return the great-circle distance in km between two points (degrees north, degrees east).
 
-    It uses the haversine formula on a sphere of radius 6371 km.
+    The haversine formula is used, on a sphere of radius 6371 km.
     """
     north, east, north_there, east_there = (math.radians(x) for x in (*first, *second))
     half = (

@@ -48,7 +48,7 @@ _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentatio
 def is_dicom(path: Path) -> bool:
     """Tell whether a file is DICOM, by its ending '.dcm' or else by its first bytes.
 
-    A file that cannot be read counts as no DICOM; decoding it reports the reason.
+    False for a file that cannot be read; decoding it later reports the reason.
     """
     if path.suffix.lower() == ".dcm":
         return True
@@ -71,18 +71,18 @@ def read_radiograph(path: Path, bits: int) -> Grey:
 def read_dicom(path: Path, bits: int) -> Grey:
     """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    The modality's lookup table or rescaling is applied, and then the VOI lookup table or else the
-    first window. Without table and window, the whole range of the stored bits is shown. MONOCHROME1
-    is inverted, and padding pixels become black.
+    The modality's lookup table or rescaling is applied, and then the VOI lookup table or, without
+    one, the first window. Without table and window, the whole range of the stored bits is shown.
+    MONOCHROME1 is inverted, and padding pixels become black.
 
     Args:
         path: the file.
         bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not grey, deflated, or has several frames,
-            another depth, another number of pixels than its header says, or a compression that
-            cannot be decoded here.
+        BrokenImageError: the file is missing, damaged, not grey, or deflated; or it has several
+            frames, another depth, another number of pixels than its header states, or a compression
+            that cannot be decoded here.
     """
     try:
         return _read(path, bits)
@@ -96,20 +96,24 @@ def radiograph_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of a DICOM or picture without reading its pixels.
 
     Raises:
-        BrokenImageError: the file is neither, is missing or damaged, or its header lacks these
-            values.
+        BrokenImageError: the file is neither a DICOM nor a picture, is missing or damaged, or its
+            header lacks these values.
     """
     if not is_dicom(path):
         return picture_header(path)
     dataset = _read_header(path, pixels=False)
     try:
         return ImageHeader(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
-    except Exception:  # an element that is missing, or is no number
+    except Exception:  # an element that is missing, or is not a number
         raise BrokenImageError("is a DICOM without a size") from None
 
 
 def _read(path: Path, bits: int) -> Grey:
-    """Decode a DICOM as ``read_dicom`` says; errors of a damaged header are not yet translated."""
+    """Decode a DICOM as ``read_dicom`` does, but a damaged header may raise any error.
+
+    Raises:
+        BrokenImageError: as in ``read_dicom``, except for a damaged header.
+    """
     dataset = _read_header(path)
     _check_kind(dataset, bits)
     raw = _decode_pixels(dataset)
@@ -160,7 +164,8 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
     """Check that a DICOM is one grey image of ``bits`` bits per pixel that can be decoded here.
 
     Raises:
-        BrokenImageError: it is not, or it has too many pixels.
+        BrokenImageError: the DICOM is another kind of image, has another depth or a compression
+            that cannot be decoded here, or has too many pixels.
     """
     fault = _kind_fault(dataset) or _syntax_fault(dataset)
     if fault:
@@ -229,10 +234,11 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     """Check, before decoding, that the amount of pixel data fits the size in the header.
 
     Trailing padding bytes are removed from ``dataset``. Compressed data state their own size, which
-    must be ``shape``; RLE does not, so it is checked while it is decoded.
+    must be ``shape``. RLE states no size, so RLE data are checked only while they are decoded.
 
     Raises:
-        BrokenImageError: there are too few data, or more than padding explains.
+        BrokenImageError: there are too few bytes, or more than padding explains; or compressed data
+            state another size.
     """
     from pydicom.encaps import generate_frames
     from pydicom.uid import RLELossless
@@ -309,7 +315,7 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert stored values to displayed brightness 0..1: modality step first, then VOI step.
 
-    Without VOI table and window, the least possible value becomes 0, and the largest 1.
+    Without VOI table and window, the smallest possible value becomes 0, and the largest 1.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -331,7 +337,7 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
 
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
-    """Return the least and the largest value that are possible after the modality step.
+    """Return the smallest and the largest value that are possible after the modality step.
 
     Raises:
         ValueError: the rescale slope is not above 0.
@@ -353,9 +359,9 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 
 
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell which pixels are padding around the image, (height, width) bool.
+    """Return a bool mask (height, width) of the padding pixels around the image.
 
-    The header names the value or range of padding; without it no pixel is padding.
+    The header gives the value or range of padding; if it gives none, no pixel is padding.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

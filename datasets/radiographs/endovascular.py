@@ -66,10 +66,10 @@ class _WithMasks(Endovascular):
     channels = 2
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List all images of a source, with and without masks, so that the split is the same.
+        """List all images of a source, also those without masks, so that the split stays the same.
 
         Raises:
-            DataError: no image in use has a mask, or the listing is invalid.
+            DataError: no listed image has a mask, or the listing is invalid.
         """
         index = super().index(site, settings, places)
         if not read_masks(index).keys() & set(index.names):
@@ -88,7 +88,8 @@ class _WithMasks(Endovascular):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to uint8 (2, size, size).
 
-        The second channel is the mask, 0 or 1.
+        The second channel is the mask, 0 or 1. The function raises ``BrokenImageError`` if the
+        image or its mask is unusable.
         """
         bits, masks = self.bits(index), read_masks(index)
 
@@ -101,7 +102,7 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode only the images with masks, (k, 2, size, size); the others are no faults."""
+        """Decode only the images with masks, (k, 2, size, size); others are not faults."""
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
         decoded = super().decode(index.take(rows), size, settings)
@@ -136,12 +137,12 @@ def read_picture(path: Path, bits: int) -> Grey:
     """Decode an image file or DICOM to (height, width), float32, 0..1.
 
     Args:
-        path: a DICOM; for 8 bits a PNG or JPEG, whose colours become grey; for more a grey PNG or
-            TIFF.
+        path: a DICOM; for up to 8 bits a PNG or JPEG, whose colours become grey; for more bits a
+            grey PNG or TIFF.
         bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, or of another format or depth.
+        BrokenImageError: the file is missing or damaged, or has another format or depth.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -178,7 +179,7 @@ def _read_8_bits(path: Path) -> Grey:
 
 
 def _read_mask(picture: Grey, path: Path) -> Mask:
-    """Read the mask of ``picture``, a PNG: (height, width) bool, True where a colour is not 0.
+    """Read a PNG as the mask of ``picture``: (height, width) bool, True where a colour is not 0.
 
     The alpha channel is ignored.
 

@@ -91,8 +91,10 @@ class MiniMias(RadiographDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a new 8-bit file or DICOM like the site's own images.
 
-        It returns int16 (1, size, size). Only a tissue's name as ``site`` gives a profile, if
-        'data.intensity-profiles' is set.
+        The function returns int16 (1, size, size). The image is rendered with the profile of
+        ``site`` if 'data.intensity-profiles' is set and ``site`` is a tissue's name; any other
+        name, such as '', renders nothing. The file's name without its ending seeds the profile's
+        noise.
         """
         size = settings.image_size or self.own_size(places)
         profile = None
@@ -112,7 +114,7 @@ def _folder(places: Places) -> Path:
 
 
 def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
-    """Read ``labels.csv``: image -> its line, by column, in the file's order.
+    """Read ``labels.csv``: image -> its row (column -> text), in the file's order.
 
     Raises:
         DataError: the file is missing, a line is invalid, or an image is listed twice.
@@ -130,7 +132,7 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _row_fault(row: Mapping[str, str]) -> str:
-    """Explain which column of a line is invalid and what it must hold; '' if all are valid."""
+    """Explain which column of a line is invalid and what it must contain; '' if all are valid."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"
     if not row["patient"]:

@@ -56,8 +56,9 @@ class PneumoniaMnist(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a new 8-bit grey file or DICOM like the site's own images.
 
-        It returns int16 (1, size, size). Only a vendor's name as ``site`` gives a profile, if
-        'data.intensity-profiles' is set.
+        The function returns int16 (1, size, size). The image is rendered with the profile of
+        ``site`` if 'data.intensity-profiles' is set and ``site`` is a vendor's name; any other
+        name, such as '', renders nothing.
         """
         size = settings.image_size or SIDE
         profile = None
@@ -106,7 +107,8 @@ def _rows(
         site: the vendor.
         part: 'train', 'val' or 'test'; 'test' is empty if 'split.use-test' is false.
         labels: label of each image of the part, (n,).
-        settings: 'split.fold-seed', and 'split.sample-share' to keep per class, at least one image.
+        settings: 'split.fold-seed', and 'split.sample-share', the share to keep of each class (at
+            least one image).
     """
     dealt = []
     for label in range(len(CLASSES)):

@@ -28,14 +28,14 @@ _PHOTOMETRIC = 262  # TIFF's tag that says whether 0 is white
 
 
 def read_grey(path: Path, bits: int) -> Grey:
-    """Decode a grey PNG or TIFF to (height, width), float32, where 1 is 2^bits - 1.
+    """Decode a grey PNG or TIFF to (height, width), float32, 0..1, where 1 stands for 2^bits - 1.
 
     Args:
         path: the file.
         bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not grey, or has several pages or another
+        BrokenImageError: the file is missing, damaged or not grey, or has several pages or another
             depth.
     """
     with opened_image(path, _FORMATS) as image:
@@ -52,7 +52,7 @@ def read_grey(path: Path, bits: int) -> Grey:
 
 
 def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
-    """Return an opened image's pixels, (height, width), and the bits that store each, 8 or 16.
+    """Return an opened image's pixels, (height, width), and the stored bits per pixel, 8 or 16.
 
     Raises:
         BrokenImageError: the image has several pages, is not grey, or has values outside 16 bits.
@@ -73,11 +73,10 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 
 
 def check_depth(depth: int, largest: int, bits: int) -> int:
-    """Check a file's depth against the declared ``bits``; return their largest value, 2^bits - 1.
+    """Check a file's depth against the declared ``bits``; return the largest value, 2^bits - 1.
 
     Args:
-        depth: bits in which the file stores a pixel; it must be 8 for up to 8 declared bits, else
-            16.
+        depth: the stored bits per pixel; it must be 8 for up to 8 declared bits, else 16.
         largest: the largest value in the file.
         bits: the declared bits per pixel.
 
@@ -140,8 +139,8 @@ def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.
 
     Args:
         picture: (height, width).
-        profile: the vendor's; None renders nothing.
-        key: names and numbers that seed the noise, so that it is the same in every run.
+        profile: the vendor's profile; None converts the picture without rendering.
+        key: names and numbers that seed the noise, so that the noise is the same in every run.
     """
     if profile:
         rng = np.random.default_rng(derive_seed(0, "vendor-noise", *key))

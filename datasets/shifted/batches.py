@@ -52,11 +52,11 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batches that are in ``folder``, in binary form or else as Python pickles.
+    """List the batches in ``folder``: the binary files or, without any, the Python pickles.
 
     Returns:
-        Name, size and modification time of each training batch, then of the test batch if it is
-        there; [] without a training batch.
+        Name, size and modification time of each training batch, and then of the test batch if it
+        exists; [] without a training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can
@@ -129,6 +129,8 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     """Read a published pickled batch: pixels (n, 3072) uint8, and labels (n,) int64.
+
+    The MD5 is checked before the file is unpickled, because a pickle can run code.
 
     Raises:
         DataError: the file cannot be read, or its MD5 is not the published one.

@@ -24,8 +24,8 @@ def read_idx(path: Path) -> Bytes:
     """Read a gzipped IDX file of unsigned bytes as an array with the shape in its header.
 
     Raises:
-        DataError: the file is missing, not gzip, truncated, longer than its header says, not an IDX
-            file of unsigned bytes, or larger than ``most_unpacked`` allows.
+        DataError: the file is missing, not gzip, truncated, longer than its header states, not an
+            IDX file of unsigned bytes, or larger than ``most_unpacked`` allows.
     """
     try:
         with gzip.open(path) as file:
@@ -59,7 +59,7 @@ def _read_shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     """Read the header from an open file and return the array's shape (1 to 4 dimensions).
 
     Raises:
-        DataError: the header is not that of unsigned bytes, is cut short, or gives too large a
+        DataError: the header does not declare unsigned bytes, is cut short, or gives too large a
             size.
     """
     start = file.read(4)
@@ -99,7 +99,8 @@ def refuse_out_of_range(labels: npt.NDArray[np.integer], classes: int, path: Pat
     """Check that all labels are in 0..``classes`` - 1.
 
     Raises:
-        DataError: a label is not; the message names the file, the first such label and its index.
+        DataError: a label is out of range. The error names the file, the first such label and its
+            index.
     """
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):

@@ -127,7 +127,7 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
     """Read a data set's ``.npz`` file as a pool; each part is in a fixed random order.
 
     Raises:
-        DataError: the file is missing or unusable; the message tells how to download it.
+        DataError: the file is missing or unusable. The error tells how to download it.
     """
     try:
         parts = read_parts(folder / f"{name}.npz", classes, colour)

@@ -24,7 +24,7 @@ _SHARE = 10  # one of this many tracks per label validates
 
 @dataclass(frozen=True)
 class Pool:
-    """Images on the 0..255 scale, and labels (n,), in the order in which silos take them.
+    """Images on the 0..255 scale, and labels (n,), in the order that silos take them.
 
     Grey images are (n, height, width), colour images (n, height, width, 3). ``train_tracks`` (n,)
     numbers the track that each training image belongs to; None if there are no tracks. If
@@ -76,7 +76,10 @@ class Source:
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
-    """Return name, size and modification time of each named file that exists in ``folder``."""
+    """Return name, size and modification time of each named file that exists in ``folder``.
+
+    Missing files are left out.
+    """
     facts: Facts = []
     for name in names:
         path = folder / name
@@ -89,11 +92,11 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
     """Find the folder to decode a source from, and list the facts of its files.
 
-    If the same images are in several folders, the one with the most files wins; on a tie, the
+    If the same images are in several folders, the folder with the most files wins; on a tie, the
     first.
 
     Raises:
-        DataError: no data directory is named, or files are missing; the message tells how to get
+        DataError: no data directory is named, or files are missing. The error tells how to get
             them.
     """
     if source.listed is None:
@@ -156,8 +159,8 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
     """Choose whole tracks for validation, so that no track is in both parts.
 
     Frames of a track show one object within a second, so a model that trained on one frame knows
-    the others. Going backwards from the last image, each track that still fits into ``validation``
-    images is taken. If none fits, only the smallest track validates.
+    the other frames. Going backwards from the last image, each track that still fits into
+    ``validation`` images is taken. If none fits, only the smallest track validates.
 
     Args:
         tracks: track number of each image, (n,).
@@ -194,7 +197,7 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
     """Choose the last tenth of each label's tracks for validation, but at least one track.
 
-    If a label has a single track, that track trains.
+    If a label has a single track, that track is used for training.
 
     Args:
         tracks: track number of each image, (n,).

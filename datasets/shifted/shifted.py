@@ -74,11 +74,12 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training and how many test images each silo gets.
 
-    The size is the setting, or else the source's own size, or else an equal share of the pool.
+    A size is the setting; if the setting is 0, the source's own size; and without that, an equal
+    share of the pool.
 
     Raises:
         DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
-            training images; the message says what would fit.
+            training images. The error says which sizes would fit.
     """
     silos, given = settings.silos, settings.silo_train_size
     have = {"train": len(pool.train_labels), "test": len(pool.test_labels)}
@@ -168,10 +169,10 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
 
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Scale ``pixels`` (n, channels, height, width), 0..255, as 'data.pixel-scale' says.
+    """Scale ``pixels`` (n, channels, height, width), 0..255, according to 'data.pixel-scale'.
 
-    'raw' leaves them unchanged; otherwise each channel is divided by 255 and standardised with the
-    source's published mean and standard deviation.
+    'raw' leaves the pixels unchanged. Otherwise each channel is divided by 255 and standardised
+    with the source's published mean and standard deviation.
     """
     if settings.pixel_scale == "raw":
         return pixels
@@ -211,7 +212,10 @@ class ShiftedImages(DataSet):
         return self.source.name
 
     def found(self, places: Places) -> str:
-        """Describe the files in the data directory, in any readable form; '' if there are none."""
+        """Describe the files in the data directory, in any readable form; '' if there are none.
+
+        A data set without files of its own gives 'comes with scikit-learn'.
+        """
         if not self.files:
             return "comes with scikit-learn"
         if self.source.listed is None:
@@ -235,8 +239,8 @@ class ShiftedImages(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a file as an image of the pool, shifted as at ``site``.
 
-        The image is resized to the pool's size. A name that is none of the UEFL silos', as under
-        partition 'unseen' or '', means D1, which is not rotated.
+        The image is resized to the pool's size. If ``site`` is not the name of a UEFL silo (for
+        example '', or a silo of partition 'unseen'), the image is not rotated, as in D1.
 
         Raises:
             DataError: the public files are missing.
@@ -309,10 +313,10 @@ class ShiftedImages(DataSet):
 def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Divide the ``size`` training rows of the pool from ``first`` on into train and val rows.
+    """Divide the ``size`` training rows of the pool, starting at row ``first``, into train and val.
 
     The last tenth validates; if images have tracks, whole tracks validate instead. If the pool has
-    a validation part of its own, all rows train.
+    a validation part of its own, all rows are used for training.
 
     Raises:
         DataError: all rows belong to one track; ``where`` names the silo.
@@ -335,7 +339,7 @@ def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
         (height, width) or (height, width, 3), 0..255.
 
     Raises:
-        BrokenImageError: the file is missing, damaged or of more than 8 bits.
+        BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.
     """
     from PIL.Image import Resampling
 

@@ -47,12 +47,11 @@ class _Sign:
 def list_signs(folder: Path) -> Facts:
     """List the CSV files and image folders in ``folder`` as facts that decide the decoded pool.
 
-    A folder's modification time reveals that images were added or removed, but not that one was
+    A folder's modification time changes if images are added or removed, but not if one is
     overwritten.
 
     Returns:
-        Name, size (0 for a folder) and modification time of each; [] if there is no training
-        folder.
+        Name, size (0 for a folder) and modification time of each; [] without a training folder.
     """
     classes = [_TRAIN / name for name in _CLASSES if (folder / _TRAIN / name).is_dir()]
     if not classes:
@@ -96,7 +95,8 @@ def _training_signs(folder: Path) -> list[_Sign]:
     """Read the signs in a class's training folder; [] if the folder is missing.
 
     Raises:
-        DataError: the folder's CSV is missing or unusable, or a ClassId is not the folder's class.
+        DataError: the folder's CSV is missing or unusable, or a ClassId differs from the folder's
+            class.
     """
     if not folder.is_dir():
         return []
@@ -116,10 +116,10 @@ def _training_signs(folder: Path) -> list[_Sign]:
 
 
 def _test_signs(folder: Path) -> list[_Sign]:
-    """Read the test images' CSV, which may be in either of two folders.
+    """Read the signs in the test images' CSV, which may be in either of two folders.
 
     Raises:
-        DataError: neither folder has it, or a line is invalid.
+        DataError: neither folder has the CSV, or a line is invalid.
     """
     paths = [folder / name for name in _TEST_CSVS if (folder / name).is_file()]
     if not paths:
@@ -134,7 +134,7 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
     """Read all lines of a CSV; their images must be in ``folder``.
 
     Raises:
-        DataError: the CSV has no line or misses a column, a file is missing or named twice, or a
+        DataError: the CSV has no line or lacks a column, a file is missing or named twice, or a
             ClassId is out of range.
     """
     present: set[str] = set()
@@ -164,7 +164,7 @@ def _read_label(text: str, where: str) -> int:
     """Convert the text of a ClassId to its number, 0..42.
 
     Raises:
-        DataError: the text is anything else.
+        DataError: the text is not such a number.
     """
     # Short ASCII digits only, because int() also takes '1_0', other scripts' digits and long texts
     if text.isascii() and text.isdigit() and len(text) < 5 and int(text) < SIGNS:
@@ -192,10 +192,10 @@ def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[A
 
 
 def _decode(sign: _Sign) -> npt.NDArray[Any]:
-    """Decode one sign to (32, 32, 3) uint8, whatever the shape of its image.
+    """Decode one sign, an image of any size, to (32, 32, 3) uint8.
 
     Raises:
-        DataError: the image is missing, damaged, no PPM, or not 8-bit colour.
+        DataError: the image is missing or damaged, is not a PPM, or is not 8-bit colour.
     """
     from PIL.Image import Resampling
 

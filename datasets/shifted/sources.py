@@ -18,9 +18,10 @@ from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
 def _decode_digits(_: Path) -> Pool:
     """Load scikit-learn's 8x8 digits, enlarged to 16x16 so that three 2x2 poolings leave a 2x2 map.
 
+    The folder is not used.
+
     Returns:
-        A pool on the 0..255 scale, whose last fifth in file order is the test part. The argument, a
-        folder, is not used.
+        A pool with pixels from 0 to 255, whose last fifth in file order is the test part.
     """
     import torch
     from sklearn.datasets import load_digits

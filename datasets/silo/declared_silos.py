@@ -22,8 +22,8 @@ LONGEST = 64  # characters, as in SITE_NAME
 def site_name_fault(name: str) -> str | None:
     """Explain why a text cannot be a site's name; None if it is valid.
 
-    A name must match ``SITE_NAME``, because folders and columns are called by it, and must not be
-    'all', which stands for the mean over sites.
+    A name must match ``SITE_NAME``, because folders and columns have the site's name, and must not
+    be 'all', which stands for the mean over sites.
     """
     if name == "all":
         return "site 'all' must have another name, because 'all' stands for the mean over sites"
@@ -42,8 +42,8 @@ def read_declared(path: Path, model: type[M]) -> M:
     """Read a YAML file and validate it as the pydantic model ``model``.
 
     Raises:
-        DataError: the file is missing or not YAML, or a key is unknown, missing or has a wrong
-            type; the message starts with the path.
+        DataError: the file is missing or not valid YAML, or a key is unknown, missing or has a
+            wrong type. The error starts with the path.
     """
     try:
         content = parse_yaml(read_text(path), str(path))
@@ -77,7 +77,7 @@ def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Write each class's label values in their normal form, so that 1.0 and 1 are the same value.
 
     Raises:
-        ValueError: a value appears twice, in one class or in two, or a class has no value.
+        ValueError: a value appears twice, in one class or in two, or a class has no values.
     """
     forms = {name: list(map(same_text, values)) for name, values in classes.items()}
     every = list(chain(*forms.values()))

@@ -53,9 +53,9 @@ class Measure:
         """Count the samples of a split per histogram cell.
 
         Returns:
-            One count per level, or ``len(edges) + 1`` counts; the outer cells are open. If
-            ``may_lack``, a last cell counts the missing values; otherwise missing values are not
-            counted.
+            One count per level, or ``len(edges) + 1`` counts for numbers, of which the first and
+            last cell are unbounded. If ``may_lack``, one more cell counts the missing values;
+            otherwise missing values are not counted.
         """
         values = self.values[split]
         known = values[~np.isnan(values)]
@@ -93,7 +93,8 @@ class ColumnWords:
 class LeftOutRows:
     """The number of samples that are in no split and, for a table, the number per column.
 
-    A row counts under each column in which its value is missing or outside the schema's range.
+    A left-out row counts under each column whose value is missing or, if the schema drops such
+    rows, outside the column's range.
     """
 
     count: int
@@ -112,7 +113,8 @@ def picture_measures(
         to_unit: converts a batch of stored pixels to numbers from 0 (black) to 1 (white).
 
     Returns:
-        One ``Measure`` per statistic, with bins of width 0.1, for contrast of width 0.05 up to 0.4.
+        One ``Measure`` per statistic. Histogram bins have width 0.1; for contrast, width 0.05 up to
+        0.4.
     """
     statistics = {}
     for split, inputs in pictures.items():
@@ -144,7 +146,7 @@ def unit_pixels(batch: Tensor) -> Tensor:
 def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
     """Compute the statistics of each image, (n, 5): mean, standard deviation, means of 3 channels.
 
-    The columns of channels that an image does not have are 0.
+    The column of a channel that the images do not have is 0.
     """
     import torch
 

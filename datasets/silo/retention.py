@@ -19,19 +19,19 @@ _DEPTHS = ("*", "*/*")  # a decoded source; a silo in its data set's folder
 # removed its name is hidden and ends with 8 random ones. Nothing else is touched in any folder
 _KEYED = re.compile(r"[^.].*-[0-9a-f]{16}")
 _BEGUN = re.compile(r"\..*-[0-9a-f]{16}\.\w{8}")
-_ABANDONED = 24 * 3600.0  # seconds after which a folder is no longer being made or removed
+_ABANDONED = 24 * 3600.0  # seconds; an older folder is no longer being made or removed
 
 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
-    """Remove the folders that were not opened for longest until the rest fits into ``keep_bytes``.
+    """Remove the folders that were not opened for longest, until the rest fits into ``keep_bytes``.
 
-    Only sealed folders of derived data count. Half-made folders older than a day are removed first.
-    Other processes may use the cache meanwhile: a folder is renamed before its files are deleted,
-    so that nobody opens an incomplete one, and files that are open stay readable.
+    Only sealed folders of derived data count. Incomplete folders older than a day are removed
+    first. Other processes may use the cache meanwhile: a folder is renamed before its files are
+    deleted, so that nobody opens an incomplete folder, and files that are open stay readable.
 
     Returns:
-        The folders that were removed, the longest unopened first; the half-made ones are not
-        listed.
+        The removed folders, the longest unopened first; incomplete folders are not listed. A folder
+        that cannot be renamed stays and is not listed.
     """
     for path in _list_entries(folder):
         # A process that was killed leaves a half-made folder behind. The newest entry in it tells
@@ -95,7 +95,7 @@ def _below(path: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> bool:
-    """Remove a folder; return whether it is gone, which includes removal by another process.
+    """Remove a folder; return True if it is gone, also if another process removed it.
 
     The folder is first renamed to a hidden random name. False means that renaming failed.
     """

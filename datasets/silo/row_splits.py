@@ -42,8 +42,10 @@ class RowSplit:
 def check_folds(settings: CommonSettings) -> None:
     """Check that the chosen test fold and validation fold exist.
 
+    With 0 folds, the fold must be 0.
+
     Raises:
-        SettingError: the number of folds is 1, or the fold's index is not below the number of
+        SettingError: the number of folds is 1, or a fold other than 0 is not below the number of
             folds.
     """
     for kind in ("test", "val"):
@@ -66,17 +68,17 @@ def split_rows(
     where: str,
     groups: Sequence[str] | None = None,
 ) -> RowSplit:
-    """Split row indices into training, validation and test rows as ``settings`` says.
+    """Split row indices into training, validation and test rows according to ``settings``.
 
-    The test rows are fold 'split.test-fold' of 'split.test-folds'; if there are 0 folds, they are a
-    random ``share``. The validation fold is then cut from the remaining rows. If 'split.use-test'
-    is false, the test rows are in no part.
+    The test rows are fold 'split.test-fold' of 'split.test-folds'; with 0 folds, they are a random
+    ``share``. The validation fold is then cut from the remaining rows; with 0 folds there are no
+    validation rows. If 'split.use-test' is false, the test rows are in no part.
 
     Args:
         labels: class of each row, (n,).
-        settings: the number of folds and the chosen one, for test and validation, and the fold
+        settings: the number of folds and the chosen fold, for test and validation, and the fold
             seed.
-        share: share of test rows, 0..1, used only without test folds; 0 means no test rows.
+        share: share of test rows, 0..1, used only with 0 test folds; 0 means no test rows.
         seed: seed for drawing this share.
         where: the site's name for errors.
         groups: group of each row, (n,); a group is never divided. None makes each row its own
@@ -115,7 +117,8 @@ def cut_fold(
         labels: class of every row of the table, (n,).
         settings: number of folds, index of the fold to cut out, and fold seed.
         where: the site's name for errors.
-        groups: group of every row of the table, (n,), or None; a group is never divided.
+        groups: group of every row of the table, (n,); a group is never divided. None makes each row
+            its own group.
 
     Returns:
         The remaining rows and the fold's rows, both ascending. With 0 folds the second is empty.
@@ -149,7 +152,7 @@ def cut_fold(
 
 
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
-    """Check that rows can be cut into that many stratified folds.
+    """Check that rows can be cut into ``folds`` stratified folds.
 
     Raises:
         DataError: there are fewer rows or groups than folds, or every class has fewer rows than
@@ -175,6 +178,8 @@ def _number_groups(groups: Sequence[str]) -> Indices:
 def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
     """Draw training and test rows as FLamby does: stratified if every class has more than 2 rows.
 
+    A single class is not stratified.
+
     Args:
         labels: class of each row, (n,).
         share: share of test rows, 0..1; 0 gives no test rows.
@@ -182,11 +187,12 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
         where: the site's name for errors.
 
     Returns:
-        Training and test rows, in random order.
+        Training and test rows, in random order; with share 0 all rows in their order, and no test
+        rows.
 
     Raises:
-        DataError: there are fewer than 3 rows, or a part would have fewer rows than there are
-            classes.
+        DataError: ``share`` is above 0, and there are fewer than 3 rows or scikit-learn cannot
+            split them, for example because a part would have fewer rows than there are classes.
     """
     from sklearn.model_selection import train_test_split
 
@@ -217,12 +223,12 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
 def draw_test_groups(
     labels: Indices, groups: Indices, share: float, seed: int, where: str
 ) -> tuple[Indices, Indices]:
-    """Choose whole groups as test data, so that each class has about ``share`` of its rows in it.
+    """Choose whole groups as test data, so that each class has about ``share`` of its rows there.
 
-    Groups are visited in random order; a group becomes test data if the classes' numbers of test
-    rows come nearer to their targets (chi-square distance). A second pass also counts the distance
-    of all test rows together, because the target of a rare class may be less than one row. Unless
-    ``share`` is 0, each part gets at least one group.
+    Groups are visited in random order. A group becomes test data if this brings the classes'
+    numbers of test rows nearer to their targets (chi-square distance). A second pass also counts
+    the distance of all test rows together, because the target of a rare class may be less than one
+    row. Unless ``share`` is 0, each part gets at least one group.
 
     Args:
         labels: class of each row, (n,).
@@ -235,7 +241,7 @@ def draw_test_groups(
         Training and test rows, both ascending.
 
     Raises:
-        DataError: there are fewer than two groups.
+        DataError: there are fewer than two groups, and ``share`` is above 0.
     """
     rows = np.arange(len(labels))
     if share == 0:

@@ -89,7 +89,7 @@ class Silo:
         schema: a digest of a table's schema, or of the classes and size of images; all sites of a
             run must have the same.
         folder: the silo's folder in the cache, or None.
-        standardisation: the statistics with which the features were standardised; None before that.
+        standardisation: the statistics that standardised the features; None before that.
     """
 
     name: str
@@ -189,7 +189,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of its silos, or [] if only the sites know the names.
+        """Return the names of the silos; [] if only the sites know the names.
 
         Raises:
             DataError: the files that name the silos cannot be read.
@@ -200,7 +200,7 @@ class DataSet(ABC):
 
         Raises:
             DataError: no silo has this name, a file is missing or unusable, or there are too few
-                samples. It is a ``FileNamesError`` if the message lists names of files, which may
+                samples. The error is a ``FileNamesError`` if it lists names of files, which may
                 identify patients.
         """
         names = self.silo_names(settings, places)
@@ -217,16 +217,16 @@ class DataSet(ABC):
         """Load a silo whose name ``load`` has checked."""
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a new image file just as the images of ``site`` were read.
+        """Raise ``DataError``: this base class assumes that the data set has no images.
 
-        The function takes a path, returns an array (channels, height, width) as in
-        ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
-        site rotates its images or has its own tone curve, new images get the same, unless ``site``
-        is ''.
+        A data set with images returns a function that reads a new image file in the same way as the
+        images of ``site``. The function takes a path, returns an array (channels, height, width) as
+        in ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
+        site's images are rotated or have their own tone curve, new images get the same, unless
+        ``site`` is ''.
 
         Raises:
-            DataError: the data set has no images, as this base class assumes, or its declaration
-                cannot be read.
+            DataError: the data set has no images, or its declaration cannot be read.
         """
         raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")
 
@@ -234,7 +234,8 @@ class DataSet(ABC):
         """Return mean and std, (channels, 1, 1) each, to standardise an image with pixels in 0..1.
 
         Returns:
-            None if silos hold unscaled pixels, which networks scale themselves.
+            None, as in this base class, if silos have unscaled pixels, which networks scale
+            themselves.
         """
         return None
 
@@ -243,7 +244,7 @@ class DataSet(ABC):
         return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the features of a silo's image files before resizing, for histograms."""
+        """Return the features of a silo's image files before resizing, for histograms; here []."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
@@ -251,7 +252,7 @@ class DataSet(ABC):
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the files name validation samples, so that none need to be cut."""
+        """Tell whether the files name validation samples; if so, none are cut. Here False."""
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -298,9 +299,9 @@ def save_silo(
         folder: the folder; its mode becomes 700.
         splits: split -> samples.
         facts: what ``open_silo`` needs besides the arrays (name, distribution, classes, ...), as
-            JSON; the splits' fingerprints are added.
-        notes: sentences about the data, such as the number of imputed values, which ``open_silo``
-            writes to the log.
+            JSON values; the splits' fingerprints are added.
+        notes: sentences about the data, such as the number of imputed values; ``open_silo`` logs
+            them.
     """
     # Before the first array is written, so that no other user can open one meanwhile
     folder.chmod(0o700)
@@ -323,7 +324,7 @@ def cached_silo(
     Args:
         folder: the cache's folder for this data set's silos.
         name: the beginning of the silo folder's name; the key follows.
-        facts: everything that decides the silo's content, as JSON; its digest is the key.
+        facts: everything that decides the silo's content, as JSON values; their digest is the key.
         classes: number of classes.
         fill: function that writes the silo into a new folder with ``save_silo``.
 
@@ -339,8 +340,8 @@ def cached_silo(
 def open_silo(folder: Path, classes: int) -> Silo:
     """Open a silo that ``save_silo`` wrote, and log its notes once per process.
 
-    Arrays above 64 KiB are memory-mapped copy-on-write, so that changing them leaves the files
-    alone.
+    Arrays above 64 KiB are memory-mapped copy-on-write, so changes in memory do not change the
+    files.
     """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):
@@ -369,7 +370,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
 
 @cache
 def log_once(note: str) -> None:
-    """Log a note on this machine, but only once, because a run opens its silos often."""
+    """Log a note on this machine, only once per process, because a run opens its silos often."""
     logging.getLogger("flwr").warning("fedsilo: %s", printable(note))
 
 

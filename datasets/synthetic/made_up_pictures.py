@@ -84,12 +84,13 @@ def grid(size: int) -> tuple[Field, Field]:
 
 
 def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
-    """Draw a random texture (size, size) of about unit variance: the sum of ten plane waves.
+    """Draw a random texture (size, size) with variance of about 1: the sum of ten plane waves.
 
     Args:
         rng: decides directions, phases and lengths; it is advanced.
         size: pixels per side.
-        waves: mean number of periods along a side of length 2; lengths vary by half.
+        waves: mean number of periods along a side of length 2; each wave has 0.5 to 1.5 times as
+            many.
     """
     x, y = grid(size)
     turns, phases = rng.uniform(0, 2 * np.pi, (2, _WAVES))

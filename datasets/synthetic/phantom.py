@@ -25,12 +25,12 @@ from fedsilo.datasets.silo.silos import ImageReader
 def even_sequence(
     counts: Sequence[int], again: float, rng: np.random.Generator
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Order images so that every beginning has the kinds in nearly their final proportions.
+    """Order images so that every beginning of the order has the kinds in nearly their final shares.
 
     Args:
         counts: number of images of each kind.
-        again: probability that an image shows the same kind and subject as the one before.
-        rng: decides which images do; it is advanced.
+        again: probability that an image shows the same kind and subject as the image before it.
+        rng: decides which images repeat a subject; it is advanced.
 
     Returns:
         The kind of each image, and its subject's number, from 0 in order of appearance.
@@ -106,7 +106,8 @@ class PhantomDataSet(ImageDataSet):
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
         """Return an image's kind, a generator for its subject, and a generator for the image.
 
-        Both generators are new, and are seeded by names and numbers only. Images of the same
+        Both generators are new at each call. Their seeds depend only on the data set's key, the
+        site and the number of the subject or the image, not on the run's seed. Images of the same
         subject get equal subject generators.
         """
         kinds, subjects = self.sequence(site)
@@ -121,7 +122,7 @@ class PhantomDataSet(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List the first images of a site: 'split.sample-share' of them, but at least ``fewest``.
 
-        Images of one subject are a group.
+        A site with fewer images lists all of them. Images of one subject are a group.
         """
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = self.sequence(site)
@@ -148,7 +149,7 @@ class PhantomDataSet(ImageDataSet):
         return lambda path: self.read_file(path, size, settings)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return [], because there are no files."""
+        """Return [], because the images are drawn and not read from files."""
         return []
 
     def content(self, index: ImageIndex) -> list[Any]:

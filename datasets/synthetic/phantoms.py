@@ -74,7 +74,10 @@ class DermoscopyPhantom(PhantomDataSet):
         return class_of(kind, settings.target)
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Draw a lesion on the skin, uint8 (3, size, size), in the look of the site."""
+        """Draw a lesion on the site's skin, with the site's noise, uint8 (3, size, size).
+
+        With 'data.colour-constancy', the colour of the light is removed.
+        """
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
         shade = np.array(colour) + lesion.normal(0, 0.03, 3)
@@ -121,7 +124,8 @@ class MammographyPhantom(PhantomDataSet):
     ) -> npt.NDArray[np.int16]:
         """Draw a mammogram, int16 (1, size, size).
 
-        If 'data.intensity-profiles' is set, it is rendered with the profile of the site's vendor.
+        If 'data.intensity-profiles' is set, the mammogram is rendered with the site's vendor
+        profile.
         """
         malignant, patient, view = self.generators(site, number)
         picture = _draw_breast(patient, view, size, bool(malignant))
@@ -143,7 +147,7 @@ def _draw_breast(
         patient: decides the shape, tissue and lesion; it is advanced.
         view: decides exposure and side; it is advanced.
         size: pixels per side.
-        malignant: whether its lesion is a bright star, or otherwise a faint soft spot.
+        malignant: True draws the lesion as a bright star, False as a faint soft spot.
     """
     x, y = pictures.grid(size)
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
@@ -248,7 +252,7 @@ class _WithMasks(AngiogramPhantom):
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
     """Draw frame ``number`` of a source, 0..255, and its catheter mask, 0 or 1.
 
-    About one frame in eight has no catheter, and so an empty mask.
+    About one frame in eight has no catheter and therefore an empty mask.
 
     Returns:
         Frame and mask, both uint8 (size, size).
@@ -289,7 +293,7 @@ def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, 
 def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
     """Draw a catheter along the vessel ``line``, from its start to a random point past the middle.
 
-    The catheter stays within half the vessel's ``radius`` from the line.
+    The catheter stays within half the vessel's ``radius`` of the line.
     """
     tip = rng.integers(len(line) // 2, len(line))
     # The sine is 0 at both ends, so that the catheter begins and ends in the middle of the vessel

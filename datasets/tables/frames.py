@@ -35,8 +35,8 @@ def write_frames(
     """Write ``schema.yaml`` and a CSV file per site into ``folder``, inferring the schema.
 
     Numbers and booleans become numeric columns. Texts become categorical columns, whose levels are
-    collected over all sites; a column with one text at all sites is ignored. Each value of column
-    ``label`` becomes a class.
+    collected over all sites; a column with only one text at all sites is ignored. Each value of
+    column ``label`` becomes a class.
 
     Args:
         folder: an existing folder.
@@ -45,8 +45,8 @@ def write_frames(
         policy: what to do with a row that lacks a value: 'drop' it or 'impute' the value.
 
     Raises:
-        DataError: columns differ between sites, the label's is missing, a column has dates, mixed
-            types or more than 64 distinct texts, or there are not 2 to 1000 classes.
+        DataError: columns differ between sites, the label's column is missing, a column has dates,
+            mixed types or more than 64 distinct texts, or there are not 2 to 1000 classes.
     """
     import pandas as pd
 
@@ -76,7 +76,8 @@ def write_frames(
 def _plain(frame: DataFrame) -> DataFrame:
     """Return the frame with column names as stripped texts, and columns of objects simplified.
 
-    Booleans become 0 and 1, and objects that are all numbers become numbers; values may be missing.
+    Booleans become 0 and 1, and objects that are all numbers become numbers. Missing values stay
+    missing.
     """
     import pandas as pd
 
@@ -92,14 +93,17 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
-    """Return the columns of the first site, after checking that all sites have the same ones.
+    """Return the columns of the first site, after checking that all sites have the same columns.
+
+    The order of the columns may differ between sites.
 
     Args:
         columns: site -> names of its columns.
         label: the label's column, which each site must have.
 
     Raises:
-        DataError: a name is repeated, or a site lacks the label or has other columns.
+        DataError: a site has a name twice, lacks the label, or has other columns than the first
+            site.
     """
     first = next(iter(columns))
     for site, names in columns.items():
@@ -123,13 +127,15 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
 def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     """Infer the schema's entry for a column from its values at all sites.
 
+    A site without any value is skipped.
+
     Returns:
-        The keys of a ``Column``: numeric, categorical with its levels, or ignored if it has fewer
-        than two texts.
+        The keys of a ``Column``: numeric, also if no site has a value; categorical with its levels;
+            or ignored if it has fewer than two distinct texts.
 
     Raises:
-        DataError: one site has numbers and another texts, the type is unsuitable, or there are more
-            than 64 distinct texts.
+        DataError: one site has numbers and another has texts, the type is unsuitable, or there are
+            more than 64 distinct texts.
     """
     import pandas as pd
 
@@ -204,7 +210,7 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 
 
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
-    """Log a warning about texts that are probably no levels of their own.
+    """Log a warning about texts that are probably not levels of their own.
 
     These are texts that differ only by case, words for a missing value, and many numbers.
     """
@@ -229,8 +235,10 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column as the names of the classes.
 
+    Rows without a label are ignored.
+
     Raises:
-        DataError: a value looks like a missing one, or there are not 2 to 1000 classes.
+        DataError: a value looks like a missing value, or there are not 2 to 1000 classes.
     """
     classes = _texts(label, values)
     odd = _WORDS_FOR_MISSING.intersection(map(str.casefold, classes))

@@ -50,7 +50,10 @@ class Heart(TableDataSet):
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files, with ``self.cholesterol`` applied to its column."""
+        """Return the schema of the UCI files.
+
+        The values in ``self.cholesterol`` replace keys of the column 'chol'.
+        """
         columns = []
         for column in _schema().columns:
             if column.name == "chol":
@@ -124,8 +127,8 @@ class SyntheticHeart(TableDataSet):
 def synthetic_text(site: str) -> str:
     """Generate a synthetic UCI file of ``site`` as CSV text, the same in every run.
 
-    Disease shifts age, pulse, ST depression, angina and the type of chest pain by rounded
-    differences of the real data.
+    Patients with the disease differ in age, pulse, ST depression, angina and type of chest pain by
+    about as much as in the real data.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
@@ -140,7 +143,7 @@ def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> st
     Args:
         rng: the generator, which is advanced.
         population: the hospital.
-        ill: whether the patient has the disease: label 1 to 4, otherwise 0.
+        ill: whether the patient has the disease. The label is 1 to 4 if so, otherwise 0.
     """
     shift = 1 if ill else -1
     pains = (0.05, 0.1, 0.15, 0.7) if ill else (0.1, 0.35, 0.35, 0.2)

@@ -47,18 +47,19 @@ def parse_new_rows(
 ) -> NewRows:
     """Read a table of new patients by the training schema; the label's column may be missing.
 
-    A first line that names columns is a header, whatever the schema says; then columns may be in
-    any order and case, and unknown columns are skipped. Without a header, columns are in the
-    schema's order. An empty cell is a missing value.
+    The first line is a header if the schema has one, if ids are read, or if the line names a used
+    column. The columns may then be in any order and case, and unknown columns are skipped. Without
+    a header, columns are in the schema's order. An empty cell is a missing value. A row that cannot
+    be read becomes a fault instead of an error.
 
     Args:
         lines: the table's lines.
         schema: the schema of the training data.
         where: the table's name for errors.
-        id_column: the column of patients' ids, which needs a header; None if there is none.
+        id_column: the column of patients' ids, which needs a header; None for no ids.
 
     Raises:
-        DataError: a column is missing or named twice, or there is no row.
+        DataError: a column is missing or named twice, or the table has no rows.
     """
     if "" not in schema.missing:
         schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
@@ -83,7 +84,7 @@ def parse_new_rows(
 
 
 def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[str]) -> list[float]:
-    """Read the features of a row that can be predicted, in the schema's order.
+    """Read a row's features, in the schema's order.
 
     Args:
         schema: the schema.
@@ -118,8 +119,11 @@ def _columns(
 ) -> tuple[list[str], Lines]:
     """Find the names of the columns, and separate the header, if there is one, from the rows.
 
+    Without a header, the label is taken to be absent if there is one cell less than columns.
+
     Returns:
-        The columns' names, in the schema's spelling if it knows them, and the lines of the rows.
+        The columns' names, in the schema's spelling if the schema knows them, and the lines of the
+        rows.
 
     Raises:
         DataError: a needed column is missing or named twice in the header.

@@ -48,8 +48,8 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     """Parse the lines of a table into features and classes.
 
     A row is left out if its label is missing, if another value is missing and the policy is 'drop',
-    or if a value is out of range and 'out-of-range' is 'drop'. Its other cells are checked all the
-    same, unless the label is missing.
+    or if a value is out of range and 'out-of-range' is 'drop'. The other cells of such a row are
+    still checked, unless the label is missing.
 
     Args:
         lines: the table's lines.
@@ -57,8 +57,8 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
         where: the table's name for errors.
 
     Raises:
-        DataError: the columns are not the schema's, a cell of a numeric column is no number, or the
-            schema does not know a level or label; the message has line and column.
+        DataError: the columns differ from the schema's, a cell of a numeric column is not a number,
+            or the schema does not declare a level or label. The error names line and column.
     """
     names, rows = _split_header(lines, schema, where)
     reader = RowReader(schema, names, where)
@@ -96,13 +96,14 @@ def _split_header(
 ) -> tuple[list[str], Sequence[tuple[int, list[str]]]]:
     """Return the columns' names, and the lines of the rows without the header.
 
-    A Parquet file always has a header; for others the schema says whether the first line is one.
+    A Parquet file always has a header; for other files the schema declares whether the first line
+    is a header. Without a header the names are the schema's.
 
     Raises:
-        DataError: the header does not have exactly the schema's names; their order may differ.
+        DataError: the header's names differ from the schema's; their order may differ.
     """
     names = schema.column_names()
-    # A Parquet file has names whatever the schema says
+    # A Parquet file has column names even if the schema declares no header
     if not schema.header and not (lines and lines[0][0] == NAMES_LINE):
         return names, lines
     header = lines[0][1] if lines else []
@@ -126,7 +127,8 @@ class _Counts:
 
         Args:
             lacking: the row's columns without a value.
-            outside: the row's columns with a value out of range; they are counted in any case.
+            outside: the row's columns with a value out of range; they are counted whether or not
+                the row is kept.
         """
         self.outside.update(outside)
         if lacking and self._schema.policy == "drop":
@@ -138,7 +140,7 @@ class _Counts:
         return True
 
     def leave_out(self, lacking: Sequence[str]) -> None:
-        """Count a row that is left out, and the columns in which it has no value."""
+        """Count a row that is left out, and each of its columns without a value."""
         self.rows_left_out += 1
         for name in lacking:
             self.missing[name] += 1
@@ -206,7 +208,8 @@ def _check_header(names: list[str], wanted: list[str], where: str) -> None:
     """Check that a header has exactly the ``wanted`` names, in any order.
 
     Raises:
-        DataError: a name is missing, unknown or repeated; unknown names are only counted.
+        DataError: a name is missing, unknown or repeated. The error lists missing names, but only
+            counts unknown names.
     """
     if sorted(names) == sorted(wanted):
         return
@@ -258,7 +261,7 @@ class RowReader:
         """Return a line's cells by column, without outer blanks.
 
         Raises:
-            DataError: the number of cells is not the number of columns.
+            DataError: the number of cells differs from the number of columns.
         """
         if len(line) != len(self.names):
             raise DataError(
@@ -269,11 +272,11 @@ class RowReader:
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
 
     def lacking(self, tokens: Mapping[str, str], columns: Iterable[str]) -> list[str]:
-        """Return those of ``columns`` in which the line has a mark of a missing value."""
+        """Return the ``columns`` whose cell in this line marks a missing value."""
         return [name for name in columns if tokens[name] in self.missing]
 
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns in which a row (features,) is out of range; NaN is in every range."""
+        """Return the columns whose value in a row (features,) is out of range; NaN is in range."""
         outside = []
         for place, column in self.ranged.items():
             low, high = column.range
@@ -289,7 +292,8 @@ class RowReader:
         Args:
             number: the line, for errors.
             tokens: the line's cells by column.
-            lacking: columns without a value, whose features become NaN, as for unmeasured numbers.
+            lacking: columns without a value. Their features become NaN, like unmeasured numbers,
+                and the column's indicator, if any, becomes 1.
 
         Raises:
             DataError: a cell is not a number, or a level is not declared.
@@ -328,7 +332,9 @@ class RowReader:
         return DataError(f"{self.where}, line {number}, column '{column}': {fault}")
 
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
-        """Return the features of a categorical cell: one per level but the first; NaN if missing.
+        """Return the features of a categorical cell: one for each level except the first.
+
+        All are 0 for the first level, and NaN for a missing value.
 
         Raises:
             DataError: the level is not declared.
@@ -368,7 +374,10 @@ class RowReader:
 
 
 def _as_number(token: str) -> float | None:
-    """Parse a finite float32 number, or 'true' and 'false' as 1 and 0; None for any other text."""
+    """Parse a finite float32 number, or 'true' and 'false' as 1 and 0; None for any other text.
+
+    Digits grouped by '_' do not count as a number.
+    """
     try:
         value = float(token)
     except ValueError:

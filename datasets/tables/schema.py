@@ -90,7 +90,10 @@ class Column(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Explain how the column's keys contradict each other and what to do; '' if they do not."""
+        """Explain how the column's keys contradict each other and what to do; '' if they do not.
+
+        Only the first contradiction is explained.
+        """
         is_numeric = self.kind == "numeric"
         different = len(set(self.levels))
         if (self.kind == "categorical") != bool(self.levels) or different < len(self.levels):
@@ -131,7 +134,11 @@ class Column(FileModel):
         return Marks(self.unmeasured)
 
     def words(self) -> ColumnWords:
-        """Return the column's words for people."""
+        """Return the column's title and its levels' names for people.
+
+        The title has the column's name, if it differs, and the unit in brackets. Levels without a
+        name are left out.
+        """
         title = self.title or self.name
         within = []
         if title != self.name:
@@ -153,7 +160,11 @@ class Column(FileModel):
         return f"{low:g} to {high:g} {self.unit}".rstrip()
 
     def survey_edges(self) -> tuple[float, ...]:
-        """Return the bin edges of its histogram; () if edges, mean and std are not declared."""
+        """Return the bin edges of the column's histogram in a survey.
+
+        They are the declared edges or, without any, mean - 3 std to mean + 3 std in steps of one
+        std; () if neither edges nor mean and std are declared.
+        """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)
         # From three standard deviations below the mean to three above
@@ -230,8 +241,8 @@ class TableSchema(FileModel):
     def features(self) -> tuple[str, ...]:
         """Return the features' names, in the order of ``RowReader.features``.
 
-        First come the numeric columns, then ``column=level`` for all levels but the first, then
-        ``column=unmeasured`` for indicators.
+        First come the numeric columns, then ``column=level`` for all levels except each column's
+        first, then ``column=unmeasured`` for indicators. Ignored columns have no feature.
         """
         names = [column.name for column in self.numeric_columns()]
         for column in self.columns:
@@ -274,7 +285,8 @@ class TableSchema(FileModel):
         """Find the values of rows (n, features) that are outside their column's range.
 
         Returns:
-            Column -> (n,), whether a row's value there is outside; of each column with a range.
+            Column -> (n,) bool, True where the row's value is outside; only columns with a range.
+            NaN counts as in range.
         """
         features = self.features()
         outside = {}
@@ -289,9 +301,12 @@ class TableSchema(FileModel):
     def digest(self, with_units: bool = False) -> str:
         """Return a SHA-256 of everything that must be equal at all sites to share one model.
 
+        This covers columns (name, kind, levels, mean, std, unmeasured, indicator), label, classes,
+        marks of missing values and the policy, but not ranges, titles, histogram edges or sites.
+
         Args:
             with_units: whether to add the units of numbers, which may differ between hospitals' own
-                tables. Published tables leave them out, so that their runs keep the digest of
+                tables. Published tables leave units out, so that their runs keep the digest of
                 earlier versions.
         """
         columns: list[Any] = []
@@ -321,11 +336,11 @@ class TableSchema(FileModel):
     def declared_statistics(self) -> FeatureStatistics | None:
         """Return mean and standard deviation of every feature, (features,) each, as declared.
 
-        A one-hot feature has mean 1 / levels, which a missing value gets too, and standard
+        A one-hot feature has mean 1 / levels, which also replaces a missing value, and standard
         deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
 
         Returns:
-            None if a numeric column declares none.
+            None if any numeric column declares no mean and std.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -348,8 +363,8 @@ class TableSchema(FileModel):
     def key(self) -> dict[str, Any]:
         """Return everything in the schema that decides a cached silo's content, as JSON values.
 
-        Titles and names of levels are left out, and so are keys without a value, so that a schema
-        keeps the key of earlier versions.
+        Titles and names of levels are left out. So are keys that newer versions added, if they have
+        no value, so that a schema keeps the key of earlier versions.
         """
         content = self.model_dump()
         columns = content.pop("columns")
@@ -368,10 +383,10 @@ class TableSchema(FileModel):
 
 
 def read_schema(path: Path) -> TableSchema:
-    """Read and validate the schema in a YAML file; docs/tables.md shows one.
+    """Read and validate the schema in a YAML file; docs/tables.md shows an example.
 
     Raises:
-        DataError: the file is missing or not YAML, or a key is unknown, missing, of a wrong type or
-            in contradiction to another.
+        DataError: the file is missing or not valid YAML, or a key is unknown, missing, has a wrong
+            type or contradicts another key.
     """
     return read_declared(path, TableSchema)

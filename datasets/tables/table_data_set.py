@@ -21,7 +21,7 @@ from fedsilo.datasets.tables.table_files import Lines, read_table
 
 SCHEMA_FILE = "schema.yaml"
 _MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
-_MAKER_OF_OWN = 3  # the same number for users' own tables, in which copies stay in one part
+_MAKER_OF_OWN = 3  # the same for users' own tables, which keep copies in one part
 
 
 class TableDataSet(DataSet):
@@ -44,7 +44,10 @@ class TableDataSet(DataSet):
         return list(self.schema(places).sites)
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return the titles, units and names of levels of the schema, if it is on this machine."""
+        """Return the schema's titles, units and names of levels, by column.
+
+        Empty if the schema is not on this machine or cannot be read.
+        """
         try:
             schema = self.schema(find_places(settings.data_dir, settings.cache_dir))
         except FedsiloError:  # only hospitals have it
@@ -52,9 +55,12 @@ class TableDataSet(DataSet):
         return {column.name: column.words() for column in schema.columns}
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Say how many rows the schema keeps although a value is out of range, in one line.
+        """Describe in one sentence how many rows the schema keeps although a value is out of range.
 
-        A site of own tables says it itself, when its table is opened.
+        Returns:
+            [] if there are no such rows, the schema does not keep them, or the data cannot be
+            loaded. A user's own tables also give [], because each site logs this when its table is
+            opened.
         """
         places = find_places(settings.data_dir, settings.cache_dir)
         rows = 0
@@ -88,9 +94,10 @@ class TableDataSet(DataSet):
         return column_measures(self.schema(places), silo)
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Read the site's table again, and count the rows that were left out, in all and by column.
+        """Read the site's table again, and count the rows that were left out.
 
-        A row counts under each column in which its value is missing or out of range.
+        Besides the total there is a count per column: the left-out rows whose value in that column
+        is missing or, with 'out-of-range: drop', out of range.
         """
         schema = self.schema(places)
         lines, where = self.lines_of(silo.name, schema, places)
@@ -124,7 +131,7 @@ class TableDataSet(DataSet):
     def _split(
         self, table: ParsedTable, schema: TableSchema, settings: CommonSettings, where: str
     ) -> RowSplit:
-        """Split the rows of a table; in users' own tables copies of a row stay in one part.
+        """Split the rows of a table; in users' own tables, copies of a row stay in one part.
 
         Otherwise a copy of a training row could be a test row. Public tables keep their published
         split.
@@ -187,8 +194,9 @@ class TableDataSet(DataSet):
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
     """Return the columns of a silo that are features, in the schema's order, for histograms.
 
-    A numeric column has its values; a categorical one has its level's index, recovered from the
-    one-hot features.
+    A numeric column has its values. A categorical column has the index of each level, recovered
+    from the one-hot features; the first level, which has no feature, is 0. Missing values are NaN.
+    Ignored columns are left out.
     """
     inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}
     features = schema.features()

@@ -65,12 +65,12 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
     A file with another ending is recognised by its first bytes. Cells lose outer blanks, and a
     missing value is ''. A cell whose formula has no stored value is ``OPEN_FORMULA``. Empty lines
-    are left out, but not those of Parquet.
+    are left out, except in Parquet.
 
     Args:
         path: the file.
         delimiter: the character between the values of a CSV file.
-        guess_delimiter: whether to take ',', ';' or tab instead if it is more frequent in the first
+        guess_delimiter: whether to use ',', ';' or tab instead if it is more frequent in the first
             line.
 
     Returns:
@@ -102,10 +102,10 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file, by its name or else its first bytes.
+    """Return the ending that decides how to read a file, by its name or else by its first bytes.
 
     Returns:
-        '' for text.
+        '' for text, and for a missing or unreadable file without a table's ending.
 
     Raises:
         DataError: the path is a pipe or device, or a file with a table's ending is missing.
@@ -159,7 +159,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
     """Convert rows to numbered lines, from 1, with cells as texts.
 
     Raises:
-        DataError: the texts together are longer than ``most_unpacked``.
+        DataError: the texts together have more characters than ``most_unpacked`` allows.
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
@@ -375,10 +375,10 @@ class _WorkbookPart:
         self.parser.StartElementHandler = self._begin
 
     def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """Parse a part of the workbook as XML; a part that is no XML is skipped.
+        """Parse a part of the workbook as XML; reading stops silently at an XML error.
 
         Raises:
-            DataError: it has too many bytes or cells for ``most_unpacked``.
+            DataError: the part has more bytes or cells than ``most_unpacked`` allows.
         """
         size = 0
         with archive.open(entry) as sheet:
@@ -420,8 +420,8 @@ class _WorkbookPart:
     def _begin_formula(self) -> None:
         """Start watching the rest of a cell with a formula, to see whether a value follows.
 
-        Other cells are not watched so closely, because handling every end tag and text would double
-        the time.
+        Other cells are not watched this closely, because handling every end tag and text would
+        double the time.
         """
         self.has_value = False
         self.parser.EndElementHandler = self._end
@@ -448,7 +448,7 @@ def _row_number(text: str, usual: int) -> int:
     """Parse a row's number as openpyxl does ('3e7' too); return ``usual`` if there is none."""
     try:
         return int(float(text))
-    except (ValueError, OverflowError):  # openpyxl refuses what is no whole number
+    except (ValueError, OverflowError):  # openpyxl refuses a number that is not an integer
         return usual
 
 

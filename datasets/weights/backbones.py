@@ -62,8 +62,8 @@ def backbone_digest(settings: CommonSettings) -> str:
     """Return an identifier of the backbone's weights, which must be equal at all sites of a run.
 
     Returns:
-        The file's SHA-256; model name and origin if the weights are timm's or random; '' for
-        networks without a backbone and for a ResNet-22 that starts from the seed.
+        The file's SHA-256; or the model's name and origin, if the weights are timm's or random; or
+        '' for networks without a backbone and for a ResNet-22 that starts from the seed.
 
     Raises:
         SettingError: the weights file is missing, or a ViT names no weights.
@@ -96,8 +96,8 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
     ResNet-22 also gets the published head.
 
     Raises:
-        SettingError: the weights are missing, unreadable, not finite or of another architecture, or
-            were trained on images of this run's silos.
+        SettingError: the weights are missing, unreadable, not finite or of another architecture; a
+            ViT's were trained on images of this run's silos; or a ResNet-22's are not a file.
     """
     if settings.network == "resnet22" and settings.backbone_weights:
         path = weights_file(settings)
@@ -125,10 +125,11 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 
 
 def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
-    """Check that a file of ``fedsilo pretrain`` has not seen images that this run's silos hold.
+    """Check that a file of ``fedsilo pretrain`` has not seen images in this run's silos.
 
     Pretraining sees the public part of a data set. The images are safe if the run sets aside at
-    least the same 'split.public-share'. Files from elsewhere are not checked.
+    least the same 'split.public-share', or uses another data set. Files from elsewhere are not
+    checked.
 
     Raises:
         SettingError: the run has the same data set but a smaller public share, or the file was
@@ -167,7 +168,7 @@ def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
         Array name -> tensor.
 
     Raises:
-        SettingError: the file is damaged, neither of the two formats, or larger than
+        SettingError: the file is missing, damaged, in neither of the two formats, or larger than
             ``most_unpacked`` allows.
     """
     from timm.models import load_state_dict
@@ -232,7 +233,7 @@ def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
-    """Load weights into ``vit``, resampling position and patch embeddings to its sizes with timm.
+    """Load weights into ``vit``; timm resamples position and patch embeddings to its sizes.
 
     Args:
         vit: the network; its arrays are replaced.
@@ -248,7 +249,7 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
     try:
         given = checkpoint_filter_fn(state, vit)
-    except Exception as error:  # resampling fails on what is no ViT's
+    except Exception as error:  # resampling fails on weights that are not a ViT's
         given = {}
         fault = type(error).__name__
     else:
@@ -265,8 +266,8 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
     """Describe how the ``given`` arrays differ from the ``wanted`` shapes; '' if they match.
 
-    Surplus arrays of a head are ignored. If a grey patch embedding is wanted and a colour one is
-    given, the colours in ``given`` are summed first.
+    Surplus arrays of a head are ignored. If a grey patch embedding is wanted and a colour patch
+    embedding is given, the colours in ``given`` are first summed in place.
     """
     missing = sorted(wanted.keys() - given.keys())
     surplus = sorted(given.keys() - wanted.keys())
@@ -304,7 +305,7 @@ def refuse_non_finite(arrays: Mapping[str, Tensor], where: str, key: str) -> Non
     """Check that all arrays are finite.
 
     Raises:
-        SettingError: an array has NaN or infinity; the message names it, ``where`` and setting
+        SettingError: an array has NaN or infinity. The error names the array, ``where`` and
             ``key``.
     """
     for name, array in arrays.items():

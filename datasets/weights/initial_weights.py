@@ -66,7 +66,7 @@ def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that no run behind the initial weights trained on images that this run tests.
 
     If that run started from another run's weights, the chain is followed as long as the files are
-    on this machine.
+    on this machine. Weights of timm, and files without a run beside them, pass.
 
     Raises:
         SettingError: a setting that decides the test images differs in one of these runs, or this
@@ -112,7 +112,7 @@ def _file_named(settings: CommonSettings) -> str:
 
 
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the network's exchanged arrays, with the encoder's arrays replaced from ``state``.
+    """Return the network's exchanged arrays, with the encoder's arrays taken from ``state``.
 
     Raises:
         SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
@@ -136,7 +136,7 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
-    """Load the arrays of a run's file into ``network``, which they must fit one by one.
+    """Load the arrays of a run's file into ``network``; names and shapes must match exactly.
 
     Raises:
         SettingError: an array is missing, surplus, of another shape, or not finite.
@@ -206,7 +206,10 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
-    """Convert weights to the sizes of ``vit`` with timm; return them unchanged if timm fails."""
+    """Let timm convert weights to the names and sizes that ``vit`` has.
+
+    If timm raises any error, ``state`` is returned unchanged.
+    """
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     try:

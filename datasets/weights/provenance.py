@@ -29,8 +29,8 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings (key -> value) that decide which images of the data set are test images.
 
-    The settings of the partition count only if the data set reads 'split.silos': under partition
-    'unseen' all other data sets keep each image in the part (train, val, test) that it has anyway.
+    The settings of the partition count only if the data set reads 'split.silos'. For all other data
+    sets, partition 'unseen' keeps each image in its own part (train, val, test).
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
@@ -40,7 +40,7 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 
 
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
-    """Check that two runs have the same test images, if both use the same data set.
+    """Check that two runs have the same test images; runs on different data sets pass.
 
     Args:
         here: settings of the run that tests.

@@ -9,7 +9,10 @@ from fedsilo.core.files.atomic_files import STANDARD_OUTPUT, naming
 
 
 class _NamedOutput(io.TextIOWrapper):
-    """Standard output whose errors say so, because the system names no file that is full."""
+    """Standard output that names itself in its errors.
+
+    The system's errors do not name the file that is full.
+    """
 
     def write(self, text: str) -> int:
         with naming(STANDARD_OUTPUT):

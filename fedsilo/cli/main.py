@@ -29,7 +29,7 @@ from fedsilo.core.processes import VERBOSE
 from fedsilo.core.settings import removed
 from fedsilo.core.versions import FEDSILO
 
-_SILENT = ("", "()", "None", "False")  # defaults that say nothing
+_SILENT = ("", "()", "None", "False")  # defaults that would not tell the user anything
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt as error:
         hint = ""
-        # An interrupted run names its directory, so that the line can say how to go on
+        # An interrupted run names its directory, so that the line can name the command to continue
         if error.args:
             hint = f"; to continue: fedsilo resume {as_word(Path(error.args[0]))}"
         print(f"fedsilo: interrupted{hint}", file=sys.stderr)
@@ -167,7 +167,7 @@ class _ClickCommand(typer.core.TyperCommand):
     """Lists each argument once, because click 8.5 drops the help that Typer 0.20 adds."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print no arguments here, because Typer lists them before the options."""
+        """Leave out the arguments here, because Typer lists them before the options."""
 
 
 def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
@@ -201,7 +201,7 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
-    """Add one command; its options come first, then those of the function that shows its result."""
+    """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
     show = getattr(results, name.replace(" ", "_"), results.print_result)
     own = parameters_of(function)
@@ -225,7 +225,7 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
             show(result, **_choose(given, showing))
 
     # Typer reads signature and annotations of the function that it calls, so ``call``, which takes
-    # any argument, gets those of the command
+    # any argument, gets the signature of the command
     call.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
     texts = {parameter: option.help for parameter, option in options.items()}
@@ -266,7 +266,7 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
     default = parameter.default
     if option.default is not None:
         default = option.default
-    # Typer requires a parameter that has no default
+    # Typer requires a parameter without a default
     if option.required:
         default = parameter.empty
     show_default = str(default) not in _SILENT
@@ -299,7 +299,7 @@ def _command_type(hint: Any) -> Any:
     optional.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
-    # Settings are a mapping or texts, of which a command line has only texts. A sequence comes
+    # Settings are a mapping or texts; a command line has only texts. A sequence comes
     # second, because a union with a mapping may have one too
     if any(get_origin(member) is Mapping for member in members):
         return list[str]

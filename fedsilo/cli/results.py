@@ -1,7 +1,7 @@
 """Shows the results of commands: on the terminal, and in files that options name.
 
 Each function takes the result of the command of the same name first. Its other arguments are
-options of the command line; an argument that the command has too is passed to both.
+options of the command line; an argument with the same name as one of the command is passed to both.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def deploy_add(made: Iterable[MadeKit]) -> None:
 
 
 def deploy_renew(made: MadeKit | str) -> None:
-    """Print the new kit, or the text that says what was renewed."""
+    """Print the new kit, or the text that describes the renewal."""
     if isinstance(made, str):
         line(made)
     else:

@@ -65,7 +65,7 @@ class Budget:
     """The resources of an experiment: what its settings give, and what its runs used on average."""
 
     dataset: str  # rows on other data are not compared
-    # The settings of training and start, without those that have no effect
+    # The settings of training and start, except any without effect
     given: Mapping[str, Value]
     trials: int = 0  # points tried to choose its settings; 0 if it was not tuned
     rounds: Sequence[int] = ()  # finished rounds of each seed
@@ -111,10 +111,10 @@ class Budget:
         some run ended early. If the steps of both budgets were measured, steps and samples are
         compared in place of the training settings; they may differ by 10 %.
         """
-        # Measured steps say more than the settings of training, which are then ignored
+        # Measured steps are more exact than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
         for key, mine in self.given.items():
-            theirs = other.given.get(key, mine)  # a setting that has no effect in `other`
+            theirs = other.given.get(key, mine)  # a setting without effect in `other`
             if mine != theirs and not (known and key in _TRAINING):
                 yield f"{key} {_format_value(mine)}, not {_format_value(theirs)}"
         if self.trials != other.trials:

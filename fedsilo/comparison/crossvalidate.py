@@ -88,7 +88,7 @@ def plan_folds(
 def run_folds(
     trials: Mapping[str, Sequence[Trial]], out: Path, jobs: Jobs
 ) -> Mapping[str, Summaries]:
-    """Run the planned trials of all experiments, except those that already have a summary.
+    """Run the planned trials of all experiments, except trials that already have a summary.
 
     Args:
         trials: experiment -> its trials.
@@ -367,7 +367,7 @@ def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval
     # The term 1 / (folds - 1) does not shrink with more runs, because they reuse the same patients
     error = math.sqrt(1 / runs + 1 / (folds - 1)) * statistics.stdev(values)
     if error == 0:
-        p = 0.0 if mean else 1.0  # all runs agree on the sign, or that there is no difference
+        p = 0.0 if mean else 1.0  # all runs agree on the sign, or on a difference of 0
         return CorrectedInterval(mean, mean, mean, p, runs)
     # Student's t, because the deviation is estimated from the same J values
     half = float(stats.t.ppf(0.975, runs - 1)) * error

@@ -63,7 +63,8 @@ class Comparison:
     """The result of a comparison.
 
     ``results`` is a tidy table (see tables.py), ``tested`` has the tests of differences, and
-    ``notes`` the remarks on both. ``budgets`` has the budget of each experiment.
+    ``notes`` has the remarks on the results and tests. ``budgets`` has the budget of each
+    experiment.
     """
 
     results: pd.DataFrame
@@ -99,7 +100,7 @@ class Comparison:
     def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
         """Write the results to ``csv`` and all tables to ``markdown``; None skips a file.
 
-        Budgets and tests are written beside ``csv``, as NAME-budgets and, if there are tests,
+        Budgets and tests are written next to ``csv``, as NAME-budgets and, if there are tests,
         NAME-tests. ``median`` applies to Markdown, as in ``lines``.
         """
         if csv:
@@ -192,8 +193,8 @@ def compare_runs(
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
     """Tell whether, within each experiment, all runs share one split.
 
-    The splits of two experiments may differ, as those of two data sets do. The answer is None if
-    some site does not report its fingerprints.
+    Different experiments may have different splits, for example on two data sets. The result is
+    None if some site does not report its fingerprints.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:
@@ -228,10 +229,11 @@ def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
 def _results(
     jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
 ) -> pd.DataFrame:
-    """Collect the tidy results of each experiment, then those of always predicting class 1.
+    """Collect the tidy results of each experiment, then the results of a constant baseline.
 
-    That baseline is added once per data set; if the seeds have different splits, once per seed.
-    ``wanted`` has names and patterns of metrics, None for the data set's headline metrics.
+    The baseline always predicts class 1. It is added once per data set; if the seeds have different
+    splits, once per seed. ``wanted`` has names and patterns of metrics, None for the data set's
+    headline metrics.
     """
     metrics = None
     if wanted:
@@ -268,7 +270,7 @@ def refuse_without(split: str, jobs: Sequence[Job]) -> None:
             silos = [load_silo(name, common) for name in silo_names(common)]
         except DataError:
             return
-        # One job with samples is enough, because the others only lack columns
+        # One job with samples is enough, because other jobs only lack columns
         if any(len(silo.splits()[split]) for silo in silos):
             return
     raise _nothing_to_compare(split)

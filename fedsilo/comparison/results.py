@@ -1,8 +1,9 @@
 """Collects the metrics of runs from their summaries into the tidy table of tables.py.
 
-``POOLED`` is a metric that no site reports: balanced accuracy over the samples of all sites. A mean
-of balanced accuracy over sites leaves out a site with one class, and a mean of accuracy rewards a
-model that always predicts this class there. Pooled, each sample counts within its class.
+``POOLED`` is a metric that single sites do not report: balanced accuracy over the samples of all
+sites. A mean of balanced accuracy over sites leaves out a site with one class, and a mean of
+accuracy rewards a model that always predicts this class there. Pooled, each sample counts within
+its class.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
     """Return a run's metric for a distribution, or its mean over sites for the group ``all``.
 
-    It is None if the run has no such value.
+    It is None if the run lacks the metric there.
     """
     values = summary["mean"]
     if group != "all":
@@ -267,7 +268,8 @@ def values_by_seed(
 ) -> dict[str, dict[int, float]]:
     """Return experiment -> seed -> mean of ``metric`` over sites.
 
-    Seeds whose run has no such mean are left out; experiments are not.
+    Seeds whose run lacks the mean are left out. An experiment without any mean stays, with an empty
+    mapping.
     """
     values: dict[str, dict[int, float]] = {}
     for name, by_seed in runs.items():
@@ -287,7 +289,8 @@ def experiment_results(
     Args:
         experiment: the experiment's name.
         summaries: seed -> summary of the run.
-        metrics: the metrics; one that a run lacks for a group (AUC with one class) has no row.
+        metrics: the metrics. If a run lacks a metric for a group (AUC with one class), the row is
+            left out.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -314,7 +317,7 @@ def constant_results(
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
     Its accuracy is the share of that class. Its balanced accuracy and AUC are 0.5 at sites with
-    both classes. With more than two classes, there are no rows.
+    both classes. Without sites with two classes, the table is empty.
 
     Args:
         silos: the content of ``silos.json``.
@@ -400,7 +403,7 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
     """Return ``{POOLED: value}`` for a run's last round, or an empty dict without a value.
 
-    There is no value unless all sites report how many samples of ``split`` each of two classes has.
+    The dict is empty unless all sites report how many samples of ``split`` each of two classes has.
     Sites without an accuracy are left out.
     """
     own: dict[str, dict[str, float]] = {}

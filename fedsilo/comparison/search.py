@@ -151,7 +151,7 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
         for key in point:
             if point[key] != same[key]:
                 pairs.append(f"{key} {same[key]} and {point[key]}")
-        if digest and pairs:  # a failed point has no digest
+        if digest and pairs:  # the digest of a failed point is empty
             yield (
                 "these settings had no effect, the metrics are equal to the last bit: "
                 + ", ".join(pairs)

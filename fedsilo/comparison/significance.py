@@ -27,7 +27,7 @@ Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> metric
 class Outcome:
     """A test's statistic and p value; if no test is possible, ``p`` is None and ``why`` explains.
 
-    ``freedom`` holds the degrees of freedom of an F test; ``uncorrected`` is the p value before the
+    ``freedom`` has the degrees of freedom of an F test; ``uncorrected`` is the p value before the
     correction for the number of pairs.
     """
 
@@ -54,7 +54,7 @@ class Tested:
     pairs: Mapping[tuple[str, str], Outcome]
 
     def heading(self, split: str) -> str:
-        """Summarise the ANOVA in one line: F, degrees of freedom and p, or why there is no p."""
+        """Summarise the ANOVA in one line: F, degrees of freedom and p, or why p is missing."""
         anova = self.anova
         start = f"{split} {self.metric}, mean over sites: one-way ANOVA"
         if anova.p is None:
@@ -102,7 +102,7 @@ class Tested:
         return records
 
     def reasons(self) -> list[str]:
-        """Return a line for each pair that has no p value, with the reason."""
+        """Return a line for each pair without a p value, with the reason."""
         reasons = []
         for (later, earlier), outcome in self.pairs.items():
             if outcome.p is None:
@@ -145,7 +145,8 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
     """Run a one-way ANOVA over ``samples``, experiment -> its values over seeds.
 
-    The outcome has no p value if an experiment has fewer than two values, or if no value varies.
+    The outcome's p is None if an experiment has fewer than two values, or if all values of each
+    experiment are equal.
     """
     from scipy import stats
 
@@ -162,8 +163,8 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
     """Run Student's two-sided t-test of two experiments, without correction for several pairs.
 
-    If ``paired``, it tests the differences ``later`` - ``earlier`` seed by seed. The outcome has no
-    p value if an experiment has fewer than two values, or if nothing varies over seeds.
+    If ``paired``, it tests the differences ``later`` - ``earlier`` seed by seed. The outcome's p is
+    None if an experiment has fewer than two values, or if nothing varies over seeds.
     """
     from scipy import stats
 

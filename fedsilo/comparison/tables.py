@@ -124,7 +124,8 @@ def published_cell(spread: Any) -> str:
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
     """Build the terminal table of a comparison, with a rule below each experiment.
 
-    ``median`` shows median and range in place of mean and standard deviation. The title says which.
+    ``median`` shows median and range in place of mean and standard deviation. The title states
+    which one.
     """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"
@@ -300,13 +301,13 @@ def _draw_panel(
 ) -> None:
     """Draw one metric into ``axes``: at each group a bar per experiment, with its deviation.
 
-    ``coloured`` maps each experiment to its colour. Experiments with a single seed have no error
-    bars.
+    ``coloured`` maps each experiment to its colour. If all values of an experiment are from one
+    seed, its error bars are left out.
     """
     each = _WIDTH / len(coloured)
     for number, (name, colour) in enumerate(coloured.items()):
         here = spreads[spreads["experiment"] == name].set_index("group").reindex(list(groups))
-        # There is no deviation to draw for a single seed
+        # A deviation needs more than one seed
         errors = here["sd"].tolist() if (here["seeds"] > 1).any() else None
         # The bars of a group stand side by side, centred on the group's tick
         left = -_WIDTH / 2 + (number + 0.5) * each

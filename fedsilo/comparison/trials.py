@@ -1,4 +1,4 @@
-"""Runs many trials at once, except those that already have a summary.
+"""Runs many trials at once, except trials that already have a summary.
 
 A trial is a short run with the inline engine in a worker process. Only its summary is kept, in
 ``<folder>/<key>.json``, with a digest of its metrics. The key is a hash of everything that decides
@@ -46,7 +46,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its settings, a label that tells it from others, and a digest of its data."""
+    """One run: its settings, a label that distinguishes it, and a digest of its data."""
 
     settings: RunSettings
     label: Mapping[str, Value]
@@ -135,7 +135,7 @@ def run_groups(
 ) -> list[list[dict[str, Any]]]:
     """Run groups of trials in one pool; return the summaries of each group's trials, in order.
 
-    Arguments and errors are those of ``run_trials``.
+    It has the arguments and errors of ``run_trials``.
     """
     # One pool for all groups, because a slow trial of one would idle the cores between groups
     summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
@@ -150,7 +150,7 @@ def run_groups(
 def run_trials(
     trials: Sequence[Trial], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[dict[str, Any]]:
-    """Run the trials that have no summary, and return all summaries in the order of ``trials``.
+    """Run the trials without a summary, and return all summaries in the order of ``trials``.
 
     Args:
         trials: the trials.
@@ -173,7 +173,7 @@ def run_trials(
         if not path.is_file():
             missing[path] = trial
     console = make_console()
-    workers = 0  # Slurm has no workers on this machine
+    workers = 0  # Slurm does not use workers on this machine
     if isinstance(jobs, int):
         workers = runs_at_once(jobs)
     with (
@@ -187,7 +187,7 @@ def run_trials(
         def note_end(work: _Work, failure: Failure | None) -> None:
             if failure:
                 failures[work.path] = failure.text
-                # Only a site's failure belongs to the point; all others would fail every trial
+                # Only a site's failure is due to the point; other failures would stop every trial
                 if not go_on or failure.code != SiteError.code:
                     label = dict(missing[work.path].label)
                     raise RunFailedError(f"trial {label} failed: {failure.text}")
@@ -285,7 +285,7 @@ def _begin_worker(command: int) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
     end_with(command, signal.SIGUSR1)
     # The processes that a run starts write to these descriptors too
-    # Descriptors by number, because a command started with a closed output has no sys.stdout
+    # Descriptors by number, because sys.stdout is None if the command started with a closed output
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)

@@ -299,7 +299,7 @@ def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """Return the first of the ``headline`` metrics that every finished run has, else accuracy.
 
-    A run may lack a metric; for example, a fold with one class has no AUC.
+    A run may lack a metric; for example, AUC is undefined in a fold with one class.
     """
     means = _validation_means(summaries)
     for metric in headline:
@@ -357,7 +357,7 @@ def _score_point(
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
     """Return site -> mean of a metric over the runs that have it there.
 
-    Sites are those of the first run; ``runs`` are mappings site -> metric -> value.
+    ``runs`` are mappings site -> metric -> value. Only sites of the first run are returned.
     """
     by_site = {}
     for site in runs[0]:

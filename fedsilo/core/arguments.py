@@ -38,8 +38,8 @@ class Option:
 
     Attributes:
         help: what the option does.
-        name: its name, such as ``--set``; empty for the parameter's own.
-        value: what the usage shows in place of a value; None for the type's name.
+        name: the option's name, such as ``--set``; empty for the parameter's own name.
+        value: the placeholder in the usage line; None for the name of the parameter's type.
         required: whether the command line requires it although Python has a default.
         default: the command line's default if it is not Python's, or None.
     """
@@ -72,10 +72,10 @@ class RunSources:
 
 
 def path_of(given: AnyPath | None) -> Path | None:
-    """Convert a path or a text to a ``Path``; None stays None.
+    """Convert a path or a text to a ``Path``; None stays None. The path need not exist.
 
     Raises:
-        SettingError: the value is anything else, such as a pandas frame.
+        SettingError: the value is of another type, such as a pandas frame.
     """
     if given is None:
         return None
@@ -91,7 +91,8 @@ def path_of(given: AnyPath | None) -> Path | None:
 def several(given: Any) -> list[Any]:
     """Convert an argument to a list of its items.
 
-    A single text, path or run becomes the only item; None gives an empty list.
+    A single text, path or other object that is not iterable becomes the list's only item. None
+    gives an empty list.
     """
     if given is None:
         return []
@@ -101,10 +102,10 @@ def several(given: Any) -> list[Any]:
 
 
 def folder_of(run: AnyRun) -> Path:
-    """Return the directory of a run, which may be a run object or already its directory.
+    """Return the directory of a run, given as a run object or as a path, which is not checked.
 
     Raises:
-        SettingError: it is neither a path nor a run.
+        SettingError: ``run`` is not a path or text and has no ``path``.
     """
     if isinstance(run, Path | str):
         return Path(run)
@@ -121,9 +122,10 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Convert settings to texts ``key=value``, in the given order; None gives none.
+    """Convert settings to texts ``key=value``, in the given order; None gives an empty tuple.
 
-    A mapping's values become JSON; the texts of a sequence are returned as they are.
+    A mapping's values become JSON. The texts of a sequence are returned unchanged and are not
+    checked for a '='.
 
     Raises:
         SettingError: an entry of a sequence is not a text, or JSON cannot hold a mapping's value.
@@ -148,7 +150,7 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
 
 
 def plugin_texts(plugin: Plugins) -> list[str]:
-    """Convert the files and modules of plugins, one or several, to texts; None gives none."""
+    """Convert one or several plugins (files or modules) to texts; None gives an empty list."""
     return [str(entry) for entry in several(plugin)]
 
 
@@ -163,12 +165,12 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Check that a new file or folder can be written, and make its parent folder.
+    """Check that a new file or folder can be written, and make its parent folder if needed.
 
-    ``instead`` names the option by which the user can choose another target.
+    ``instead`` names the option that lets the user choose another target, for the error.
 
     Raises:
-        SettingError: the target exists, or its parent cannot be made or written to.
+        SettingError: the target exists, or its parent cannot be made or is not writable.
     """
     if target.exists():
         raise SettingError(f"{target} already exists: remove it, or give {instead}")

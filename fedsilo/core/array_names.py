@@ -1,7 +1,7 @@
 """Names of arrays, on the wire and in a site's own state: ``<kind>/<site>/<array>``.
 
-The first '/' ends the kind, the second ends the site, and the rest is the array's own name, which
-may have a '/'; a site's name has none. A kind is a method's constant that ends in '/'
+The first '/' ends the kind, the second ends the site, and the rest is the array's own name. That
+name may contain a '/', but a site's name may not. A kind is a method's constant that ends in '/'
 (``expert/``). Arrays of no particular site are ``<kind>/<array>``, and a site's only array of a
 kind is ``<kind>/<site>``.
 """
@@ -57,7 +57,7 @@ def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, 
         kinds: the kinds to select, each with its final '/'.
 
     Returns:
-        Full name -> array.
+        Full name -> array, in the order of ``arrays``.
     """
     # The site is compared as a whole part of the name: a prefix would take site-1 for site-10 too
     return {

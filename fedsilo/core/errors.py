@@ -172,9 +172,10 @@ def error_line(error: FedsiloError) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown setting, which suggests the most similar known keys.
+    """Build the error for an unknown setting, with the known keys that are most similar.
 
-    It also lists the groups if no group has that name, or, without a similar key, all known keys.
+    If the group of ``key`` does not exist, the error also lists all groups. Otherwise, if no known
+    key is similar, it lists all known keys.
     """
     names, key = sorted(known), one_line(key, _QUOTED)
     # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
@@ -196,10 +197,11 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name, which suggests the most similar known name.
 
-    Without a similar name it lists the known ones, or names the command that does.
+    If no known name is similar, the error lists all known names. For more than 30 experiments or
+    methods it instead names the command that lists them.
 
     Args:
-        what: the kind of thing that is named, such as 'method'.
+        what: the kind of thing that has the name, such as 'method'.
         name: the unknown name.
         known: the names that exist.
     """
@@ -216,7 +218,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
 
 
 def describe_system_error(error: OSError) -> str:
-    """Build one line with an OSError's file and reason; "system" stands for an unknown file."""
+    """Build the line "file: reason" for an OSError; "system" replaces a missing file name."""
     reason = error.strerror or str(error)
     return one_line(f"{error.filename or 'system'}: {reason}", 1000)
 
@@ -237,7 +239,7 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
 def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
     """Turn an ImportError in the block into a SettingError that names the extra to install.
 
-    Arguments are those of ``missing_extra``.
+    The arguments are passed to ``missing_extra``, which builds the error's text.
     """
     try:
         yield

@@ -20,14 +20,14 @@ from fedsilo.core.one_line import quote_value
 from fedsilo.core.settings_schema import Value
 
 ARRAYS = "arrays"
-# The statistics (mean and std, float64) that a table is standardised by. The key is older than
-# the word, and earlier versions read it
+# The statistics (mean and std, float64) that standardise a table. The key keeps its old name,
+# because earlier versions read it
 STANDARDISED = "figures"
 CONFIG = "config"
 METRICS = "metrics"
 SURVEYED = "survey"  # a site's answer to a survey
-# A simulation names the site that is to answer by this record, because a SuperNode has several. It
-# has the keys by which Flower tells its own SuperNodes apart: 'partition-id' and 'num-partitions'
+# In a simulation this record names the site that must answer, because a SuperNode has several
+# sites. Its keys are those that Flower gives to SuperNodes: 'partition-id' and 'num-partitions'
 SIMULATED_SITE = "simulated-site"
 
 NUM_EXAMPLES = "num-examples"
@@ -68,7 +68,7 @@ SECURE_SHARES = "secure-shares"
 SECURE_AGREE = "secure-agree"
 SECURE_UNMASK = "secure-unmask"
 SECURING = frozenset({SECURE_KEYS, SECURE_SHARES, SECURE_AGREE, SECURE_UNMASK})
-TRAINING = frozenset({TRAIN, DISTIL})  # phases in which a site trains and measures its own model
+TRAINING = frozenset({TRAIN, DISTIL})  # phases where a site trains and measures its own model
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Instruction:
         round: the round that this message belongs to, from 1.
         phase: the phase of the round, one of the names above or a method's own.
         step: position of the phase in its round, from 0; orders a site's stored states.
-        run_name: name of the run, under which the site keeps its private state.
+        run_name: name of the run; the site keeps its private state under this name.
         run_dir: run directory in a simulation, where sites without a state-dir keep their state;
             empty in a deployment.
         evaluate: whether to measure the incoming model.
@@ -109,11 +109,11 @@ class Instruction:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
-        """Build the instruction from the entries of a ConfigRecord.
+        """Build the instruction from the entries of a ConfigRecord; unknown keys are ignored.
 
         Args:
             config: the keys and values.
-            final: whether to set the phase to the final evaluation, whatever the entries say.
+            final: whether to use the final evaluation as phase, and ignore the phase in ``config``.
 
         Raises:
             SiteError: the run's name is not allowed, or a key is missing, which means that server
@@ -165,7 +165,7 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
     Every key with at least two dots counts as a measurement, even if ``metric_names`` does not know
-    it, because a hospital uses this function to decide which metrics may not leave.
+    it, because a hospital uses this function to decide which metrics it withholds.
     """
     for key in sorted(metrics):
         model, _, rest = key.partition(".")

@@ -181,7 +181,8 @@ def class_name(name: str) -> str:
 def title_of(name: str) -> str:
     """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``.
 
-    For a plugin without a title it is the name of its server class.
+    For a plugin whose own settings class sets no title, it is the name of the plugin's server
+    class.
     """
     settings = settings_class(name)
     if name in METHODS:
@@ -196,7 +197,8 @@ def title_of(name: str) -> str:
 def about(name: str) -> str:
     """Return one sentence that describes a method.
 
-    It comes from the table, or for a plugin from the first line of its module's docstring.
+    A built-in method's sentence is in the table. A plugin's sentence is the first line of its
+    module's docstring, or empty without a docstring.
 
     Raises:
         SettingError: no method has that name.
@@ -211,7 +213,8 @@ def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot be private per patient; None if it can.
 
     The reason is a predicate whose subject is the method. A plugin with its own site class counts
-    as private only if that class says so.
+    as private only if that class sets ``bounded_per_patient``. A plugin without one gets the answer
+    of the built-in method that it extends.
     """
     if name in METHODS:
         return settings_class(name).why_not_private
@@ -237,7 +240,7 @@ def needs_sums_only(name: str) -> bool:
     if name in METHODS:
         return settings.sums_suffice
     for cls in settings.__mro__:
-        # Every class inherits a value from OwnSettings, which says nothing about this plugin
+        # The value that every class inherits from OwnSettings is not a statement of this plugin
         if cls is not OwnSettings and "sums_suffice" in vars(cls):
             return settings.sums_suffice
     return settings_class(_parent_method(plugin_server(name, METHODS))).sums_suffice
@@ -246,8 +249,10 @@ def needs_sums_only(name: str) -> bool:
 def settings_class(name: str) -> type[OwnSettings]:
     """Return a method's settings class, which also states facts about the method.
 
+    A plugin without its own settings class gets the class of the built-in method that it extends.
+
     Raises:
-        SettingError: no method has that name, or its line in the table names no class.
+        SettingError: no method has that name, or the class in the method's entry does not exist.
     """
     if name not in METHODS:
         plugged: type[OwnSettings] = _plugged_part(name, "models", "Settings")
@@ -260,7 +265,7 @@ def settings_class(name: str) -> type[OwnSettings]:
 
 
 def known_defaults() -> dict[str, Value]:
-    """Return key -> default of all common settings and of all built-in methods' own settings.
+    """Return key -> default for all common settings and all built-in methods' own settings.
 
     A test compares the run config in pyproject.toml with them.
     """
@@ -274,14 +279,17 @@ def server_class(name: str) -> type[Any]:
     """Return the class of a method's server side.
 
     Raises:
-        SettingError: no method has that name, its class is missing, or that class lacks a function
-            that every method has.
+        SettingError: no method has that name, the method's class is missing, or the class lacks a
+            function that every method must have.
     """
     return _class_of_side(name, "server")
 
 
 def site_class(name: str) -> type[Any]:
-    """Return the class of a method's site side, without importing the server's side.
+    """Return the class of a method's site side.
+
+    For a built-in method, the server's side is not imported. A plugin without its own site class
+    gets the class of the built-in method that it extends.
 
     Raises:
         SettingError: see ``server_class``.
@@ -313,7 +321,9 @@ def _import_class(place: str, named_by: str) -> type[Any]:
     """Import the class at ``place``, which is ``module:Class``.
 
     Raises:
-        SettingError: there is no such class; the error blames the line that ``named_by`` describes.
+        SettingError: the module or its class does not exist; ``named_by`` describes the line that
+            names them.
+        ModuleNotFoundError: the module imports another module that is not installed.
     """
     module, _, cls = place.partition(":")
     try:
@@ -343,11 +353,11 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
 
 
 def _parent_method(server: type) -> str:
-    """Return the name of the built-in method that a plugin's server class extends.
+    """Return the name of the nearest built-in method that a plugin's server class extends.
 
-    It is 'fedavg' if the class extends none.
+    It is 'fedavg' if the class extends no built-in method.
     """
-    # The classes come in the order in which Python looks up functions: the nearest parent decides
+    # The classes are in the order Python looks up functions, so the nearest parent decides
     names = {class_name(name): name for name in METHODS}
     for cls in server.__mro__:
         is_ours = cls.__module__.startswith("fedsilo.strategies.methods.")
@@ -357,12 +367,12 @@ def _parent_method(server: type) -> str:
 
 
 def _plugged_part(name: str, room: str, suffix: str) -> Any:
-    """Return a plugin's class for one room, or that of the method which the plugin extends.
+    """Return a plugin's class for one room, or the class of the method that the plugin extends.
 
     Args:
         name: the plugin, as the setting 'method' names it.
         room: "models" (settings) or "client_app" (site).
-        suffix: the end of the class's name after that of the server class.
+        suffix: the part of the class's name that follows the name of the server class.
     """
     server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)

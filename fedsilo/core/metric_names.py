@@ -14,8 +14,8 @@ A measurement's metric is one word (``accuracy``), perhaps of another site's mod
     routing.<site>.<mean, or q05 to q95>
 
 The server refuses a reply with any other key, with the site's name (``strategies.loop.plausible``).
-Whoever reads metrics afterwards (records, pictures, reports) reads them by ``read_metric``, so
-no reader can meet a name that the check let through and the reader does not know.
+All later readers of metrics (records, pictures, reports) use ``read_metric``, so a reader knows
+every name that passes the check.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Metric:
     Attributes:
         word: the word before ``-from-``, or the name of the family.
         place: the label, bin or site of a family's member; otherwise empty.
-        part: the quantity that a family's member counts for this class, bin or site; empty if the
+        part: the quantity that a family's member gives for this class, bin or site; empty if the
             metric covers all samples.
         site: the other site in the name, whose model was measured (``-from-``) or whose expert was
             routed to; otherwise empty.
@@ -161,9 +161,9 @@ class BinCounts:
 
 
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
-    """Collect the bins of one family: bin number -> content, in rising order.
+    """Collect the bins of one family: bin number (from 0) -> content, in rising order.
 
-    A bin that lacks one of its three metrics is left out.
+    A bin with fewer than its three metrics is left out.
 
     Args:
         values: metric -> value, for one site and split.

@@ -26,9 +26,9 @@ _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))"
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:
-    """Convert ``text`` to one printable line, cut at the end after ``longest`` characters.
+    """Convert ``text`` to one printable line of at most ``longest`` characters.
 
-    A line that was cut ends with '…'.
+    A longer line is cut at its end, and the last of its ``longest`` characters is then '…'.
     """
     # The text is cut before it is cleaned, because a site may send megabytes
     words = printable(_text(text)[: 4 * longest])
@@ -40,7 +40,7 @@ def one_line(text: object, longest: int = LONGEST) -> str:
 def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
     """Convert ``text`` to one printable line; if it is longer than ``longest``, cut out its middle.
 
-    The last ``end`` characters always stay, because the end of an error says what to do.
+    The last ``end`` characters always stay, because the end of an error names the remedy.
     """
     words = printable(_text(text))
     if len(words) <= longest:
@@ -49,15 +49,16 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
 
 
 def site_reason(text: object) -> str:
-    """Convert a site's reason to one line of at most 600 characters, of which the last 300 stay.
+    """Convert a site's reason to one line of at most 600 characters.
 
-    The limit is twice the usual one, because paths on a hospital's shares are long.
+    If the reason is longer, its middle is cut out and its last 300 characters stay. The limit is
+    twice the usual 300, because paths on a hospital's shares are long.
     """
     return abbreviate(text, 2 * LONGEST, LONGEST)
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Group (who, reason) pairs: reason -> the names of all who have it, joined with commas."""
+    """Group (name, reason) pairs by reason: reason -> all its names, joined with commas."""
     who: dict[str, list[str]] = {}
     for name, reason in reasons:
         who.setdefault(reason, []).append(name)
@@ -72,7 +73,7 @@ def printable(text: str) -> str:
 
 
 def quote_value(value: object, longest: int = 100) -> str:
-    """Return a value's Python literal as one line of at most ``longest`` characters."""
+    """Return a value's ``repr`` as one line of at most ``longest`` characters, cut at the end."""
     if isinstance(value, str):
         # repr() of a text of megabytes takes time, and only its start is shown
         value = value[: 2 * longest]
@@ -80,9 +81,9 @@ def quote_value(value: object, longest: int = 100) -> str:
 
 
 def join_names(names: Iterable[object], most: int = 30) -> str:
-    """Join the first ``most`` names with commas, and say how many more there are.
+    """Join the first ``most`` names with commas; if there are more, add "and N more".
 
-    Each name is cut after 80 characters.
+    Each name has at most 80 characters; longer ones are cut.
     """
     all_names = list(names)
     joined = ", ".join(one_line(name, _NAME) for name in all_names[:most])
@@ -100,7 +101,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def as_word(path: Path) -> str:
-    """Quote a path for a shell, relative to the working folder if it is inside it."""
+    """Quote a path for a shell; a path inside the working folder becomes relative to it."""
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
@@ -112,7 +113,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _text(value: object, written: Callable[[object], str] = str) -> str:
-    """Convert a value to text by ``written``; if Python cannot, name the value's type instead."""
+    """Convert a value to text by ``written``, or name its type if it is too large or too nested."""
     try:
         return written(value)
     except (ValueError, RecursionError):
@@ -138,25 +139,25 @@ class Markdown(str):
 
 
 def markdown_text(text: str) -> str:
-    """Escape a text for Markdown, where it shows on one line without links, pictures and HTML."""
+    """Escape a text so that Markdown shows it as one line without links, pictures or HTML."""
     line = " ".join(terminal_text(text).split())
     return _MARKUP.sub(r"\\\g<0>", line)
 
 
 def markdown_cell(text: str) -> str:
-    """Escape a text for a cell of a Markdown table, in which it shows unchanged on one line.
+    """Escape a text so that a cell of a Markdown table shows it unchanged on one line.
 
-    Unlike ``markdown_text`` it leaves signs at the start, intervals such as [0, 1] and a star
-    between spaces unescaped, because none of them is markup in a cell.
+    Signs such as '#' at the start, intervals such as [0, 1] and a star between spaces are not
+    escaped (``markdown_text`` escapes them), because they are not markup in a cell.
     """
     line = " ".join(terminal_text(text).split())
-    parts = _NO_MARKUP.split(line)  # every second part is none
+    parts = _NO_MARKUP.split(line)  # every second part is not markup
     parts[::2] = [_CELL_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
     return "".join(parts)
 
 
 def markdown_code(text: object) -> Markdown:
-    """Write a text as a Markdown code span; a backtick becomes an apostrophe."""
+    """Write a text as a Markdown code span; backticks become apostrophes, and no text gives ''."""
     line = " ".join(terminal_text(str(text)).split())
     if not line:
         return Markdown("")

@@ -1,8 +1,8 @@
 """Find the classes of a method that is a plugin, from another package or from a file.
 
-The classes stand in one module: ``OwnMethod`` for the server, ``OwnMethodSettings`` and
-``OwnMethodSite``. If the module lacks one of the last two, the plugin uses that class of the method
-which it extends.
+All classes are in one module: ``OwnMethod`` for the server, ``OwnMethodSettings`` and
+``OwnMethodSite``. If the module lacks one of the last two, the plugin uses the class of the method
+that it extends.
 """
 
 import inspect
@@ -27,17 +27,18 @@ _BASES = {
 
 
 def plugin_server(name: str, ours: Collection[str]) -> type:
-    """Import a plugin's server class.
+    """Import a plugin's server class, a subclass of ``Method``.
 
-    For a name ``module:Class`` it is that class. Otherwise the module must declare exactly one
-    class of ``Method``.
+    A name ``module:Class`` names the class itself. A name without a class names a module, which
+    must declare exactly one subclass of ``Method``.
 
     Args:
         name: the plugin, as the setting 'method' names it.
         ours: the names of fedsilo's own methods, which no plugin may take.
 
     Raises:
-        SettingError: no plugin has that name, or its module has no class of ``Method``, or several.
+        SettingError: no plugin has that name, its module does not import, the class is not a
+            subclass of ``Method``, or the module does not declare exactly one.
     """
     found, base = resolve_plugin("method", name, ours), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
@@ -64,14 +65,15 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
     Args:
         server: the plugin's server class.
         room: "models" for the settings class, "client_app" for the site class.
-        suffix: the end of the class's name after that of the server class.
+        suffix: the part of the class's name that follows the name of the server class.
 
     Returns:
         The class; None if the module has no class of that name.
 
     Raises:
         SettingError: the class does not extend the room's base class, lacks a function or has a
-            setting without a rule; or a class of the module would never be used.
+            setting without a rule. Or it is missing, but ``_refuse_unused`` finds one with a wrong
+            name.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -92,9 +94,9 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
 
 
 def refuse_lacking(part: type, where: str) -> None:
-    """Raise a SettingError if the class ``part`` lacks a function that every method has.
+    """Raise a SettingError if the class ``part`` still has abstract functions.
 
-    ``where`` names its module in the error.
+    ``where`` names the module of the class, for the error.
     """
     lacking = sorted(getattr(part, "__abstractmethods__", ()))
     if lacking:
@@ -120,10 +122,10 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Raise a SettingError if a class's name is wrong, so no method would use the class.
+    """Raise a SettingError if a class in ``module`` has a wrong name, so no method would use it.
 
-    A class of ``base`` must be named after a server class plus ``suffix``; names that begin with
-    '_' are ignored.
+    Each subclass of ``base`` must be named as one of the module's server classes plus ``suffix``.
+    Classes whose names begin with '_' are ignored.
     """
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}
@@ -140,9 +142,10 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 
 
 def _refuse_undeclared(settings: type, what: str) -> None:
-    """Raise a SettingError if a plugin's settings have a field without a rule.
+    """Raise a SettingError if a plugin's settings class is not a dataclass of declared settings.
 
-    Its value would be ignored. ``what`` names the module in the error.
+    Each field must be made by ``setting(...)`` and have a type annotation, or its value would be
+    ignored. ``what`` names the module in the error.
     """
     odd = []
     if is_dataclass(settings):

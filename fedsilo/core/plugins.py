@@ -27,7 +27,8 @@ from fedsilo.core.settings_schema import Value
 # Setting -> the noun for its plugins in errors, and the group of their entry points
 _KINDS = {"network": "network", "method": "method", "dataset": "data set", "partition": "partition"}
 _GROUPS = {key: f"fedsilo.{key}s" for key in _KINDS} | {"partition": "fedsilo.partitioners"}
-# The object has no dots: a server could otherwise reach a package that the plugin imports
+# The object's name may not contain dots: a server could otherwise reach a package that the plugin
+# imports
 _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _TIMM = re.compile(r"timm:[\w.]+")
 _DIGEST = "__fedsilo_digest__"  # attribute of a module that was made from a file of 'plugin'
@@ -43,22 +44,24 @@ def plugin_entries(named: str) -> list[str]:
 
 
 def module_of(entry: str) -> str:
-    """Return the name of the module that an entry of 'plugin', a file or a module, stands for."""
+    """Return the module's name for an entry of 'plugin': a file's name without '.py', or itself."""
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
 def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
-    """Execute the files in the setting 'plugin' as modules; files that are loaded are skipped.
+    """Execute the files in the setting 'plugin' as modules.
+
+    Entries that are modules are ignored, as are files that were already executed and are unchanged.
 
     Args:
         named: the setting's value.
         taken: names that no file may have.
-        pins: module -> the only SHA-256 that its file may have. The bytes that are compared are
-            those that are executed.
+        pins: module -> the SHA-256 that its file must have. Files of modules without a pin are not
+            compared. The compared bytes are the executed ones.
 
     Raises:
-        SettingError: a file cannot be read or executed, has another digest than its pin, or has a
-            name in ``taken`` or the name of another module.
+        SettingError: a file cannot be read or executed, does not match its pin, or its name is in
+            ``taken``, is another module's, or is not a Python identifier.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -111,7 +114,7 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Tell whether the name of a plugin file is taken by a module from another file."""
+    """Tell whether Python finds a module called ``name`` in any other file than ``path``."""
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):
@@ -125,7 +128,7 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
     Args:
         key: the setting, such as 'method'.
-        ours: names of fedsilo itself, which no package may take.
+        ours: fedsilo's own names, which no package may take.
 
     Returns:
         Name of the plugin -> ``module:object``.
@@ -149,10 +152,10 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
 
 def is_plugin_name(key: str, name: str) -> bool:
-    """Tell whether ``name`` can be a plugin's name for the setting ``key``.
+    """Tell whether ``name`` can be a plugin's name for the setting ``key``, without importing it.
 
-    It can if it has the form ``module:object``, names a classifier of timm (for a network), or is
-    offered by an installed package.
+    It can if it has the form ``module:object``, has the form ``timm:name`` (only for a network), or
+    is the name of an installed package's entry point. Whether the object exists is not checked.
     """
     if key == "network" and _TIMM.fullmatch(name):
         return True
@@ -166,7 +169,7 @@ class PluginPlace:
     Attributes:
         module: the module that holds the plugin.
         name: the object in that module; empty if the plugin is a method's whole module.
-        invited: whether its package offers it to fedsilo by an entry point.
+        invited: whether its package offers it to fedsilo by an entry point of that name.
     """
 
     module: str
@@ -178,7 +181,7 @@ def plugin_name(key: str, name: str) -> str:
     """Return ``name`` unchanged if ``is_plugin_name`` accepts it; a validator for pydantic.
 
     Raises:
-        ValueError: it does not; pydantic reports this.
+        ValueError: it does not accept the name; pydantic reports this error.
     """
     if not is_plugin_name(key, name):
         raise ValueError(f"no name of a plugin for '{key}'")
@@ -191,10 +194,11 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     Args:
         key: the setting, such as 'method'.
         name: the plugin, as the setting names it.
-        ours: the names of fedsilo itself, which the error lists.
+        ours: fedsilo's own names, which the error lists.
 
     Raises:
-        SettingError: no plugin has that name.
+        SettingError: the name has no form of a plugin's name, and no installed package offers it.
+            Whether the module exists is not checked.
     """
     entries: dict[str, str] = {}
     if ":" not in name:
@@ -214,10 +218,10 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
 def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
     """Import the plugin that a setting names; a method may be a whole module.
 
-    Arguments are those of ``locate_plugin``.
+    The arguments are those of ``locate_plugin``.
 
     Raises:
-        SettingError: no plugin has that name, its module does not import, or lacks the object.
+        SettingError: no plugin has that name, or its module does not import or lacks the object.
     """
     place = locate_plugin(key, name, ours)
     module = _import_module(place.module, f"{_KINDS[key]} '{name}'")
@@ -235,7 +239,7 @@ def _import_module(module: str, what: str) -> ModuleType:
     """Import a module of foreign code; ``what`` names the plugin in the error.
 
     Raises:
-        SettingError: it does not import, for whatever reason.
+        SettingError: importing the module raises anything, even SystemExit.
     """
     try:
         return importlib.import_module(module)
@@ -254,14 +258,14 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
-    """Return a run config in which 'plugin-settings' is replaced by the settings in its JSON.
+    """Return a copy of a run config with 'plugin-settings' replaced by the settings in its JSON.
 
-    Only a method's own settings, ``group.key``, are allowed in it. A common setting would replace a
-    value that a site has checked already: sites compare settings by the digests of private states
-    and of secure sums. ``common`` has the keys of the common settings.
+    ``values`` must have 'plugin-settings', and ``common`` has the keys of the common settings. The
+    JSON may only have a method's own settings, ``group.key``, which override those in ``values``. A
+    common setting is refused, because it would replace a value that a site has already checked.
 
     Raises:
-        SettingError: the value is not a JSON object of a method's settings.
+        SettingError: the value is not a JSON object, or has other settings than a method's own.
     """
     carried = _parse_carried(str(values[_CARRIER]))
     for key in carried:
@@ -280,7 +284,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
     """Parse the JSON in 'plugin-settings' into key -> value.
 
     Raises:
-        SettingError: it is not a JSON object of single values.
+        SettingError: the text is not a JSON object whose values are numbers, texts and bools.
     """
     try:
         carried = json.loads(text)
@@ -299,13 +303,13 @@ def import_plugin(module: str) -> None:
     """Import a plugin's top-level module.
 
     Raises:
-        SettingError: it does not import.
+        SettingError: the module does not import.
     """
     _import_module(module, f"plugin '{module}'")
 
 
 def is_offered(module: str) -> bool:
-    """Tell whether an installed package offers plugins of this top-level module."""
+    """Tell whether an installed package has an entry point for plugins in this top-level module."""
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
             if re.split("[.:]", entry.value)[0] == module:
@@ -315,10 +319,10 @@ def is_offered(module: str) -> bool:
 
 @contextmanager
 def without_working_folder() -> Iterator[None]:
-    """Remove the working folder from the import path inside a block.
+    """Remove the working folder from the import path inside a block, and put it back afterwards.
 
     ``python -m`` puts the working folder on the path, and a user may work inside a folder that
-    somebody else sent. Paths that the block adds stay.
+    somebody else sent. Paths that the block adds stay on the path.
     """
     before = list(sys.path)
     here = Path.cwd()
@@ -335,10 +339,10 @@ def without_working_folder() -> Iterator[None]:
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute the digests of the code behind plugins: top-level module -> SHA-256, sorted.
 
-    Each module is imported first, except files of 'plugin', which have been executed already.
+    Each module is imported first, except files of 'plugin', which were executed before.
 
     Raises:
-        SettingError: a module does not import, or has no file.
+        SettingError: a module does not import, or was not made from a file.
     """
     tops = sorted({plug.module.partition(".")[0] for plug in plugs})
     return {top: _digest(top) for top in tops}
@@ -347,7 +351,7 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
     """Return module -> SHA-256 for the files among the entries of 'plugin'.
 
-    The files have been executed before.
+    ``load_plugins`` must have executed the files; their digests are those of the executed bytes.
     """
     modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
     return {module: module_digest(module) for module in modules}
@@ -359,7 +363,7 @@ def digests_text(digests: Mapping[str, str]) -> str:
 
 
 def stated_digests(text: str) -> dict[str, str]:
-    """Parse the setting 'plugin-digests' into module -> SHA-256."""
+    """Parse the setting 'plugin-digests' into module -> SHA-256; an empty text gives none."""
     digests = {}
     for part in text.split(", "):
         if part:
@@ -369,9 +373,10 @@ def stated_digests(text: str) -> dict[str, str]:
 
 
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the modules whose digests are not those in 'plugin-digests', sorted.
+    """Return the modules whose digest in ``digests`` differs from 'plugin-digests', sorted.
 
-    ``text`` is the setting's value. A module that only one of the two names counts too.
+    ``text`` is the value of that setting. A module that only ``digests`` or only ``text`` has
+    counts as changed.
     """
     differing = digests.items() ^ stated_digests(text).items()
     return sorted({module for module, _ in differing})
@@ -389,7 +394,7 @@ def _digest(module: str) -> str:
     """Import a module and return its digest.
 
     Raises:
-        SettingError: it does not import, or has no file.
+        SettingError: the module does not import, or was not made from a file.
     """
     if not getattr(sys.modules.get(module), _DIGEST, ""):
         _import_module(module, f"plugin '{module}'")
@@ -403,8 +408,8 @@ def module_digest(module: str) -> str:
     """Compute the SHA-256 of a top-level module's code without importing the module.
 
     Returns:
-        The digest of its file, or of all text files of its package with their relative paths. It is
-        empty if there is no such module, or if the module has no file.
+        The digest of the module's file, or of its package (see ``_package_digest``). It is an empty
+        text if the module does not exist or was not made from a file.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -426,7 +431,8 @@ def module_digest(module: str) -> str:
 def _package_digest(folders: Iterable[str]) -> str:
     """Compute one SHA-256 over all text files in a package's folders.
 
-    It covers each file's relative path and content, in sorted order.
+    It covers the relative path and content of each file with an ending in ``_COMPARED``, in sorted
+    order.
     """
     total = hashlib.sha256()
     for folder in folders:

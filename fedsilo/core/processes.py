@@ -29,7 +29,7 @@ def tool(name: str) -> str:
     """Return the path of a command: next to this Python, otherwise on the PATH.
 
     Raises:
-        ProcessError: it is in neither place.
+        ProcessError: the command is in neither place.
     """
     own = Path(sys.executable).parent / name
     path = str(own) if own.is_file() else shutil.which(name)
@@ -52,7 +52,8 @@ def app_folder() -> Path:
     """Return the folder of pyproject.toml, which ``flwr run`` bundles.
 
     Raises:
-        ProcessError: there is none, because fedsilo is not installed from a checkout.
+        ProcessError: the folder has no pyproject.toml, because fedsilo is not installed from a
+            checkout.
     """
     folder = installed_folder()
     if not (folder / "pyproject.toml").is_file():
@@ -66,9 +67,9 @@ def app_folder() -> Path:
 def end_trees(roots: Iterable[psutil.Process]) -> None:
     """End processes and all their descendants: by TERM, and by KILL those left after 10 seconds.
 
-    It returns when all have ended, or 5 seconds after KILL. Flower and Ray start their children in
-    sessions of their own, so a signal to the process group would miss them; the tree of parents
-    does not.
+    This function returns when all have ended, or 5 seconds after KILL. Descendants are found by
+    their parents: a signal to the process group would miss them, because Flower and Ray start their
+    children in new sessions.
     """
     members: dict[psutil.Process, None] = {}  # a set in order
     for root in roots:
@@ -88,9 +89,9 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
 def end_run(home: Path) -> None:
     """End all processes of a run except this one.
 
-    ``home`` is the run's folder, which each of its processes has in the environment variable
-    FLWR_HOME. The tree of parents is not used, because a process whose parent has ended is in no
-    tree. Up to five passes find processes that start while others are ended.
+    A process belongs to the run if its environment variable FLWR_HOME is ``home``, the run's
+    folder. Parents are not used, because a process may outlive its parent. Up to five passes also
+    find processes that start during an earlier pass.
     """
     for _ in range(_PASSES):
         marked = []
@@ -108,7 +109,7 @@ def end_run(home: Path) -> None:
 def without_main() -> Iterator[None]:
     """Hide the caller's script (``__main__``) from processes that start inside a block.
 
-    They would import it, and so could start a run again.
+    Such a process would import the script, which could start the run again.
     """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
@@ -139,15 +140,15 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
 
 
 def end_with(process_id: int, by: signal.Signals | None = None) -> None:
-    """Make this process end soon after another process has ended, in whatever way.
+    """Make this process end soon after another process ends for any reason, with exit status 1.
 
-    A daemon thread looks at the other process twice a second. If it has ended already, this process
-    exits at once.
+    A daemon thread checks the other process twice a second. If the other process does not exist,
+    this process exits at once.
 
     Args:
         process_id: the process to watch.
-        by: a signal that this process first sends to itself, to end in order; after 5 seconds it
-            exits in any case. None: it exits at once.
+        by: a signal that this process first sends to itself, to end in order; 5 seconds later it
+            exits in any case. None to exit without a signal.
     """
     try:
         process = psutil.Process(process_id)

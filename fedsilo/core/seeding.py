@@ -20,7 +20,7 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
     Args:
         seed: the run's seed, or 0 for numbers that no setting changes.
-        key: what the numbers are for, such as purpose, site and round. Order and types count: 1 and
+        key: the purpose, site and round of the numbers, for example. Order and types count: 1 and
             "1" give different seeds.
     """
     # Without escapes and types the keys ("a/b",) and ("a", "b"), or 1 and "1", would share numbers

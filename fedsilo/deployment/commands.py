@@ -112,7 +112,7 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
     """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
 
-    Its sites are those that the options name. Otherwise they are the silos of ``experiment``, or
+    Its sites are the ones named by the options. Otherwise they are the silos of ``experiment``, or
     none if ``host`` is given without ``sites``. Nothing is written; ``prepare`` does that.
 
     Raises:
@@ -265,7 +265,7 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
         raise SettingError("--sites has no effect with --site: remove one of the two")
     folder = folder.expanduser().resolve()
     planned = None
-    # Planned before the folder is locked, because that makes it: a refused plan leaves nothing
+    # Planned before locking, because that makes the folder, and a refused plan must not
     if not is_deployment(folder):
         planned = plan_deployment(folder, experiment, options)
     with locked(folder):
@@ -280,7 +280,7 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     """Start every member that does not run, register new sites, and wait until all are online.
 
-    Missing keys and certificates are made first. Errors are those of ``up``.
+    Missing keys and certificates are made first. It raises the errors of ``up``.
     """
     make_secrets(deployment)
     share_signing_keys(deployment)
@@ -344,7 +344,7 @@ def logs(folder: Path, member: str, lines: int) -> str:
     """Return the last ``lines`` lines of a member's log.
 
     Raises:
-        FedsiloError: the deployment has no such member, or the member has not run here yet.
+        FedsiloError: ``member`` is not in the deployment, or it has not run here yet.
     """
     path = read_deployment(folder).log(member)
     if not path.is_file():

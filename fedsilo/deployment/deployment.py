@@ -381,7 +381,8 @@ def read_deployment(folder: Path) -> Deployment:
     """Read the deployment in a folder, which may be relative or begin with ``~``.
 
     Raises:
-        DeploymentError: the folder holds no deployment, or its file is damaged.
+        DeploymentError: the folder does not hold a deployment, or deployment.json is damaged or
+            altered.
     """
     folder = folder.expanduser().resolve()
     path = folder / _FILE

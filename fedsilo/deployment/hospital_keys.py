@@ -1,4 +1,4 @@
-"""``fedsilo hospital keys``: this hospital's signing key, and the compared keys of others."""
+"""``fedsilo hospital keys``: the signing keys of this hospital and of other hospitals."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def find_own_folder(folder: Path) -> Path:
 
 
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
-    """Mark some hospitals' keys as compared, and remove others from the list.
+    """Mark some hospitals' keys as compared, and remove other hospitals from the list.
 
     Args:
         folder: as ``find_own_folder`` returns it.

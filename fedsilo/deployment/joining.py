@@ -2,7 +2,7 @@
 
 A hospital has two registrations. The SuperLink's registration admits its key. The registry's line
 binds its name to the key; without the line, a run leaves the hospital out. Only this module writes
-the two.
+these two registrations.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
-            another command changes the deployment; then nothing was written. Also if a registration
-            fails.
+            another command changes the deployment; in these cases nothing was written. Also raised
+            if a registration fails.
     """
     with open_locked(folder) as deployment:
-        # All names are checked before the first is registered, so an error leaves nothing behind
+        # All names are checked before the first is registered, so after an error none is registered
         fault = find_name_fault(names)
         for name in names:
             if name in deployment.nodes or name in deployment.sites:
@@ -70,7 +70,7 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
         needs no kit, because ``deploy up`` starts it again with its new key.
 
     Raises:
-        FedsiloError: the deployment has no such member, the server does not answer, or another
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
             command changes the deployment. Nothing was written.
     """
     with open_locked(folder) as deployment:
@@ -100,8 +100,8 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
 
-    Its two registrations are removed, and the server's copies of its kit and keys. Errors are those
-    of ``renew``.
+    Its two registrations are removed, and the server's copies of its kit and keys. It raises the
+    errors of ``renew``.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)

@@ -2,7 +2,7 @@
 
 ``kit.json`` names the hospital and the server, and has the SHA-256 of every other file. The seal is
 the SHA-256 of these values; both sides print its beginning, so that people can compare it. A kit
-contains neither rules nor keys of other hospitals, because each hospital decides on those itself.
+contains neither rules nor keys of other hospitals, because each hospital decides on them itself.
 """
 
 import hashlib
@@ -67,7 +67,7 @@ class Card(FileModel):
 class Kit:
     """A kit whose files are complete and unaltered."""
 
-    path: Path  # the zip, or the folder into which it was opened
+    path: Path  # the zip, or the folder where it was opened
     card: Card
     files: Mapping[str, bytes]  # file name -> content
 

@@ -1,7 +1,7 @@
 """The options of ``deploy up`` and ``hospital start``, each defined once, with its help.
 
 The functions of the API take them by ``Unpack``, so Python and the command line have the same
-options. This room receives them as one mapping, in which an option that was not given is missing
+options. This room receives them as one mapping, which lacks the options that were not given
 or None.
 """
 
@@ -32,7 +32,7 @@ class DeploymentOptions(TypedDict, total=False):
 
 
 class RuleOptions(TypedDict, total=False):
-    """The options from which a hospital's rules are made before its first start."""
+    """The options that a hospital's rules are made from, before its first start."""
 
     trust: Annotated[str | None, "the hospital's level of trust: server, sums or nobody"]
     method: Annotated[Texts, "a method that runs may ask for (default: any); may be repeated"]

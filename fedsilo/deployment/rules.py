@@ -1,6 +1,6 @@
 """A hospital's rules: the file ``site.yaml``, written at the hospital, and the rules in sentences.
 
-No rule comes from a kit, because then whoever made or carried the kit would decide what this
+Rules never come from a kit, because then whoever made or carried the kit would decide what this
 hospital allows. Every key of the site file has its sentence in ``SENTENCES``, which a test checks.
 """
 
@@ -89,7 +89,7 @@ def write_rules(site: str, options: RuleOptions) -> str:
             text += f"{key}: {json.dumps(value)}\n"
         if not rules["trust"]:
             fault = _no_trust(site)
-        # The hospital is bound by what the file says once it is read again, not by what was meant
+        # The rules that will be read from the file apply, so they must equal the given rules
         elif with_numbers(parse_yaml(text)) != rules:
             fault = f"{site}: a value of --rule would change in {SITE}: write the file by hand"
         else:
@@ -157,7 +157,7 @@ def effective_rules(context: Context) -> SiteFile:
     Without a site file, all methods, data sets and records are allowed.
 
     Raises:
-        RefusedError: the site file is unusable, or at trust ``nobody`` there is no cap on epsilon.
+        RefusedError: the site file is unusable, or trust is ``nobody`` without a cap on epsilon.
         SettingError: the node config has a wrong value.
     """
     rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)

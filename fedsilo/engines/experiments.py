@@ -177,7 +177,7 @@ class SimulationFile:
         return self._is_one_entry(name) or name in self.cells
 
     def _is_one_entry(self, name: str) -> bool:
-        """Tell whether ``name`` is an entry without placeholders and matrix."""
+        """Tell whether the file has an entry ``name`` without placeholders and matrix."""
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):
             return False

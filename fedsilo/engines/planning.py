@@ -243,7 +243,7 @@ def engine_for(
 
 
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
-    """Explain why a run is quicker in one process, as the end of a sentence; empty if it is not.
+    """Explain why a run should use only this process, as the end of a sentence; empty if not.
 
     ``workers`` is the number of worker processes that this machine allows.
     """

@@ -77,7 +77,7 @@ class SiteProcess:
     def submit(self, parcel: Parcel) -> Future[Parcel]:
         """Let the process answer a packed message, and return the future of its reply.
 
-        A process that was killed while idle is started again.
+        If the process was killed while idle, it is started again first.
         """
         try:
             return self.pool.submit(_answer_parcel, parcel)

@@ -152,7 +152,7 @@ def _superlink(
     ]
     log = home / "superlink.out"
     with log.open("wb") as output:
-        # In a session of its own, so that Ctrl-C reaches only this process, which then ends the run
+        # Its own session lets Ctrl-C reach only this process, which then ends the run
         guard = subprocess.Popen(
             [sys.executable, "-m", "fedsilo.engines.ray_engine", str(home), *superlink],
             env=environment,

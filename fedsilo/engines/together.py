@@ -181,7 +181,10 @@ def _take_steps(
 
 
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser over the stacked parameters, fused if the optimiser allows it."""
+    """Build the run's optimiser over the stacked parameters.
+
+    It is fused if the settings say so, or if it is one of ``_FUSED`` without further arguments.
+    """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
     return open_optimiser(

@@ -1,8 +1,8 @@
 """Renders pages for people: one HTML file that loads nothing and runs nothing.
 
-Every page is a template of its own in ``templates``. It extends ``base.html``, which has the only
-stylesheet, and it gets values by name: texts, rows of tables, pictures. The same values give the
-same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
+Every page is a template of its own in ``templates``. The template extends ``base.html``, which has
+the only stylesheet, and gets values by name: texts, rows of tables, pictures. The same values give
+the same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def render_page(
     than two sections gets a table of contents. The same arguments give the same text.
 
     Args:
-        template: the name of a template that extends ``base.html``, or such a template.
+        template: a template that extends ``base.html``, or its name.
         title: the page's title and first heading.
         data: the template's own variables.
         subtitle: a line below the title; empty for none.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 4.4  # inches: somewhat narrower than a phone's screen, so that letters can be read
 _LEGEND_COLUMNS = 2
-_NAME = 24  # largest number of characters of a label; a longer one leaves the panel no room
+_NAME = 24  # largest number of characters of a label; a longer label would squeeze the panel
 
 
 def curves(
@@ -68,7 +68,7 @@ def estimates(
         name: the picture's name, unique on its page.
         series: title -> row -> value; the markers of the first series are filled.
         label: the label of the horizontal axis.
-        points: row -> further values, such as those of seeds, drawn as small dots.
+        points: row -> further values, such as one per seed, drawn as small dots.
 
     Returns:
         The text of an ``svg`` element.
@@ -81,7 +81,7 @@ def estimates(
     rows = list(unique)
     figure, axes = _panel(1.1 + 0.34 * len(rows))
     for number, (title, by_row) in enumerate(series.items()):
-        # The series of a row lie beside each other, centred on the row
+        # The series of a row are drawn next to each other, centred on the row
         shift = (number - (len(series) - 1) / 2) * 0.3
         values, places = [], []
         for row, estimate in by_row.items():
@@ -115,7 +115,7 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Draw points (x, y); those with the same title share a colour and a marker.
+    """Draw points (x, y); points with the same title share a colour and a marker.
 
     Args:
         name: the picture's name, unique on its page.
@@ -175,7 +175,7 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         linewidth=1,
     )
     for number, one in enumerate(found):
-        # Numbers alternate in height, so that those of near bins do not overlap
+        # Numbers alternate in height, so that numbers of near bins do not overlap
         look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
     axes.set_xlim(0, 1)
@@ -207,7 +207,7 @@ def _finish_picture(
     figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
 ) -> str:
     """Label the horizontal axis with ``over``, add a legend, and return the picture as SVG text."""
-    axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
+    axes.set_xlabel(over, loc="right")  # long names of rows would take the room in the middle
     if legend:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
     return svg_of(figure, name)

@@ -34,7 +34,8 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
         document: routing.json.
 
     Returns:
-        File name -> figure; the pictures of weights are missing if no site has test samples.
+        File name -> figure. Only 'prototype-distances.png' if no site has test samples; otherwise
+        also 'routing.png' and 'routing-matrix.png'.
     """
     experts = document["experts"]
     pictures = {
@@ -52,7 +53,7 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
-    """Draw a panel per hospital with a violin and a box per expert.
+    """Draw a panel per hospital with a violin, a box and a cross per expert.
 
     A violin covers the routing weights from the 5th to the 95th percentile.
     """
@@ -156,8 +157,8 @@ def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``cross.png``: for each metric a heat map of all hospitals' models at all hospitals.
 
-    A row is the hospital that trained, a column the one that tests. Colours range from 0 to 1; a
-    cell without a value is empty.
+    A row is the training hospital, a column the testing hospital. Colours range from 0 to 1; a cell
+    without a value is empty.
 
     Returns:
         File name -> figure.
@@ -178,8 +179,8 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``forgotten.png``: each site's share of forgotten samples (in %) over epochs.
 
     Args:
-        document: 'epochs' -> epoch (from 0, as text) -> site -> share, or None; 'variant' for the
-            title.
+        document: 'epochs' -> epoch (from 0, as text; drawn from 1) -> site -> share, or None for no
+            point; 'variant' for the title.
 
     Returns:
         File name -> figure.
@@ -246,8 +247,8 @@ def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, i
         sites: site -> class number (text) -> maps.
 
     Returns:
-        Class -> the first column of its block, which is as wide as the most maps of any site, and
-        the total number of columns.
+        Class -> the first column of its block, and the total number of columns. A block is as wide
+        as the largest number of maps that any site has for the class.
     """
     widths: dict[str, int] = {}
     for maps in sites.values():

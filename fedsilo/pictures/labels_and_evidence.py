@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NDArray = npt.NDArray[Any]
 
-_LEGEND = 18  # names for which a legend beside the picture has room
+_LEGEND = 18  # the most names that fit into a legend beside the picture
 
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
@@ -112,7 +112,7 @@ def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, f
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
     """Draw the accuracy of each filled bin as a bar, and write its number of samples.
 
-    The number is at the bin's mean certainty. ``total`` is from ``_sum_over_sites``.
+    The number is written at the bin's mean certainty. ``total`` is from ``_sum_over_sites``.
     """
     for place, (count, right, weighted) in total.items():
         if not count:
@@ -139,10 +139,11 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``distribution.png``: the samples of each class at each site (FedEvPrompt, figure 2).
 
-    With more than 20 sites, it shows the spread over sites instead.
+    Counts are summed over all splits. With more than 20 sites, the spread over sites is drawn
+    instead.
 
     Returns:
-        File name -> figure; {} if a site does not report its label counts.
+        File name -> figure; {} if any site does not report its label counts.
     """
     counts_of = {}
     for site, facts in silos.items():

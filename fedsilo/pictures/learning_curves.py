@@ -39,8 +39,8 @@ def draw_lines(
 ) -> None:
     """Draw one line per name over rounds.
 
-    With more than 20 lines, only their spread and the five worst lines (by their last value) are
-    drawn, with a legend.
+    If there are more than 20 lines, only their spread and the five worst lines (by their last
+    value) are drawn, and the panel gets its own legend.
 
     Args:
         axes: the panel.
@@ -63,9 +63,9 @@ def draw_lines(
 
 
 def _draw_spread(axes: Axes, lines: Lines) -> None:
-    """Draw the median of many lines per round, and the bands that hold 90 % and 50 % of them.
+    """Draw the median of many lines per round, and the bands that hold 90 % and 50 % of the lines.
 
-    Only the lines that have a value in a round count there.
+    In each round, only lines with a value in that round count.
     """
     # A site that was away in a round has no value in it
     values_of: dict[int, list[float]] = {}
@@ -148,13 +148,13 @@ def draw_run(directory: RunDirectory) -> Iterator[Path]:
 
 
 def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
-    """Draw all pictures of a run that has ended, and go on if one of them fails.
+    """Draw all pictures of a run that has ended, and continue if one of them fails.
 
     A run is complete without pictures, so no error is raised.
 
     Args:
         directory: the run.
-        say: gets a line of text for each file that cannot be drawn.
+        say: called with a line of text for each file that cannot be drawn.
     """
     drawing: dict[str, Callable[[], object]] = {"metrics.csv": partial(draw_curves, directory)}
     for name in _DRAWN_BY:
@@ -176,7 +176,8 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     If sites sent updates, ``contributions.png`` shows each site's update in each round.
 
     Returns:
-        The paths of the pictures; [] if the run has none of the metrics in ``CURVES``.
+        The paths of the pictures; [] (and no picture) if the run has none of the metrics in
+        ``CURVES``.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -219,9 +220,9 @@ def _draw_lines(
     Args:
         title: the title of the picture.
         panels: label of a panel -> name -> round -> value.
-        better_high: the label of the only panel in which a high value is good.
-        marks: round -> a remark; a vertical line in every panel, and the remark below. None for
-            none.
+        better_high: the label of the only panel where a high value is good.
+        marks: round -> a remark. Each gets a vertical line in every panel, and its text below. None
+            for no marks.
     """
     columns = len(panels)
     if len(panels) > _ONE_ROW:

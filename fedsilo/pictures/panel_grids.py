@@ -35,13 +35,13 @@ def panel_grid(
 
     Args:
         count: number of panels, at least 1.
-        columns: most panels in a row.
+        columns: maximum number of panels in a row.
         panel: width and height of a panel in inches.
         margin: width and height in inches to add to the whole figure.
         shared: matplotlib's ``sharex`` and ``sharey``.
 
     Returns:
-        The figure, and the axes of its panels, row by row; surplus places in the grid are
+        The figure, and the axes of its ``count`` panels, row by row; surplus places in the grid are
         invisible.
     """
     columns = min(columns, count)
@@ -82,8 +82,8 @@ def run_title(run: FinishedRun) -> str:
 def naming(run_dir: Path) -> Iterator[None]:
     """As a context, prefix the run directory to the text of fedsilo's errors.
 
-    A command may read several runs, so an error must say which. A text that has the path is
-    unchanged.
+    A command may read several runs, so an error must name the run. A text that already has the path
+    is unchanged.
     """
     try:
         yield
@@ -98,7 +98,7 @@ def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int
     """Check that a folder of private state is given for only one run and one site.
 
     Args:
-        state_dir: the folder, or None if none is given.
+        state_dir: the folder; None always passes.
         runs: the run directories.
         sites: number of sites.
 

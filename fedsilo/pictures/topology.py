@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 Series = Mapping[Any, float]
 
-_LABELLED = 16  # lines up to which each has its weight written on it
+_LABELLED = 16  # the most lines that get their weight written on them
 _ONE_PANEL = 10  # lines that can be distinguished in one panel
 _STRETCH = 1.16  # names stand on a circle larger than the sites' circle by this factor
 
@@ -39,8 +39,8 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
 def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
     """Draw ``closeness.png``: the weight of each edge over rounds.
 
-    With more than 10 edges, each receiving silo i has a panel, in which each sending silo j has its
-    colour.
+    Up to 10 edges share one panel. With more edges, each receiving silo i has a panel, in which
+    each sending silo j has its own colour.
 
     Args:
         document: 'i<-j' -> round (text) -> weight.
@@ -72,7 +72,8 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
 def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
     """Group the edges into panels: title -> label of a line -> round -> weight.
 
-    Up to 10 edges are in one panel without a title, labelled 'i<-j'.
+    Up to 10 edges are in one panel with the title '', labelled 'i<-j'. With more edges, each silo i
+    has a panel 'student i' with a line labelled j per neighbour.
     """
     if len(document) <= _ONE_PANEL:
         return {"": dict(document)}
@@ -100,7 +101,8 @@ def _draw_lines(
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw silos on a circle, and a line per edge; a line without an arrowhead goes both ways.
 
-    Unless all weights are equal, they decide the lines' width, and are written on up to 16 lines.
+    Unless all weights are equal, they decide the lines' width. They are also written on the lines
+    if there are at most 16.
     """
     points = _place_silos(document)
     lines = _merge_edges(document["edges"])
@@ -125,8 +127,8 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
 def _place_silos(document: Mapping[str, Any]) -> dict[str, Point]:
     """Compute each silo's position: on the unit circle, clockwise from the top.
 
-    A ring's silos are in the order of its edges. A star's hub, the silo with the most outgoing
-    edges, is in the centre.
+    A ring's silos are in the order of its edges. In a star of more than two silos, the hub (the
+    silo with the most outgoing edges) is in the centre.
     """
     sites, edges = list(document["sites"]), document["edges"]
     if document["kind"] == "ring":
@@ -153,7 +155,7 @@ def _merge_edges(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
     Returns:
         A dictionary per line: 'from', 'to', 'weight', and 'directed', which is false for merged
-        edges.
+            edges.
     """
     # Directed edge -> weight; of a pair with equal weights only the alphabetically first is drawn
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
@@ -225,7 +227,10 @@ def _align_name(x: float) -> str:
 
 
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
-    """Build the graph's title: kind, number of links, and weights unless the lines have them."""
+    """Build the graph's title: kind, number of links, and the weights, unless the lines show them.
+
+    If all weights are equal, the title has this weight; otherwise their range.
+    """
     low, high = min(weights), max(weights)
     kind = "weight"
     if "matchings" in document:
@@ -240,7 +245,7 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 
 
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw a bar of seconds per round for each topology over these links; the run's own is orange.
+    """Draw a bar of seconds per round for each topology; the run's own topology is orange.
 
     If no cycle times were measured, a text says so.
     """

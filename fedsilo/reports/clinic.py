@@ -32,7 +32,7 @@ _DRAWN_CLASSES = 6
 class Examination:
     """A section of the clinic report that needs the sites' data, such as accuracy by group.
 
-    If it cannot be computed, it has only sentences that say why.
+    If it cannot be computed, it has only sentences that explain why.
     """
 
     title: str
@@ -93,7 +93,7 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
         accuracy = _accuracy(by_name, samples)
         cell = with_interval(accuracy)
         balanced, auc = share(by_name.get("balanced-accuracy")), share(by_name.get("auc"))
-        # Only accuracy has an interval here; the tables by class have those of their metrics
+        # Only accuracy has an interval here; the tables by class have intervals of their own
         rows.append([site, size, cell, balanced, auc])
         if accuracy:
             drawn[site] = accuracy
@@ -283,7 +283,7 @@ class ClassOutcome:
         return of_share(self.others - self.false, self.others)
 
     def area(self) -> Estimate | None:
-        """Return the AUC of the class against all others, with its interval; None if unknown."""
+        """Return the AUC of the class against all other classes, with interval; None if unknown."""
         if self.auc is None:
             return None
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))

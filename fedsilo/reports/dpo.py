@@ -1,4 +1,4 @@
-"""The report for a data protection officer: the data that left each hospital, and their bounds."""
+"""The report for a data protection officer: the data sent by each hospital, and their bounds."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -169,7 +169,7 @@ def _measurements(run: Shown) -> dict[str, Any]:
     """Build the table of the number of metrics sent: a row per kind of metric, a column per site.
 
     A site with hidden counts sends fewer metrics by class, so their number is shown as "up to" the
-    largest of any site. In a run with a single such site, these rows are left out.
+    largest of any site. If that site is the only one, these rows are left out.
     """
     measured = Counter[tuple[str, str]]()
     sites, names = set(), set()
@@ -207,7 +207,7 @@ def _arrays(run: Shown) -> list[list[str]] | None:
     arrays, _ = load_state(path)
     counts, values = Counter[str](), Counter[str]()
     for name, array in arrays.items():
-        # The kinds are those of the audit log, so that an officer can compare both
+        # The kinds are named as in the audit log, so that an officer can compare them
         (kind,) = group_names([f"{ARRAYS}/{name}"])
         counts[kind] += 1
         values[kind] += int(np.size(array))

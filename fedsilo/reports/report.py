@@ -42,7 +42,8 @@ def report(
         site_file: for ``dpo``, a hospital's own site file.
 
     Raises:
-        RunDirectoryError: a folder holds no finished run, or a file of a run is missing or damaged.
+        RunDirectoryError: a folder does not contain a finished run, or a file of a run is missing
+            or damaged.
         DataError: a file of the hospital cannot be used.
     """
     runs = reported_runs(folders)

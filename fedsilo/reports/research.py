@@ -38,7 +38,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
     They are the settings, curves, final metrics, costs, failures, and a comparison if the runs are
-    of several experiments. The metrics are those of test samples; if all runs lack them, those of
+    of several experiments. The metrics are on test samples; if all runs lack these, on
     validation samples.
     """
     first = runs[0]

@@ -20,7 +20,7 @@ from fedsilo.reports.run_facts import experiments_of, facts
 from fedsilo.runs.finished_run import Shown, same_split
 
 _PAIRS = 15  # largest number of pairs of experiments whose differences are drawn
-_CHANCE = 0.05  # a difference with a p value from here on may be chance
+_CHANCE = 0.05  # a difference with this p value or a larger one may be chance
 _UNBOUNDED = ("loss", "entropy", "perplexity")  # all other metrics are at most 1
 
 # The template variables of a page with one experiment
@@ -136,7 +136,7 @@ def _comparison(
         descriptions.append(f"{name}: {cell}")
     svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     alt = f"{label}. {'; '.join(descriptions)}."
-    # Unequal seeds leave no pairs, so the tests then treat the experiments as independent
+    # With unequal seeds, the tests treat the experiments as independent
     tested = significance(metric, samples, _has_same_seeds(samples))
     return {
         "name": metric,
@@ -152,7 +152,7 @@ def _comparison(
 
 def _reason_for_no_test(tested: Tested) -> str:
     """Explain why all tests lack a p value; empty if any test has one."""
-    # A pair may have a p although the analysis of variance has none, for example if a third
+    # A pair may have a p although the analysis of variance lacks it, for example if a third
     # experiment has a single seed
     for outcome in (tested.anova, *tested.pairs.values()):
         if outcome.p is not None:
@@ -250,7 +250,7 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     """Name the experiments with the highest and the next mean of the first headline metric.
 
     If the p value of the pair is 0.05 or more, the sentence says that neither is clearly best. If
-    no test was possible, it says so. Runs on several data sets are not compared.
+    no test was possible, the sentence states this. Runs on several data sets are not compared.
     """
     data = runs[0].summary["dataset"]
     if any(run.summary["dataset"] != data for run in runs):

@@ -37,7 +37,7 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
             place = path.resolve()
             if place not in runs:  # a run may be in two folders, or named by a link
                 runs[place] = FinishedRun.open(path)
-    # A single run needs no path to be distinguished from others
+    # The name of a single run does not need a path
     if len(runs) == 1:
         return [run.shown() for run in runs.values()]
     # The folder's name without its seed groups the runs of one experiment
@@ -246,7 +246,7 @@ def _fingerprints(run: Shown) -> str:
         of_splits = known["fingerprints"]
         if of_splits:
             joined = ""
-            # Sorted, because the order in the file says nothing about the data
+            # Sorted, because the order in the file does not depend on the data
             for split in sorted(of_splits):
                 joined += f"{split}{of_splits[split]}"
             digest = hashlib.sha256(joined.encode()).hexdigest()

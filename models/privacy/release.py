@@ -35,7 +35,7 @@ UNITS = 2**24  # a part of norm C is a vector of whole numbers of this norm
 
 @dataclass
 class Release:
-    """Adds noise to sums of patients' contributions ("parts") whose epsilon is charged already.
+    """Adds noise to sums of patients' contributions ("parts"), after their epsilon was charged.
 
     Attributes:
         bound: C, the largest L2 norm of a patient's part.
@@ -53,11 +53,11 @@ class Release:
 
     @property
     def alone(self) -> bool:
-        """Whether each patient's part must be computed outside any batch; false in simulations.
+        """Whether each patient's part must be computed by itself; false if ``source`` is set.
 
-        In a batch a sample's last bits depend on the size of the batch, and a server could craft
-        weights that turn last bits into large differences. A simulation's noise protects nobody, so
-        whole batches are allowed.
+        In a batch, a sample's last bits depend on the size of the batch, and a server could craft
+        weights that turn last bits into large differences. A simulation, which sets ``source``, may
+        use whole batches because its noise protects nobody.
         """
         return self.source is None
 
@@ -65,11 +65,12 @@ class Release:
         """Clip each patient's part to the L2 bound, and round it towards zero to whole units.
 
         Args:
-            rows: arrays (n, ...) by name. Row i of all arrays together is the part of patient i. A
-                number that is not finite counts as 0, because an error would reveal the patient.
+            rows: at least one array (n, ...) by name. Row i of all arrays together is the part of
+                patient i, and has one norm. A number that is not finite counts as 0, because an
+                error would reveal the patient.
 
         Returns:
-            The same arrays in units of bound / 2^24, int64.
+            Name -> array of the same shape in units of bound / 2^24, int64.
         """
         # Arrays (n, numbers) by name; one row of all arrays together is one patient's vector
         flat: dict[str, Tensor] = {}
@@ -103,7 +104,7 @@ class Release:
         return parts
 
     def sums(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sum all patients' clipped parts, int64 in units; ``rows`` are those of ``parts``."""
+        """Clip and round ``rows`` by ``parts``, and sum over patients: name -> int64 in units."""
         return {name: part.sum(dim=0) for name, part in self.parts(rows).items()}
 
     def with_noise(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -115,11 +116,11 @@ class Release:
             sums: sums of parts by name, int64 in units.
 
         Returns:
-            The same arrays, float64, on the CPU.
+            Name -> noisy sum, sorted by name: float64, on the CPU.
 
         Raises:
-            RuntimeError: a fault of the program: all charged releases are used up, or a sum is not
-                int64.
+            RuntimeError: all charged releases are used up, or a sum is not int64. Both are bugs in
+                the calling code.
         """
         if self.made >= self.releases:
             raise RuntimeError(f"{self.releases} release(s) were charged, but one more is made")
@@ -138,8 +139,8 @@ class Release:
 def copy_alone(samples: Tensor, number: int) -> Tensor:
     """Copy sample ``number`` of a batch (batch, ...) to memory of its own, (1, ...).
 
-    Libraries may compute other last bits if memory begins at another address, and a sample's
-    address in the batch depends on the patients before it.
+    A result's last bits may depend on the memory address of its input, and a sample's address in
+    the batch depends on the patients before it.
     """
     return samples[number : number + 1].clone()
 

@@ -1,14 +1,15 @@
 """Exact sampling of Gaussian noise that is rounded to whole numbers.
 
-Floating-point noise cannot take some values, and the missing values reveal the number that it was
-added to (Mironov 2012). A whole number k comes here with exactly the probability that N(0, s^2)
-lies between k - 1/2 and k + 1/2. Rounding commutes with adding a whole number: round(x + k) is
-round(x) + k. So whole numbers with this noise equal the answer of the Gaussian mechanism, rounded
-afterwards, and have its (epsilon, delta) without loss, for random batches too.
+Floating-point noise cannot take some values, and the missing values reveal the number that the
+noise was added to (Mironov 2012). Here the noise is a whole number: k has exactly the probability
+that N(0, s^2) lies between k - 1/2 and k + 1/2. Rounding commutes with adding a whole number:
+round(x + k) is round(x) + k. So adding this noise to whole numbers gives the same result as
+rounding the answer of the Gaussian mechanism. The (epsilon, delta) is therefore the same, for
+random batches too.
 
 The method is Marsaglia's polar method (1964). For a random point (u, v) within the unit circle and
-w = u^2 + v^2, the numbers u f and v f with f = sqrt(-2 ln(w) / w) are normal. A computer has only
-finitely many bits of u and v, and logarithms with an error. A draw is accepted if all numbers
+w = u^2 + v^2, the numbers u f and v f with f = sqrt(-2 ln(w) / w) are normal. A computer knows only
+finitely many bits of u and v, and its logarithms have an error. A draw is accepted if all numbers
 within these errors round to the same whole numbers; otherwise more random bits decide the draw.
 """
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# A float64 beyond has too few digits behind the point to be rounded reliably
+# A larger float64 has too few digits behind the point to be rounded reliably
 LARGEST_DEVIATION = 2**46
 Bytes = Callable[[int], bytes]
 _Floats = npt.NDArray[np.float64]
@@ -42,9 +43,9 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
         count: how many numbers.
-        source: None for numbers from the operating system, each with exactly its probability. A
-            simulation gives a generator, which repeats its numbers but only approximates the
-            distribution.
+        source: None to draw random bits from the operating system, so that each whole number has
+            exactly its probability under a rounded Gaussian. A generator is only for simulations:
+            its numbers can be repeated, but only approximate this distribution.
     """
     if source is not None:
         drawn = torch.randn(count, generator=source, dtype=torch.float64)
@@ -53,12 +54,12 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 
 
 def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
-    """Draw ``count`` rounded Gaussian numbers, each with exactly its probability, int64.
+    """Draw ``count`` rounded Gaussian numbers, int64, from exactly this distribution.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
-        count: how many numbers.
-        random_bytes: maps a number to that many random bytes.
+        count: how many numbers; 0 gives an empty array.
+        random_bytes: a function of a number n that returns n random bytes.
     """
     found: list[_Whole] = []
     missing = count
@@ -70,10 +71,11 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
 
 def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
-    """Draw ``pairs`` points, and convert those within the unit circle to two numbers each.
+    """Draw ``pairs`` points (u, v), and convert points in the unit circle to two numbers each.
 
     Returns:
-        The numbers, int64, the two of a point in sequence. About pi / 4 of the points are accepted.
+        The rounded Gaussian numbers, int64 of one dimension, with the two numbers of a point next
+        to each other. About pi / 4 of the points are accepted.
     """
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)
@@ -102,7 +104,7 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 
 
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
-    """Compute the Gaussian numbers u f and v f of n points, and a bound of their errors.
+    """Compute the Gaussian numbers u f and v f for n points, and a bound on their errors.
 
     The bound is four times the derived one. The first bits leave w uncertain by less than 2^-50
     sqrt(w) + 2^-104, rounding included. The relative error of f is |1/2 - 1/(2 ln w)| times the
@@ -127,9 +129,10 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
 def _decide_by_more_bits(
     deviation: int, u: int, v: int, random_bytes: Bytes
 ) -> tuple[int, int] | None:
-    """Draw more random bits of a point until it is clear how its two numbers round.
+    """Convert a random point (u, v) to two Gaussian numbers, rounded to whole numbers.
 
-    ``u`` and ``v`` are the first 53 bits of the coordinates.
+    ``u`` and ``v`` are the first 53 random bits of the coordinates. Each step draws 64 more bits
+    for each coordinate, until the rounding of both Gaussian numbers is certain.
 
     Returns:
         The two whole numbers, or None if the point is outside the unit circle.
@@ -147,10 +150,10 @@ def _decide_by_more_bits(
 
 
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
-    """Return the sign of a coordinate, and two neighbouring integers that enclose its size.
+    """Return the sign of a coordinate, and two adjacent integers that enclose its absolute value.
 
-    ``number`` has the ``bits`` random bits of the coordinate; the integers count units of
-    2^(1-bits).
+    ``number`` holds the ``bits`` random bits of the coordinate, which is in -1..1. The integers are
+    in units of 2^(1-bits).
     """
     half = 1 << (bits - 1)
     if number >= half:
@@ -168,7 +171,7 @@ def _from_intervals(
     Args:
         deviation: the standard deviation of both numbers.
         u: the first coordinate, as ``_interval`` returns it.
-        v: the second coordinate, likewise.
+        v: the second coordinate, as ``_interval`` returns it.
         bits: the number of bits per coordinate, which is also the number of decimal digits.
 
     Returns:

@@ -8,12 +8,12 @@ Equations (section 4 of the paper, numbers modulo 2^32):
   (theorem 6.5) 2t > n + c: every opened sum has t - c honest sites -> tolerated_colluders
 
 The mean is sum_k w_k u_k over sum_k w_k. The sites mask n_k too, because a server that chose the
-weights could leave a single site in the mean. For the same reason B and the bits are no settings of
-a run: min(n_k, B) / B changes differently at each site when B changes, so a few runs with
-different B would reveal every single u_k.
+weights could leave a single site in the mean. For the same reason a run cannot set B or the bits:
+min(n_k, B) / B changes differently at each site when B changes, so a few runs with different B
+would reveal every single u_k.
 
 Flower's own masks (``secaggplus_utils.pseudo_rand_gen``) have a seed of 32 bits, which anyone can
-find by search. Here masks come from AES-256 in counter mode.
+find by trying all seeds. Here masks come from AES-256 in counter mode.
 """
 
 import math
@@ -45,7 +45,7 @@ class Quantisation:
     """Maps numbers from -limit to limit to integers from 0 to 2^bits - 1.
 
     Attributes:
-        limit: R; numbers beyond are clipped.
+        limit: R; numbers outside -R..R are clipped.
         bits: number of bits per integer.
         samples: B; a site with more samples counts as a site with B samples.
     """
@@ -71,13 +71,13 @@ class Quantisation:
         return np.asarray(np.rint((cut + self.limit) / self.step), np.uint32)
 
     def total(self, sums: Words, sites: int) -> Floats:
-        """Convert the sum of ``sites`` sites' integers to the sum of their values, float64."""
+        """Convert the sum of integers from ``sites`` sites to the sum of their values, float64."""
         # Every site has added R to each value, hence the subtraction
         return np.asarray(sums.astype(np.float64) * self.step - sites * self.limit)
 
 
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
-    """Choose the finest quantisation with which the sum of all sites fits into 32 bits.
+    """Choose the finest quantisation for which the sum of all sites fits into 32 bits.
 
     Its limit is 'secure.clip-norm', because no number of a clipped update is larger.
 
@@ -99,9 +99,9 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
 
 
 def weigh_site(way: Quantisation, samples: int) -> float:
-    """Return the weight of a site with ``samples`` samples: their share of B, at most 1.
+    """Return the weight of a site with ``samples`` samples: samples / B, but at most 1.
 
-    A site with more than B samples counts as one with B, because a refusal would reveal its number.
+    A site with more than B samples is not refused, because a refusal would reveal its size.
     """
     return min(samples, way.samples) / way.samples
 
@@ -115,7 +115,7 @@ def why_too_coarse(numbers: int, way: Quantisation, sites: int = 1, samples: int
         numbers: how many numbers an update has.
         way: the quantisation.
         sites: the number of summed sites.
-        samples: the number of samples at all these sites together; 0 stands for B.
+        samples: the number of samples at all these sites together; 0 for B samples.
     """
     # A rounding error is uniform over a step and has variance step^2 / 12. Its norm grows with the
     # square root of the numbers in an update and of the sites
@@ -133,12 +133,12 @@ def why_too_coarse(numbers: int, way: Quantisation, sites: int = 1, samples: int
 def needed_sites(common: CommonSettings, sites: int) -> int:
     """Return the number of sites, out of ``sites``, that must stay to the end of a round.
 
-    It is 'secure.threshold'; if that is 0, the smallest number above two thirds of the sites, but
-    at least three.
+    The number is 'secure.threshold'. If the setting is 0, it is the smallest whole number above two
+    thirds of the sites, but at least three.
 
     Raises:
-        SettingError: there are fewer than three sites, or the threshold is not above half of them
-            and at least three, or is above their number.
+        SettingError: there are fewer than three sites, or the threshold is below three, is at most
+            half of the sites, or is above the number of sites.
     """
     if sites < _FEWEST:
         raise SettingError(
@@ -158,11 +158,11 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 
 
 def tolerated_colluders(threshold: int, sites: int) -> int:
-    """Return c, how many sites may collude with the server before a site's update is revealed.
+    """Return c, the most sites that may collude with the server without revealing an update.
 
     Theorem 6.5 requires 2t > n + c for the threshold t and n sites. Sums that the server opens then
-    cover at least t - c honest sites. At least two must be honest, because a sum over one site is
-    its own update.
+    cover at least t - c honest sites. This must be at least two, because a sum over one honest site
+    is that site's update.
     """
     return min(2 * threshold - sites - 1, threshold - 2)
 
@@ -188,7 +188,7 @@ def mask_arrays(
 ) -> dict[str, Words]:
     """Return copies of arrays with masks added and subtracted, modulo 2^32.
 
-    ``plus`` are the keys of the added masks, ``minus`` those of the subtracted ones. Each key's
+    ``plus`` holds the keys of masks to add, ``minus`` the keys of masks to subtract. Each key's
     stream runs through the arrays in the order of their names, so masks of two sites cancel.
     """
     # uint32 wraps around in numpy, which is the addition modulo 2^32 that masks need

@@ -1,9 +1,10 @@
 """Measurements in a secure sum: scaled to a known range, weighted by samples.
 
-For each measurement v a site masks (v - low) / (high - low), from 0 to 1, times w, and w itself.
-The weight w is the number of samples in the split over B ('secure-samples' of the site files). The
-ratio of both sums is the mean over the samples of all sites that have a value. A site without a
-finite value adds 0 to both sums: the mean is right without it, and nobody sees which site it was.
+For each measurement v a site masks two numbers: w (v - low) / (high - low), and w itself. The
+weight w is the number of samples in the split divided by B ('secure-samples' of the site files).
+The first sum divided by the second is the mean over the samples of all sites that have a value. A
+site without a finite value adds 0 to both sums, so the mean is right and nobody learns which site
+it was.
 """
 
 import math
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 
 from fedsilo.core.messages import INCOMING, TRAINED, measurement
 
-LARGEST_LOSS = 10.0  # nats; a larger mean loss of a site counts as this one
+LARGEST_LOSS = 10.0  # nats; a larger mean loss of a site counts as 10
 _STEPS = "steps"  # optimiser steps of a round, which FedNova averages
-_MOST_STEPS = 2.0**16  # more steps count as this many
+_MOST_STEPS = 2.0**16  # more steps count as 2^16
 _INVERSE_STEPS = "inverse-steps"  # 1 / (optimiser steps of a round), which SCAFFOLD averages
 MEASURED = ("accuracy", "entropy", "loss")
 TRAIN_LOSS = measurement(TRAINED, "train", "loss")
@@ -41,14 +42,14 @@ def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[
 
 
 def split_of(name: str) -> str:
-    """Return the split in a metric's name; empty if it has none, such as 'steps'."""
+    """Return the split in a metric's name; empty for names without a split, such as 'steps'."""
     return name.partition(".")[2].partition(".")[0]
 
 
 def bounds(name: str, classes: int) -> tuple[float, float] | None:
     """Return the least and largest value of the metric ``name``; None if it cannot be summed.
 
-    ``classes`` bounds the entropy.
+    ``classes`` is the number of classes, whose logarithm bounds the entropy.
     """
     metric = name.rpartition(".")[2]
     known = (_STEPS, _INVERSE_STEPS, TRAIN_LOSS)

@@ -23,7 +23,7 @@ _NUMBERWISE = (
     "nadam",
     "radam",
 )
-# By key, the values that let the inline engine train several sites as one batch
+# The values, by key, that let the inline engine train several sites as one batch
 _VECTORISED: Mapping[str, tuple[Value, ...]] = {
     "privacy.sample-clip-norm": (0.0,),
     "network.name": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),

@@ -252,7 +252,9 @@ def _digests_file() -> Path:
 
 
 def _read_remembered() -> set[tuple[str, str]]:
-    """Read (module, SHA-256) of all plugins that this user has run; empty without a file.
+    """Read (module, SHA-256) of all plugins that this user has run.
+
+    Empty if there is no file, or if the user's home folder is unknown.
 
     Raises:
         SettingError: the file cannot be read, or another user could have written it.

@@ -60,7 +60,8 @@ class CheckpointHook(Hook):
     def resume(self) -> State | None:
         """Load the newest intact checkpoint, and restore the hooks from it.
 
-        A damaged file is skipped with a warning.
+        A damaged file is skipped with a warning in the log. An intact file that does not fit this
+        run raises an error instead.
 
         Returns:
             The state of the checkpoint, or None if the folder has no checkpoint.

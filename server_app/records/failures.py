@@ -73,7 +73,8 @@ def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
     """Read a run's failures.jsonl as one mapping per line; empty if there is no such file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, or a line has other keys than ``KEYS``.
+        RunDirectoryError: the file cannot be read, or a line is not valid JSON or has other keys
+            than ``KEYS``.
     """
     path = directory.file(FAILURES)
     if not path.exists():

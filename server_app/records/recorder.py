@@ -189,7 +189,7 @@ class Recorder(Hook):
         Metrics of the trained model belong to ``round_``. Metrics of the received model belong to
         the round before, or in the final evaluation to ``round_``.
         """
-        # In training, sites measured the model of the round before; in the evaluation, the last
+        # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
         if phase == messages.EVALUATE:
             described = round_

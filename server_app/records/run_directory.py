@@ -242,8 +242,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Tell whether a path is taken, so that a new run cannot use it.
 
-    A directory is free only if it holds a lock and nothing but files that a run writes before
-    config.toml, because then its process died before the run began.
+    A path that does not exist is free, and a file is taken. A directory is free only if it holds a
+    lock and nothing but files that a run writes before config.toml, because then its process died
+    before the run began.
     """
     if not path.is_dir():
         return path.exists()

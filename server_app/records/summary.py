@@ -103,7 +103,7 @@ def privacy_document(
 
     sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
     epsilon = "none"
-    # In a run with differential privacy, each reply states the epsilon that the site has spent
+    # Each reply of a run with differential privacy states the epsilon that the site has spent
     if not isinstance(guarantee, str):
         sentences.append(COUNTED)
         epsilon = guarantee["epsilon"]
@@ -136,7 +136,7 @@ def result_table(
         values: site -> metric -> value on the test samples.
         distribution_of: the distribution of each site.
         title: the title of the table.
-        shown: the metrics to show, in this order; one that no site has is left out.
+        shown: the metrics to show, in this order; a metric that no site has is left out.
     """
     known: set[str] = set()
     for row in values.values():

@@ -256,9 +256,9 @@ class TrackingHook(Hook):
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     """Return the mean of each metric over sites and the sum of traffic over sites, by round.
 
-    Metrics per class, per bin or of another site's model are left out. So are metrics of the sites'
-    own trained models, except on the training split, and the traffic of introductions and of the
-    final evaluation.
+    Left out are: metrics per class, per bin or of another site's model; metrics of the sites' own
+    trained models, except on the training split; and the traffic of hellos and of the final
+    evaluation.
     """
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for round_, _, split, metric, value in metrics:

@@ -44,7 +44,7 @@ def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[Fedsilo
     for check in checks:
         try:
             problem = check(case)
-        except FedsiloError as error:  # for example of the file that the check reads
+        except FedsiloError as error:  # a check may read a file and raise the reader's error
             problem = error
         if problem is not None:
             yield problem
@@ -355,7 +355,8 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line with classes and sample counts for each simulated site with the user's own data.
 
-    It lets the user check how fedsilo has read the files.
+    It lets the user check how fedsilo has read the files. Nothing is yielded for real sites and for
+    built-in data sets, and a site without label counts is skipped.
     """
     if not participants.are_simulated() or data_set(common.dataset).origin != "own":
         return
@@ -396,7 +397,8 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line for each unusual property of a site's data.
 
-    These are: no test samples, a single training class, withheld metrics and left-out samples.
+    These are: no test samples, a single training class, withheld metrics and left-out samples. If
+    no site has test samples, one line says so instead of a line per site.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     if not some_have_test:

@@ -124,7 +124,8 @@ def _count_in_equal_splits(participants: Participants) -> int:
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
     """Count the distinct samples that more than one simulated site has.
 
-    0 if the samples of all sites have more than 1 GiB, or if a site's files cannot be read.
+    Nothing is counted, and 0 is returned, if the samples of all sites together have more than
+    1 GiB, or if a site's files cannot be read.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES

@@ -105,7 +105,7 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    A metric without a known range may have any finite value.
+    A metric without a range of its own may be from -1e12 to 1e12.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.

@@ -122,6 +122,8 @@ class Round(Ask):
     def measure_updates(self, after: Arrays) -> None:
         """Compare each site's update with the model's change, for each phase, and call the hooks.
 
+        The hooks are not called for a phase whose replies are not updates.
+
         Args:
             after: the model's arrays by name after the round.
         """
@@ -218,7 +220,8 @@ class Round(Ask):
         The site's weight becomes its agreed number of samples, if there is one.
 
         Raises:
-            SiteError: the site answered with an error, or the reply is malformed; one line.
+            SiteError: the site answered with an error, the reply is malformed, or an array has
+                impossible values; one line.
         """
         if message.has_error():
             self.codes[site] = _CODES.get(message.error.code, "")

@@ -62,8 +62,9 @@ class SecureAsk(Ask):
     def put(self, question: Question) -> Replies:
         """Ask sites to train, but learn only the sample-weighted mean of the trained weights.
 
-        With trust 'sums' metrics are summed in secret too, in training and evaluation. A question
-        of any other phase is passed to ``Round.put``.
+        With trust 'sums' metrics are summed in secret too, in training and in evaluation. All other
+        questions, and questions without sites, are passed on to ``Round.put``. A metric without a
+        finite value at any site is left out and reported to the hooks.
 
         Raises:
             SettingError: the quantisation is too coarse for these sites.

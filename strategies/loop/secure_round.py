@@ -320,7 +320,7 @@ class SecureSum:
             private = self._reconstruct_secret(gone, shares)
             for site in self.replies:
                 key = mask_key(private, self.keys[site][0], self.bound)
-                # In a pair the site with the first name adds the mask and the other one subtracts
+                # The site of a pair with the first name adds the mask, and the other site subtracts
                 # it; the server undoes what ``site`` did
                 if site < gone:
                     minus.append(key)

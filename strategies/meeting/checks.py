@@ -38,7 +38,7 @@ _SUM = 1e18  # a larger sum is refused, so that its square stays finite
 _ROUNDING, _TINY = 1e-9, 1e-300
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 FAR = 1000.0
-_FEW = 3  # with only two sites, nobody can tell which site is odd
+_FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 # --- One hello: each check gets the facts, and may rely on their types only ---

@@ -44,7 +44,7 @@ class ClassMeans(Local):
     def notices(self) -> list[str]:
         """Return a warning if 'class-min-count' has no effect; else an empty list.
 
-        It has none if every site's own floor is higher.
+        The setting has no effect if every site's own floor is higher.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -75,8 +75,8 @@ class ClassMeans(Local):
     def enough(self) -> str:
         """Return the condition for a site to send a class mean, as the end of a sentence.
 
-        An example is "the site has at least 10 training samples of (site b 20)". It has the lowest
-        number over all sites, and in brackets each site that needs more.
+        An example is "the site has at least 10 training samples of (site b 20)". The first number
+        is the lowest over all sites, and the brackets have each site that needs more.
         """
         sites = self.participants.sites()
         lowest = min(map(self._floor, sites))
@@ -218,7 +218,7 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return a sentence on the mean logits, the fewest samples of one, and the recipients."""
+        """Return one sentence on the mean logits, the fewest samples behind any, and recipients."""
         recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
             f"each round: for each class that {self.enough()}, the mean "

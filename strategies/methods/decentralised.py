@@ -83,7 +83,11 @@ class Decentralised(Method):
         return self.state_class(with_prefix(MODEL, self.starting_weights()))
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Let each silo mix its own model with its neighbours' models, and train the mixture."""
+        """Let each silo mix its own model with its neighbours' models, and train the mixture.
+
+        The server sends each silo Theta (if needed), the neighbours' models and the mixing weights;
+        the silo mixes them itself.
+        """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
         for site in ask.sites:

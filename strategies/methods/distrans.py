@@ -84,8 +84,9 @@ class DisTrans(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average the networks, and average the offsets or train the embedding for them.
 
-        'offset-aggregation' decides: with "mean" the offset is one of the averaged arrays, and with
-        "embedding" the embedding takes one step towards each site's returned offset.
+        'offset-aggregation' decides: with "mean" the offset is one of the averaged arrays, with
+        "embedding" the embedding takes one step towards each site's returned offset, and with
+        "none" only the networks are averaged.
         """
         trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
         arrays = self.average(trained, _network(state.arrays))

@@ -68,8 +68,9 @@ class FedEFM(Decentralised):
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
         """Let neighbours train each silo's model, and let the silo distil the results.
 
-        In round 1 each silo trains its own model at home, because there is no model to send yet. If
-        'fedefm.visit' is "average", every round mixes models like ``Decentralised``.
+        In round 1 each silo trains its own model at home, because there is no model to send yet.
+        Later rounds have the phases ``overseas`` and ``distil``. If 'fedefm.visit' is "average",
+        every round mixes models like ``Decentralised``.
         """
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
@@ -170,7 +171,7 @@ class FedEFM(Decentralised):
     def disclosures(self) -> Disclosures:
         """List the data sent by a silo: its model, its visitors' models and their closeness.
 
-        If 'fedefm.visit' is "average", only its own model leaves.
+        If 'fedefm.visit' is "average", the silo sends only its own model.
         """
         own = super().disclosures()
         if self.settings.visit == "average":

@@ -133,8 +133,8 @@ class PICSR(Method):
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
         """Return the arrays that a site's expert starts from; empty once the site trains its own.
 
-        Finetuned experts start from the global weights, local ones from the seed or from
-        'train.initial-weights'.
+        Finetuned experts start from the global weights. Local experts start from the seed, and then
+        nothing is sent, or from 'train.initial-weights'.
         """
         if self.settings.experts == "local":
             return self.start(site, ask)

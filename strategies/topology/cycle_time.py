@@ -149,7 +149,7 @@ class _Seconds:
         The hub is the site that the most arcs enter.
         """
         arcs = _without_self_arcs(arcs)
-        # In a star every arc leads to or from the hub, so most arcs enter there
+        # Every arc of a star leads to or from the hub, so most arcs enter there
         hub = int(arcs.sum(axis=0).argmax())
         uplinks = np.zeros_like(arcs)
         uplinks[:, hub] = arcs[:, hub]

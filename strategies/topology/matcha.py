@@ -201,7 +201,7 @@ def activation_probabilities(
 def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
     """Round probabilities to 6 digits in [0, 1], without exceeding ``total`` in sum.
 
-    Any surplus is subtracted from the largest one.
+    Any surplus is subtracted from the largest probability.
     """
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS

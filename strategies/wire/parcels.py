@@ -31,7 +31,7 @@ class _Pickler(pickle.Pickler):
         self._end = 0
 
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
-        """Collect a bytes object of 64 KiB or more, and return its begin and end in shared memory.
+        """Collect a bytes object of 64 KiB or more, and return its start and end in shared memory.
 
         None for anything else, which is pickled as usual.
         """

@@ -220,7 +220,7 @@ def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
     """Check that a message has at most 16 array records, more than any message of fedsilo has.
 
     Raises:
-        SiteError: the message has more.
+        SiteError: the message has more than 16 array records.
     """
     if len(records) > _MOST_RECORDS:
         raise SiteError(

@@ -125,7 +125,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 
 
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
-    """Unpack the arrays of a reply, after checking that their names are the expected ones.
+    """Unpack the arrays of a reply, after checking that their names are as expected.
 
     Raises:
         SiteError: an array is missing, surplus, or does not fit its spec.

@@ -46,7 +46,8 @@ class LineStyle:
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Assign a colour, ``#rrggbb``, to each name.
 
-    Up to eleven names get colours that are easy to tell apart; more get ``shades``.
+    Up to eleven names get colours that are easy to tell apart. With more names, all of them get
+    ``shades`` instead.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)

@@ -76,7 +76,7 @@ def annotated_heat_map(
         rows: labels of the rows.
         columns: labels of the columns.
         title: the panel's title.
-        top: the value of the darkest colour; None for the largest absolute value.
+        top: the value of the darkest colour; None or 0 for the largest absolute value.
         signed: whether colours run from -top to top, with white at 0; otherwise from 0 to top.
     """
     table = np.array(values, dtype=float)  # None becomes NaN

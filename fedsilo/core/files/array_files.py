@@ -1,7 +1,7 @@
 """Archives of arrays (npz), read without pickles and without more memory than a file may take.
 
-Each member's size is known before any is inflated, and each array's header before its numbers are:
-an array is read only if its numbers are as many bytes as its member has.
+The sizes of all members are checked before any member is inflated. Each array's header is read
+before its numbers, which are read only if their size fits the size of the array's member.
 """
 
 import io
@@ -32,13 +32,14 @@ _PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays ``names`` from an npz file, each of at most ``most`` bytes.
+    """Read the arrays ``names`` from an npz file; each member may have at most ``most`` bytes.
 
     Returns:
         Name -> array.
 
     Raises:
-        DataError: the file is missing or damaged, or an array is missing or too large.
+        DataError: the file is missing or damaged, an array is missing or too large, or all arrays
+            together are larger than ``check_members`` allows.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -60,7 +61,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
 def _entries(
     path: Path, archive: zipfile.ZipFile, names: Sequence[str]
 ) -> dict[str, zipfile.ZipInfo]:
-    """Find the archive's member for each array; numpy calls it ``<name>.npy``.
+    """Find the archive's member ``<name>.npy`` for each array; return array name -> member.
 
     Raises:
         DataError: an array is missing.
@@ -78,8 +79,8 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     """Read one array, after checking that its header fits the size of its member.
 
     Raises:
-        DataError: the member is not an array.
-        ValueError: the header does not fit, or the array holds Python objects.
+        DataError: the member does not begin like an npy file.
+        ValueError: the header does not fit the member's size, or the array holds Python objects.
     """
     # Memory is reserved only after this check, so a false header cannot exhaust it
     with archive.open(entry) as member:
@@ -100,10 +101,11 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read an array's shape, order and type from its header.
 
-    ``start`` has the header's first bytes, which are read already. The order is True for Fortran's.
+    ``start`` holds the magic bytes and version, which were already read from ``member``. The order
+    is True for Fortran order.
 
     Raises:
-        ValueError: numpy does not write such a header.
+        ValueError: the version is unknown, or numpy never writes such a header.
     """
     version = npy.read_magic(io.BytesIO(start))
     if version not in _READERS:
@@ -117,10 +119,11 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
 def _read_into(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
     """Read a member's remaining bytes into the array ``flat``, a MiB at a time.
 
-    In one piece they would be in memory twice.
+    Read in one piece, the bytes would be in memory twice. An empty array reads nothing.
 
     Raises:
-        EOFError, ValueError: the member has fewer bytes than the array, or more.
+        EOFError: the member has fewer bytes than the array.
+        ValueError: the member has more bytes than the array.
     """
     if not flat.nbytes:
         return

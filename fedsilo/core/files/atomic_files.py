@@ -1,8 +1,8 @@
 """Files read and written safely: only plain files are opened, and a file is complete or absent.
 
-A pipe in place of a file would block whoever opens it for ever, and a symbolic link could lead
-anywhere. New files and folders are written under a temporary name, then renamed. The next process
-that writes there takes over, or removes, what a killed one left half-written.
+Opening a pipe in place of a file would block for ever, and a symbolic link could lead anywhere.
+New files and folders are written under a temporary name, then renamed. If a process is killed while
+writing, the next process that writes the same file or folder reuses or removes its remains.
 """
 
 import errno
@@ -52,17 +52,17 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file; raises as ``open_regular``."""
+    """Return the content of a regular file; raises OSError if ``open_regular`` does."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add the file's name to errors about a full or failing disk that a block raises.
+    """In a ``with`` block, add ``name`` to an OSError about a full or failing disk.
 
-    The system names no file if a write fails, unlike if a file cannot be opened. Other errors stay
-    as they are: those of a download, for example, have nothing to do with the file.
+    The error is raised again. It lacks a file name if a write fails. Other errors pass unchanged:
+    errors of a download, for example, have nothing to do with the file.
     """
     try:
         yield
@@ -72,7 +72,7 @@ def naming(name: Path | str) -> Iterator[None]:
 
 
 def _put_name(error: OSError, name: Path | str) -> None:
-    """Add a file's name to an error that has none, if the error is about the disk."""
+    """Add a file's name to an error without a file name, if the error is about the disk."""
     # NumPy raises an OSError without a number if only a part of an array was written
     is_of_disk = error.errno in _DISK or "requested and" in str(error)
     if error.filename is None and is_of_disk:
@@ -84,9 +84,8 @@ def write_atomically(
 ) -> None:
     """Write ``content`` to ``path`` so that a reader sees the old content or all of the new one.
 
-    The parent folder is made if it is missing. Two processes that write the same path do so one
-    after the other. If ``lasting``, the file is on the disk when this returns and survives a power
-    cut.
+    The parent folder is made if it is missing. Processes that write the same path take turns. If
+    ``lasting``, the file is synchronised to the disk and survives a power cut.
 
     Raises:
         OSError: the file cannot be written; the error names it, and an earlier file stays whole.
@@ -115,7 +114,8 @@ def write_atomically(
 def _open_part(path: Path) -> tuple[Path, int]:
     """Open a temporary file next to ``path`` that no other process writes to.
 
-    It is ``.<name>.part``, locked; or, if the file system has no locks, a new file of another name.
+    The file is ``.<name>.part``, and this process holds its lock. If the file system does not
+    support locks, the file is a new one with a random name.
 
     Returns:
         The temporary file's path and its open descriptor.
@@ -141,9 +141,11 @@ def _open_part(path: Path) -> tuple[Path, int]:
 
 
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file or folder, by default waiting for others; return whether it succeeded.
+    """Lock an open file or folder, and return whether it is now locked.
 
-    False means that the file system has no locks or, without waiting, that another process has it.
+    By default this waits for other processes. False means that the file system does not support
+    locks or, with ``LOCK_NB`` in ``operation``, that another process holds the lock. Other OSErrors
+    are raised.
     """
     try:
         fcntl.flock(handle, operation)
@@ -173,7 +175,7 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder that no living process has locked."""
+    """Remove a scratch folder, unless a living process has locked it or it is already gone."""
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -192,12 +194,12 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    If ``target`` exists already, it is replaced with ``replace``; otherwise it stays, because
-    another process made it, and the new folder is dropped.
+    An existing ``target`` is moved away and deleted if ``replace``. Otherwise it stays, and the new
+    folder is deleted; a ``target`` that is not empty can only come from another process.
 
     Raises:
-        OSError: the folder cannot be written, or ``fill`` raises; for a full disk the error names
-            the folder.
+        OSError: the folder cannot be written; for a full disk the error names ``target``. Errors
+            from ``fill`` pass through.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with naming(target), scratch_folder(target.parent, target.name) as scratch:

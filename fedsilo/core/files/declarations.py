@@ -61,7 +61,11 @@ class FileModel(BaseModel):
 
     @classmethod
     def _fault_of_keys(cls, content: Any) -> str | None:
-        """Return the first fault of the content's keys, as a predicate; None if they are right."""
+        """Return the first fault of the content's keys; None if all keys are right.
+
+        The fault is the end of a sentence, such as "lacks the key 'mean'". Unknown keys come before
+        missing ones, and content that is not a mapping is a fault too.
+        """
         is_required = {}
         for field in cls.model_fields.values():
             is_required[str(field.alias)] = field.is_required()
@@ -80,17 +84,17 @@ class FileModel(BaseModel):
         return None
 
     def stated_fields(self) -> dict[str, Any]:
-        """Return the fields that the file sets itself: Python name -> value."""
+        """Return Python name -> value for the fields that the file sets, without defaults."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
 def fault(sentence: str) -> PydanticCustomError:
-    """Build a validator's error from a complete sentence, which is shown as it is."""
+    """Build a validator's error from a complete sentence, which is shown unchanged."""
     return PydanticCustomError("fault", "{sentence}", {"sentence": sentence})
 
 
 def misfit(predicate: str) -> PydanticCustomError:
-    """Build a validator's error from a predicate; the place becomes its subject."""
+    """Build a validator's error from the end of a sentence; its subject is the value's place."""
     return PydanticCustomError("misfit", "{sentence}", {"sentence": predicate})
 
 
@@ -135,7 +139,11 @@ _WORDS = {
 
 
 def _sentence(error: ErrorDetails, quoted: bool) -> str:
-    """Build the sentence about one of pydantic's errors: place, then fault."""
+    """Build the sentence about one of pydantic's errors: place, then fault.
+
+    A sentence made by ``fault`` has no place added. If ``quoted``, the wrong value is quoted too,
+    unless it is a mapping.
+    """
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
         return said
@@ -168,8 +176,8 @@ def as_text(value: Any) -> str:
     """Convert a text, number or date to text, in the Unicode form NFC.
 
     Raises:
-        PydanticCustomError: YAML read the value as another type, such as 'yes' as a bool, or it is
-            not one printable line.
+        PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes',
+            is not one printable line, or is a whole number of more than 300 digits.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
@@ -189,19 +197,22 @@ Text = Annotated[str, BeforeValidator(as_text)]
 
 
 def number(least: float, most: float) -> BeforeValidator:
-    """Build a validator for a number within bounds, for ``Annotated[float, ...]``."""
+    """Build a validator for an int or float from ``least`` to ``most``, both included."""
     return _within(least, most, f"a number from {least} to {most}", (int, float))
 
 
 def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
-    """Build a validator for a whole number within bounds, for ``Annotated[int, ...]``."""
+    """Build a validator for a whole number from ``least`` to ``most``, both included.
+
+    ``in_words`` replaces ``most`` in the error; empty for the number itself.
+    """
     return _within(least, most, f"a whole number from {least} to {in_words or most}", (int,))
 
 
 def _within(least: float, most: float, wanted: str, types: tuple[type, ...]) -> BeforeValidator:
-    """Build a validator for a value of one of ``types`` within bounds.
+    """Build a validator for a value of exactly one of ``types``, from ``least`` to ``most``.
 
-    ``wanted`` describes the allowed values in its error.
+    ``wanted`` describes the allowed values in the validator's error.
     """
 
     def check(value: Any) -> Any:

@@ -10,10 +10,10 @@ BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writ
 
 
 def installed_folder() -> Path:
-    """Return the folder of the Flower app.
+    """Return the folder of the Flower app, which contains the folder ``server_app``.
 
-    In a checkout it is the repository, which holds pyproject.toml, the five rooms and the package.
-    In an installed fedsilo it is the package itself, because the five rooms lie in it.
+    In an installed fedsilo this is the package itself. In a checkout it is the package's parent,
+    the repository, which also holds pyproject.toml.
     """
     package = Path(__file__).resolve().parents[2]
     if (package / "server_app").is_dir():
@@ -37,8 +37,8 @@ class Places:
 def find_places(data_dir: str, cache_dir: str) -> Places:
     """Find the data folder and the cache folder: from settings, otherwise from the environment.
 
-    The variables are FEDSILO_DATA and FEDSILO_CACHE. Without a name there is no data folder, and
-    the cache is ~/.cache/fedsilo.
+    The variables are FEDSILO_DATA and FEDSILO_CACHE. If neither names a folder, the data folder is
+    None, and the cache is ~/.cache/fedsilo. The folders need not exist.
     """
     cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
     data = data_dir or os.environ.get("FEDSILO_DATA", "")
@@ -48,9 +48,9 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 
 
 def data_folder(places: Places, name: str, needs: str) -> Path:
-    """Return the data folder.
+    """Return the data folder, without checking that it exists.
 
-    ``needs`` says what data set ``name`` looks for in it, for the error.
+    For the error, ``name`` is the data set, and ``needs`` is what its folder must contain.
 
     Raises:
         DataError: no data folder is named.
@@ -63,9 +63,10 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """List the paths where a weights file may be, in the order in which they are tried.
+    """List the paths where a weights file may be, in the order they are tried.
 
-    They are the cache's folder of backbones and the data folder; an absolute path is the only one.
+    The file may be in the cache's folder of backbones, then in the data folder if one is named. If
+    ``named`` is an absolute path, it is the only path in the list.
     """
     given = Path(named).expanduser()
     if given.is_absolute():

@@ -1,9 +1,9 @@
 """Folders of derived files under a seal: altered ones are made again and never used.
 
-The seal holds a SHA-256 of each file, and the folder's name, so another folder's files are not
-taken for its own. It is written when the folder is made and compared at each opening. Files are
-hashed again only if one changed since the last comparison, by size, times and inode; a disk that
-loses bits by itself changes none of those.
+The seal holds a SHA-256 of each file, and the folder's name, so that the seal of another folder is
+rejected. The seal is written when the folder is made and checked whenever the folder is opened.
+Files are hashed again only if the size, times or inode of one changed since the last check. So bits
+that a disk loses by itself are not noticed.
 """
 
 import hashlib
@@ -39,10 +39,11 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
     """Read a sealed folder by ``read``; first make it by ``fill`` if it is missing or was altered.
 
     ``read`` need not check the content, because the seal has a digest of each file. The folder's
-    time is set to now, by which the cache removes the longest unused folders.
+    time is set to now, because the cache removes the folders that were unused for longest. If
+    another process removes the folder during ``read``, it is made and read again.
 
     Raises:
-        DataError: the folder was altered and cannot be made again, or ``read`` or ``fill`` fails.
+        DataError: the folder cannot be made or made again, or ``read`` fails.
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
@@ -63,7 +64,7 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 
 
 def _inode(folder: Path) -> int | None:
-    """Return a folder's inode, which tells it from a later folder of its name; None without one."""
+    """Return a folder's inode, which differs for a later folder of its name; None if missing."""
     with suppress(OSError):
         return folder.stat().st_ino
     return None
@@ -72,8 +73,10 @@ def _inode(folder: Path) -> int | None:
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
     """Make the folder by ``fill``, and seal it, if it is missing, was altered or has no seal.
 
+    Replacing an existing folder is logged as a warning.
+
     Raises:
-        DataError: it cannot be written.
+        DataError: the folder cannot be written, or ``fill`` raises a DataError.
     """
 
     def make(work: Path) -> None:
@@ -102,7 +105,7 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def seal(folder: Path, name: str) -> None:
-    """Write a seal over all files in ``folder``, which will be renamed to ``name``."""
+    """Write a seal over the files in ``folder``, which its caller will rename to ``name``."""
     files = {file: file_sha256(folder / file) for file in sorted(_files(folder))}
     write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
 
@@ -110,7 +113,8 @@ def seal(folder: Path, name: str) -> None:
 def fault(folder: Path) -> str | None:
     """Return the fault of a sealed folder, such as 'have no seal'; None if it is unaltered.
 
-    The files are hashed only if one has another size, time or inode than at the last check.
+    The files are hashed only if the size, times or inode of one changed since the last check. A
+    folder that cannot be read is a fault too, so nothing is raised.
     """
     try:
         sealed = _sealed_files(folder)
@@ -139,7 +143,8 @@ def _sealed_files(folder: Path) -> dict[str, str]:
     """Read a folder's seal: file name -> SHA-256.
 
     Raises:
-        ValueError: the seal is damaged or another folder's.
+        FileNotFoundError: the folder has no seal.
+        ValueError: the seal is damaged, lists no files, or belongs to a folder of another name.
     """
     content = json.loads((folder / SEAL).read_text())
     files = None
@@ -151,7 +156,7 @@ def _sealed_files(folder: Path) -> dict[str, str]:
 
 
 def _files(folder: Path) -> set[str]:
-    """Return the names of the files that a seal covers: all but hidden ones and the seal's own."""
+    """Return the names of the files that a seal covers: all except hidden files, SEAL and STAMP."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     return names - {SEAL, STAMP}
 
@@ -166,7 +171,7 @@ def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
 
 
 def _last_stamps(folder: Path) -> Any:
-    """Return the stamps at the last check, or None if there was none."""
+    """Return the stamps stored by the last check; None if they are missing or unreadable."""
     with suppress(OSError, ValueError):
         return json.loads((folder / STAMP).read_text())
     return None

@@ -36,7 +36,10 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 
 
 def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Store arrays and JSON-serialisable facts in one file, atomically, with their digest."""
+    """Store arrays and JSON-serialisable facts in one file, atomically, with their digest.
+
+    Equal states give equal bytes. ``mode`` is the file's permissions.
+    """
     content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     # One entry only: safetensors writes several in random order, and equal states are equal bytes.

@@ -28,7 +28,8 @@ def read_text(path: Path) -> str:
     """Read a text file in UTF-8, or in UTF-16 with a byte-order mark.
 
     Raises:
-        DataError: the file is missing or is not text; the error says what it is instead.
+        DataError: the file cannot be read, is larger than a GiB, or is not text. The error
+            describes what the file seems to be.
     """
     fault = file_fault(path)
     if fault is None:
@@ -45,7 +46,8 @@ def decode_text(content: bytes) -> str:
     """Decode UTF-8, or UTF-16 with a byte-order mark; every line end becomes a line feed.
 
     Raises:
-        ValueError: the bytes are not text; the error says what they look like and what to do.
+        ValueError: the bytes are not such text. The error is a predicate that names the format they
+            seem to have and the remedy.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -64,9 +66,10 @@ def decode_text(content: bytes) -> str:
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
-    """Return the reason not to read a path as a whole, such as a pipe or a gigabyte; else None.
+    """Return why a path must not be read as a whole; None if it may be read.
 
-    It is None also for a missing or forbidden file, because reading it raises a better error.
+    The reason is a predicate: the path is a pipe or a device, or has more than ``most`` bytes. A
+    folder and a missing or forbidden file give None, because reading them raises a better error.
     """
     try:
         found = path.stat()
@@ -90,9 +93,9 @@ def normalise_name(name: str) -> str:
 def same_text(token: str) -> str:
     """Normalise the text of a value so that equal values become equal texts.
 
-    Outer blanks go, Unicode is composed (NFC), and a plain decimal number loses superfluous zeros:
-    '4.0' and '4' are the same level. Numbers with an exponent stay as they are, because ward '1E1'
-    is not ward '10'.
+    Outer blanks are removed, Unicode is composed (NFC), and a plain decimal number loses its
+    superfluous zeros: '4.0' becomes '4'. Any case of 'nan' becomes 'nan'. Numbers with an exponent
+    or of 2^53 and above stay unchanged, because ward '1E1' is not ward '10'.
     """
     text = normalise_name(token)
     if text.lower() == "nan":
@@ -110,11 +113,10 @@ def same_text(token: str) -> str:
 
 
 class Marks:
-    """A set of texts that stand for something else than a value, such as '?' for a missing one.
+    """A set of texts that do not stand for a value, such as '?' for a missing value.
 
-    ``in`` compares texts in the form of ``same_text``. A table has many cells and few marks, so
-    answers for odd texts are remembered and plain numbers are looked up only if a mark is a
-    number.
+    ``in`` compares texts in the form of ``same_text``. For speed, the answers for texts that are
+    not plain numbers are remembered, and plain numbers are looked up only if a mark is a number.
     """
 
     _REMEMBERED = 10_000  # texts; a column of free text must not fill the memory
@@ -138,8 +140,10 @@ class Marks:
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
     """Split a CSV text into its non-empty lines: (line number in the file, cells).
 
+    The numbers of cells may differ between lines.
+
     Raises:
-        DataError: the text is not CSV; the error names the file, ``where``, and the line.
+        DataError: the text is not valid CSV; the error names the file (``where``) and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -156,7 +160,7 @@ def read_rows(
     Args:
         path: the file.
         needed: columns that the file must have.
-        optional: columns that it may have besides; None allows any.
+        optional: further columns that the file may have; None allows any.
         delimiter: the character between two values.
 
     Raises:
@@ -183,7 +187,10 @@ def read_rows(
 def _header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
-    """Return the fault of a CSV file's column names, as a sentence; None if they are right."""
+    """Describe what is wrong with a CSV file's column names, as a sentence; None if nothing is.
+
+    Column names that are neither needed nor optional are counted, not quoted.
+    """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values
     surplus = 0

@@ -1,12 +1,13 @@
 """How large a packed file may become: one limit for every packed form that a command reads.
 
-A few kB can unpack to gigabytes of memory or of disk. Each reader of a packed form asks
-``check_unpacked`` before it reads, with the size that the file's header says; and because a header
-may lie, ``read_member`` counts the bytes of a zip's member while they are inflated.
+A few kB can unpack to gigabytes of memory or of disk. Each reader of a packed form first calls
+``check_unpacked`` with the size that the file's header gives. Because a header may be false,
+``read_member`` also counts the bytes of a zip's member while they are inflated.
 
-The limit is a GiB, or 16 times what the file takes on disk if that is more: honest large files are
-hardly packed. What a sparse file does not take on the disk does not count. Whoever trusts a file
-that is packed tighter raises the limit by the environment variable ``FEDSILO_MOST_UNPACKED``.
+The limit is a GiB, or 16 times the file's size on disk if that is more, because honest large files
+are packed less than 16 times. The holes of a sparse file do not count. A user who trusts a file
+that is packed more tightly can raise the limit by the environment variable
+``FEDSILO_MOST_UNPACKED``.
 """
 
 import os
@@ -27,7 +28,9 @@ PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def most_unpacked(path: Path) -> int:
-    """Return the largest size in bytes to which a packed file may unpack.
+    """Return the largest unpacked size, in bytes, that is allowed for a packed file.
+
+    A file that is missing has the limit of an empty one.
 
     Raises:
         SettingError: the environment variable FEDSILO_MOST_UNPACKED is not a whole number
@@ -39,7 +42,7 @@ def most_unpacked(path: Path) -> int:
     limit = int(given or USUAL)
     try:
         on_disk = path.stat().st_blocks * _BLOCK
-    except OSError:  # whoever reads the file says what is wrong with it
+    except OSError:  # reading the file later raises a better error
         on_disk = 0
     return max(limit, TIMES * on_disk)
 
@@ -60,10 +63,10 @@ def check_unpacked(path: Path, size: int) -> None:
 
     Args:
         path: the packed file.
-        size: the bytes that it takes in memory or on disk, as its header says or as counted.
+        size: its unpacked size in bytes, from its header or as counted so far.
 
     Raises:
-        DataError: it takes more; the error says how to raise the limit.
+        DataError: ``size`` is above the limit; the error explains how to raise the limit.
     """
     fault = unpacked_fault(path, size)
     if fault:
@@ -71,13 +74,13 @@ def check_unpacked(path: Path, size: int) -> None:
 
 
 def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
-    """Check that a zip's members are packed as usual and together unpack to at most the limit.
+    """Check how a zip's members are packed, and that their total size is within the limit.
 
-    zipfile never inflates more of a member than its entry says; only with 'deflate' does it also
-    inflate no more at once than it is asked for.
+    Members must be stored or packed by 'deflate': for other methods zipfile inflates more at once
+    than it is asked for. It never inflates more of a member than the size in the member's entry.
 
     Raises:
-        DataError: as ``check_unpacked``, or a member is packed by another method than 'deflate'.
+        DataError: a member is packed by another method, or ``check_unpacked`` rejects the total.
     """
     size = 0
     for entry in entries:
@@ -94,7 +97,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     """Unpack a zip's member and return its content, counting the bytes while they are inflated.
 
     Raises:
-        DataError: there are more than ``most_unpacked``.
+        DataError: the member has more bytes than ``most_unpacked`` allows.
     """
     content = bytearray()
     with archive.open(entry) as member:
@@ -109,7 +112,8 @@ def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to
     """Unpack a zip's member to the file ``to``, counting its bytes; return their number.
 
     Raises:
-        DataError: there are more than ``most_unpacked``; the file ``to`` is then incomplete.
+        DataError: the member has more bytes than ``most_unpacked`` allows; the file ``to`` is then
+            left incomplete.
     """
     size = 0
     with archive.open(entry) as member, to.open("wb") as file:

@@ -35,7 +35,10 @@ _YAML_FAULTS = (
 
 
 class YamlError(ValueError):
-    """A text is not YAML, or is ambiguous; ``detail`` has PyYAML's words, which may quote it."""
+    """A text is not valid YAML, or is ambiguous.
+
+    ``detail`` is PyYAML's own message, which may quote the text; empty for fedsilo's own checks.
+    """
 
     def __init__(self, sentence: str, detail: str = "") -> None:
         super().__init__(sentence)
@@ -49,7 +52,7 @@ def read_yaml(
 
     Args:
         path: the file.
-        error: the class of the error about a file that cannot be used.
+        error: the class of the error that is raised if the file cannot be used.
         parse: parses a text, given the file's path for errors; None for ``parse_yaml``.
 
     Raises:
@@ -80,8 +83,8 @@ def parse_yaml(text: str, file: str = "it") -> Any:
     """Parse a YAML text; an empty text gives None. ``file`` names its origin in errors.
 
     Raises:
-        YamlError: the text is not YAML, has a key twice in a mapping, refers to itself, or is
-            deeper or larger than any declaration.
+        YamlError: the text is not valid YAML, has a key twice in a mapping, refers to itself, or is
+            deeper, larger or longer than any declaration.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -135,13 +138,13 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
 
     Args:
         node: the node.
-        loader: constructs keys, to compare them.
-        sizes: id of a node -> its number of values, filled by this function. Aliases make a node
-            occur many times, but each is checked once. A node that is being checked has 0, which
-            reveals a node inside itself.
+        loader: constructs the keys of a mapping, so that they can be compared.
+        sizes: id of a node -> its number of values, filled by this function. A node may occur many
+            times through aliases, but is checked only once. While a node is being checked, its
+            number is 0, which reveals a node inside itself.
 
     Raises:
-        YamlError: the content cannot be used.
+        YamlError: a text or key has a fault, a node is inside itself, or there are too many values.
     """
     known = sizes.get(id(node))
     if known == 0:
@@ -170,9 +173,9 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
 
 
 def _scalar_fault(node: yaml.ScalarNode) -> str | None:
-    """Return the fault of a scalar's text, as a predicate; None if it has none.
+    """Return the fault of a scalar's text, as the end of a sentence; None for a good text.
 
-    A text has a fault if it is too long for a name or a path, or has control characters.
+    A text has a fault if it has control characters or more than 300 characters.
     """
     if _UNWRITABLE.search(node.value):
         return f"contains a character that is not text (line {_line(node)})"
@@ -184,7 +187,10 @@ def _scalar_fault(node: yaml.ScalarNode) -> str | None:
 
 
 def _key_fault(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
-    """Return a predicate that names a key that occurs twice in a mapping; None without one."""
+    """Return the fault "has the key ... twice" of a mapping; None if its keys all differ.
+
+    Only the mapping's own keys are compared, not those of mappings inside it.
+    """
     keys = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
@@ -208,11 +214,12 @@ def _line(node: yaml.Node | yaml.NodeEvent) -> int:
 def parse_structure(key: str, text: str, example: str) -> Any:
     """Parse the text of the setting ``key`` as YAML into a mapping or a list.
 
-    ``example`` is a valid text; the result must have its type, and an empty text gives an empty
-    one. YAML 1.1 reads 1e-3, which has no point, as a text; here it is a number.
+    ``example`` is a valid text, whose type (mapping or list) the result must have. An empty text
+    gives an empty mapping or list. Texts such as 1e-3, which YAML 1.1 does not read as numbers,
+    become numbers.
 
     Raises:
-        SettingError: the text is not YAML, or of another type.
+        SettingError: the text is not valid YAML, or its content has another type.
     """
     kind: type = type(parse_yaml(example))
     try:
@@ -234,7 +241,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
 
 
 def with_numbers(content: Any) -> Any:
-    """Replace texts such as '1e-3' in parsed YAML, at any depth, by the numbers that they write."""
+    """Replace texts such as '1e-3' in parsed YAML by floats, at any depth; keys stay texts."""
     if isinstance(content, dict):
         return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -2,17 +2,17 @@
 
 Each group is a class: its fields are the settings, its ``group`` is the first part of their keys,
 and its first sentence is the group's heading. ``CommonSettings`` inherits from all groups, so code
-says ``settings.learning_rate``; a function that needs one group takes its class.
+reads ``settings.learning_rate``. A function that needs only one group takes that group's class.
 
-A setting may have roles besides, which are lists over groups that ``keys_with`` returns:
+A setting may also have roles. ``keys_with`` lists the settings of one role over all groups:
 
-- own: where a site's node config goes before the run's config: never what protects the site;
+- own: a site's node config overrides the run's config; never a setting that protects the site;
 - files: where the data's files are; pixels: how images are read;
 - partition: how images become silos; silo: how many silos, and how large;
 - sampling: which samples are used; rows: which of them train, validate and test;
-- folds: how rows are shuffled into folds; validation: what leaves the choice of test rows alone;
-- network: what a ViT is built of; shape: the measures of its backbone;
-- step: what an optimiser step is;
+- folds: how rows are shuffled into folds; validation: does not change the choice of test rows;
+- network: the parts of a ViT; shape: the sizes of its backbone;
+- step: how an optimiser step is computed;
 - structured: a text of YAML, which may be a mapping or a list where it is written.
 """
 
@@ -249,7 +249,10 @@ class CommonSettings(
         return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
-        """Tell whether ``round_``, from 1, measures the model with which the round begins."""
+        """Tell whether round ``round_``, from 1, measures the model that the round begins with.
+
+        'server.evaluate-every' decides: 0 gives False for all rounds, otherwise round 1 is True.
+        """
         # Rounds count from 1, and the first one is always measured: hence the - 1
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
 

@@ -32,6 +32,8 @@ class OwnSettings:
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that the settings do not contradict each other or the common settings.
 
+        This base class checks nothing.
+
         Args:
             common: the run's common settings.
             is_table: whether the data set is a table.
@@ -43,8 +45,8 @@ class OwnSettings:
     def why_unfit(self, facts: SiteFacts) -> str | None:
         """Return the reason why the method cannot use a site, on one line; None if it can.
 
-        An unfit site is left out before training begins. 'run.min-sites' decides whether the run
-        continues without that site.
+        This base class always returns None. An unfit site is left out before training begins.
+        'run.min-sites' decides whether the run continues without that site.
         """
         return None
 

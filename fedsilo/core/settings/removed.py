@@ -26,10 +26,10 @@ class Removed:
     """A setting that no longer exists.
 
     Attributes:
-        default: the value that it had unless a run changed it.
+        default: the setting's former default.
         instead: what to do without the setting, as an imperative.
-        decides_state: whether the setting decided how a site's private state is read. Its default
-            still counts in the digest of ``private_state``, so earlier states open.
+        decides_state: whether the setting decided how a site's private state is read. If so, its
+            default still counts in the digest of ``private_state``, so that earlier states open.
     """
 
     default: Value
@@ -128,8 +128,8 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     The digest of a site's private state still contains them, so earlier states open.
 
     Args:
-        settings: today's settings by key. A removed setting with a group counts only if this group
-            is among them.
+        settings: today's settings by key. A removed setting with a group is returned only if a key
+            here has the same group.
     """
     groups = {key.partition(".")[0] for key in settings if "." in key}
     former: dict[str, Value] = {}
@@ -181,8 +181,8 @@ def with_current_keys(
     Args:
         values: anything by key, such as settings or a grid of them.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: whether to leave former names out of the note to the user, who cannot change a
-            run's record.
+        quietly: whether to leave former names out of the note that ``tell_renamed`` logs, because
+            users cannot change the record of a run.
 
     Raises:
         SettingError: a setting is given under both names.
@@ -202,7 +202,7 @@ def with_current_keys(
 
 
 def with_former_keys(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Replace today's keys by those of version 0.1, for digests that must not change."""
+    """Replace today's keys by their names in version 0.1, for digests that must not change."""
     return {_FORMER.get(key, key): value for key, value in values.items()}
 
 
@@ -210,6 +210,8 @@ def current_settings(
     values: Mapping[str, Value], where: str = "", *, quietly: bool = False
 ) -> dict[str, Value]:
     """Convert settings of an earlier version to today's: rename keys, drop removed settings.
+
+    A removed setting is dropped only if it has its former default. Unknown settings stay.
 
     Args:
         values: settings by key.
@@ -224,7 +226,7 @@ def current_settings(
     for key, value in with_current_keys(values, where, quietly=quietly).items():
         # A former mapping such as 'speeds' also stands there as 'speeds.va'
         removed = SETTINGS.get(key) or SETTINGS.get(key.partition(".")[0])
-        # A value may be anything that a file can hold, such as a list, which is no key of a table
+        # A file's value may be a list, for example, which cannot be a key of a mapping
         if isinstance(value, str) and (key, value) in CHOICES:
             raise SettingError(
                 f"{_place(where)}setting '{key}' no longer takes {quote_value(value)}: "

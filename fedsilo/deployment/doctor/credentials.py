@@ -26,7 +26,7 @@ OPENSSH_KEY = "BEGIN OPENSSH PRIVATE KEY"
 _RENEW = "renew it ('fedsilo deploy renew server')"
 _CLOCK = "set this machine's clock"
 _PATIENCE = 3.0  # seconds that the server has to answer
-_UNKNOWN = "Invalid node ID"  # what Flower says of a node that is not registered with the key
+_UNKNOWN = "Invalid node ID"  # Flower's answer about a node that is not registered with the key
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC obeys, in this order
 
 
@@ -183,7 +183,7 @@ def check_handshake(address: str, authority: Path) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split an address such as ``[::1]:9092`` into host and port; raises Refused for others."""
+    """Split an address such as ``[::1]:9092`` into host and port; Refused for other texts."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Refused(f"the server's address is '{address}'", "give host:port")

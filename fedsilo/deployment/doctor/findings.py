@@ -28,7 +28,10 @@ class Status(StrEnum):
 
 
 class Refused(FedsiloError):
-    """A fault with its fix, where a check calls others; as text, both are on one line."""
+    """A fault with its fix, raised by a function that a check calls.
+
+    As text, both are on one line.
+    """
 
     def __init__(self, fault: str, fix: str = "") -> None:
         text = fault
@@ -77,7 +80,7 @@ class Failed:
     fix: str = ""  # empty if ``said`` already has it
 
 
-Verdict = str | Passed | Failed  # a sentence alone means that the check has passed
+Verdict = str | Passed | Failed  # only a sentence means that the check has passed
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,9 @@ class Check(Generic[S]):
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Run checks on a setup and yield their findings; a failed check does not stop the others.
+    """Run checks on a setup and yield their findings; a failed check does not stop later ones.
 
-    A check is skipped if another check that it needs has not passed, so it must come after those.
+    A check is skipped if another check that it needs has not passed, so it must come after them.
     ``about`` names the site of the setup, or is empty.
     """
     passed: set[str] = set()
@@ -118,7 +121,9 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
     except Skipped as reason:
         said = one_line(reason, _MAX_LENGTH)
         return [Finding(check.name, Status.SKIPPED, said, about=about)]
-    except Exception as error:  # the boundary: a check that breaks must not hide the others
+    except (
+        Exception
+    ) as error:  # the boundary: a check that breaks must not hide the findings of other checks
         fault, fix = _fault_and_fix(error)
         said, fix = one_line(fault, _MAX_LENGTH), one_line(fix, _MAX_LENGTH)
         return [Finding(check.name, Status.FAILED, said, fix, about)]

@@ -1,6 +1,6 @@
 """``fedsilo hospital start``: opens a kit, checks everything for a start, and becomes the node.
 
-Everything is checked in a scratch folder first, so a refused kit leaves nothing behind. The
+Everything is checked in a scratch folder first, so a refused kit does not change any file. The
 hospital writes its own rules, and confirms them before its first start.
 """
 
@@ -34,9 +34,9 @@ from fedsilo.server_app.config.settings import RunSettings
 
 @dataclass(frozen=True)
 class HospitalRequest:
-    """The kit that a hospital's operator received, and the options that he gives with it."""
+    """The kit that a hospital's operator received, and the options given with it."""
 
-    kit: Path  # the zip, or the folder into which it was opened
+    kit: Path  # the zip, or the folder where it was opened
     options: HospitalOptions
     site_file: Path | None = None  # replaces the site file in the opened folder; None keeps it
 
@@ -86,7 +86,7 @@ def refuse_failing(setup: SiteSetup) -> None:
         raise KitError(fault)
 
 
-Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator says yes
+Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator agrees
 
 
 def prepare_node(
@@ -162,7 +162,7 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
     """Check that no other first start has just written another kit or other rules to ``home``.
 
-    The operator of this start has not confirmed those.
+    The operator of this start has not confirmed the other kit or rules.
 
     Raises:
         KitError: the kit or the rules in ``home`` differ.
@@ -214,8 +214,8 @@ def _check_in_scratch(
 def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
     """Return the text of the hospital's rules.
 
-    It is read from the requested site file, or from the one in ``home``. If neither exists, the
-    rules are made from the options.
+    It is read from the requested site file, otherwise from the one in ``home``. If none is
+    requested and ``home`` does not have one, the rules are made from the options.
 
     Raises:
         RulesError: the rules cannot be used, or an option contradicts the file.

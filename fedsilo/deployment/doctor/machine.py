@@ -120,7 +120,7 @@ def check_data_folder(path: Path) -> Path:
 
 
 def has_site_file(path: Path) -> bool:
-    """Tell whether a site file exists; compose mounts /dev/null if the hospital has none.
+    """Tell whether a site file exists; compose mounts /dev/null for a missing one.
 
     Raises:
         Refused: the path is a folder or cannot be read. Going on would ignore the hospital's rules.
@@ -177,7 +177,7 @@ def check_memory(least: float, most: float = 0.0) -> str:
 
     Args:
         least: gigabytes that a message needs.
-        most: gigabytes that the hospital allows a message; 0 for no such limit here.
+        most: gigabytes that the hospital allows a message; 0 if it sets no limit.
 
     Raises:
         Refused: the free or the allowed memory is below ``least``.

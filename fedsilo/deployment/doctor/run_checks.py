@@ -109,7 +109,7 @@ def _members(setup: RunSetup) -> Passed | Failed:
     gone = list_missing_sites(deployment, seen)
     if gone:
         return Failed(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
-    # Only told, because nobody here can start a process at another hospital
+    # Only reported, because this machine cannot start a process at another hospital
     away = [site for site in deployment.hospitals if site not in seen]
     details = []
     if away:

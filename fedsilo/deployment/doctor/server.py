@@ -41,8 +41,8 @@ class ServerSetup:
     fleet: str = "0.0.0.0:9092"  # address of the Fleet API, for hospitals
     control: str = "127.0.0.1:8000"  # address of the Control and Runtime API, on the loopback
     runs: Path | None = None  # the folder of run directories, or None if not named
-    registry: Path | None = None  # the file that binds names to keys, or None if there is none
-    # Name of each hospital that must be registered, and its public key's file if it is here
+    registry: Path | None = None  # the file that binds names to keys, or None without a registry
+    # Name of each hospital that must be registered, and its public key's file, None if elsewhere
     hospitals: tuple[tuple[str, Path | None], ...] = ()
     deployment: Deployment | None = None  # the server's deployment; None if it belongs to none
     now: Callable[[], datetime] = machine.utc_now
@@ -206,7 +206,7 @@ def _registry(setup: ServerSetup) -> Verdict:
         if fault:
             return Failed(fault, _BOTH.format(name=name))
         others.pop(name, None)
-    # Without named hospitals, nothing says which names should be there
+    # Without named hospitals, the expected names are unknown
     details = []
     if setup.hospitals and others:
         details.append(f"registered, but not named: {', '.join(sorted(others))}")
@@ -226,7 +226,7 @@ def _nodes(setup: ServerSetup) -> Verdict:
     deployment = require(setup.deployment, reason)
     require(is_healthy(deployment), "the server does not answer; start it by 'fedsilo deploy up'")
     states = node_states(deployment)
-    # A site needs both registrations: the SuperLink's admits its key, the registry's its name
+    # A site needs two registrations: the SuperLink admits its key, and the registry its name
     gone = [site for site, state in states.items() if state == "unregistered"]
     if gone:
         return Failed(

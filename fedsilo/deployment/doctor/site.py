@@ -72,7 +72,7 @@ class SiteSetup:
 
     @property
     def name(self) -> str:
-        """The hospital's name, or empty if the node config has none."""
+        """The hospital's name; empty if the node config does not set it."""
         return str(self.node_config.get("site", ""))
 
     @property
@@ -104,7 +104,7 @@ class SiteSetup:
     def secrets(self) -> tuple[Path, Path]:
         """Return the paths of the authority's certificate and the hospital's key.
 
-        Checks call this only after they have found both, so None here is a bug.
+        Checks call this only after they have found both files, so a missing path is a bug.
         """
         assert self.authority is not None
         assert self.key is not None
@@ -272,7 +272,7 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe the columns whose means differ clearly from those that the schema declares.
+    """Describe the columns whose means differ clearly from the schema's means.
 
     The list is empty if the schema declares no means.
     """
@@ -301,7 +301,7 @@ def _requests(setup: SiteSetup) -> Verdict:
 
     settings = setup.required_settings()
     common, context = settings.common, setup.rules.restrict(setup.context)
-    # The order is a real run's: what is asked, its limits, who the site is, what would leave
+    # The order is that of a real run: request, limits, the site's identity, data to be sent
     with prefix_refusals(setup.name):
         if SITE_FILE in setup.node_config:
             setup.rules.refuse_request(common, 1)
@@ -322,7 +322,7 @@ def _requests(setup: SiteSetup) -> Verdict:
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """Return what a site sends in the first round: record names, and sentences about the data.
 
-    The names are those in the site file's rule 'records', such as ``arrays/head.weight``.
+    The names have the form used in the site file's rule 'records', such as ``arrays/head.weight``.
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

@@ -1,9 +1,9 @@
 """The fedsilo that a hospital has installed, and the check that a run's app is the same.
 
 A run brings its app as a zip (Flower's FAB). The worker never executes it. It executes the
-installed app, and answers only a run whose app is the same, file by file, in all that computes at
-the server or at a hospital. So a site file, an audit log and every limit hold, whatever the server
-sends; and a reworded report locks no hospital out.
+installed app, and answers only a run whose app is the same, file by file, in every folder that
+computes at the server or at a hospital. So a site file, an audit log and every limit apply,
+whatever the server sends. A changed wording in a report does not lock a hospital out.
 """
 
 import hashlib
@@ -175,7 +175,7 @@ def local_changes(folder: Path) -> list[str]:
 
 
 def _common_name(name: str) -> str:
-    """Return a file's path without 'fedsilo/', under which both layouts have the same file."""
+    """Return a file's path without 'fedsilo/', so that it is the same in both layouts."""
     return name.removeprefix(_PACKAGE)
 
 

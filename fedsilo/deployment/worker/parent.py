@@ -3,8 +3,9 @@
     python -m fedsilo.deployment.worker.parent --runtime 127.0.0.1:9094 --secret FILE --hospital PID
 
 Flower starts a new process for each message, which imports PyTorch again, ten seconds for each
-phase. A fork of a process that has imported it takes milliseconds. The worker itself computes
-nothing and never asks for a GPU, because a fork cannot use what a driver or a thread holds.
+phase. A fork of a process that has imported it takes milliseconds. The worker itself does not
+compute and never asks for a GPU, because a fork cannot use the resources of a driver or of another
+thread.
 
 A fork handles its message like Flower's ``flwr-clientapp``, except that the app received with the
 run is only compared with the installed one, and not executed.

@@ -1,13 +1,14 @@
 """Flower's SuperNode, changed to poll often while there are messages.
 
 Flower waits 3 s for a message and 0.5 s for a reply, and no setting changes that. The waits are
-replaced in the one version whose code was read; with other versions they stay, and a line says so.
+replaced in the one version whose code was read; with other versions the waits stay, and a line on
+standard error says so.
 
 The same code gives up messages that nobody will answer. Flower's SuperNode takes a message, waits
 for its reply, and only then takes the next. If the process of a task is killed, the SuperNode makes
-an error reply a minute after the last sign of life. It makes none if that process had not fetched
-the message yet, or had reported that it failed. Then it would wait for ever, and the hospital would
-be lost to the server until a restart.
+an error reply a minute after the last sign of life. But if that process had not fetched the message
+yet, or had reported a failure, the SuperNode would wait for ever, and the server would lose the
+hospital until a restart.
 """
 
 import importlib

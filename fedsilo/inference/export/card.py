@@ -1,6 +1,6 @@
 """``model-card.md``: a model card filled from the run directory, in Hugging Face's format.
 
-Its sections are those of Mitchell et al. (Model Cards for Model Reporting, FAT* 2019).
+Its sections follow Mitchell et al. (Model Cards for Model Reporting, FAT* 2019).
 
 Facts that only a person knows, such as the intended use and the licence, are marked as open.
 """
@@ -209,7 +209,7 @@ def _terms_of(name: str) -> str:
 
 
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
-    """Describe the spent epsilon in Markdown; a text as ``guarantee`` says why there is none."""
+    """Describe the spent epsilon in Markdown, or why it is missing if ``guarantee`` is a text."""
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
     spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]

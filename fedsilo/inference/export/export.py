@@ -1,8 +1,8 @@
 """Exports a finished run's model as a program that needs no fedsilo: ``fedsilo export``.
 
 A written program is read back, and its answers are compared with fedsilo's. The folder appears
-complete or not at all, and only if the answers are equal. Test vectors are made up, so that no
-patient's row or image leaves with a model.
+complete or not at all, and only if the answers agree within a tolerance. Test vectors are made up,
+so that no patient's row or image is exported with a model.
 """
 
 import copy
@@ -222,7 +222,7 @@ def write_onnx(program: Program, path: Path) -> float:
                 external_data=False,
                 verbose=False,
             )
-        # The written file is read again by the runtime that others will use
+        # The written file is read again by the runtime that its users will use
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         answers = []
         for size in _SIZES:

@@ -74,7 +74,7 @@ def _places_by_column(names: Sequence[str]) -> list[list[int]]:
     """Group the indices of the features by column, in order.
 
     A numeric column has one feature; a category has one for each level except the first, called
-    ``column=level``. A numeric column keeps its own group even if the category beside it has the
+    ``column=level``. A numeric column keeps its own group even if the next category has the
     same name.
     """
     groups: list[list[int]] = []
@@ -94,7 +94,7 @@ def _column(name: str) -> str:
 
 
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
-    """Divide the values of one column into cells, and count both kinds of samples in each.
+    """Divide the values of one column into cells, and count training and new samples in each.
 
     Args:
         old: training samples (n, features of the column).
@@ -126,9 +126,9 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
     """Return the edges between the cells of a numeric feature: quantiles of ``old`` (n, 1).
 
-    There are two to ten cells, so that a cell has on average twice ``floor`` of the smaller group
-    of samples, old or new. Equal quantiles are merged. A feature with two values is cut between
-    them.
+    There are two to ten cells, so that a cell has on average at least twice ``floor`` of the
+    smaller group of samples, old or new. Equal quantiles are merged. A feature with two values is
+    cut between them.
     """
     values: Array = np.unique(old)
     if len(values) == 2:

@@ -1,7 +1,8 @@
 """Sections of the clinic report: metrics by group of patients, and the decision curve.
 
-Both predict the test samples again, so they need the sites' data. A group is shown only if it has
-enough patients in each class, a threshold only if enough patients are between it and the next one.
+Both kinds of section predict the test samples again, so they need the sites' data. A group is shown
+only if it has enough patients in each class, a threshold only if enough patients are between it and
+the next one.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def _add(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
 def _join_names(one: str, other: str) -> str:
     """Join the names of neighbouring groups: ``30 to 40`` and ``40 to 50`` give ``30 to 50``.
 
-    ``40 to 50`` and ``from 50`` give ``from 40``. Names that are not such ranges are joined by
+    ``40 to 50`` and ``from 50`` give ``from 40``. Other names are joined by
     "or".
     """
     start, _, end = one.rpartition(" ")
@@ -170,7 +171,7 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
 def examine_groups(found: Examined, column: GroupColumn) -> Examination:
     """Build the section of a column: accuracy by group as a picture, and a table of metrics.
 
-    If fewer than two groups remain after merging, the section has only a sentence that says so.
+    If fewer than two groups remain after merging, the section has only a sentence that states this.
     """
     groups, title = group_patients(found, column), f"By {column.name}"
     if len(groups) < 2:
@@ -241,7 +242,8 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 def examine_decisions(found: Examined) -> Examination:
     """Build the section of the decision curve: its explanation, picture and table.
 
-    With more than two classes or too few patients, the section only says so.
+    With more than two classes or too few patients, the section has only a sentence that states
+    this.
     """
     if len(found.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
@@ -291,7 +293,7 @@ def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
     for one in benefits:
         percent = round(100 * one.threshold)
         model[percent], nobody[percent] = one.of_model, 0.0
-        # The curve ends where it leaves the picture
+        # The curve is drawn only inside the picture
         if one.of_all > _LOWEST:
             everybody[percent] = one.of_all
         if one.of_model > max(0.0, one.of_all):

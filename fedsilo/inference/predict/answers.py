@@ -49,7 +49,9 @@ class Predictions:
     features: Sequence[str] = ()  # names of a table's features; empty for images
     novelty: CaseNovelty | str = ""  # novelty of each input, or the reason why it is unknown
     answers_all: bool = True  # whether inputs that are unlike the training samples are answered
-    document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
+    document: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the content of the JSON next to the CSV file
 
     @property
     def faults(self) -> Mapping[int, str]:

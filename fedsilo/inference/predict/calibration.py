@@ -161,7 +161,7 @@ def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
         raise CheckpointError(
             f"{found} is damaged or no calibration: run 'fedsilo calibrate' again"
         ) from None
-    # Scores of other weights or rows would promise a coverage that does not hold
+    # Scores of other weights or rows would promise a coverage that is not reached
     if calibration.weights != model.weights_digest() or calibration.site != model.site:
         raise SettingError(
             f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "

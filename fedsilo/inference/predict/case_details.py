@@ -166,7 +166,7 @@ class Reasons:
 
     # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    # A PNG of the image beside its map, and a description in words
+    # A PNG of the image next to its map, and a description in words
     pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
     limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 

@@ -31,7 +31,7 @@ _TIMES = 5  # the same as a multiple of the median distance between two neighbou
 
 @dataclass(frozen=True)
 class Code:
-    """A number that stands apart from all others and that many training samples share.
+    """A value, far from all other values, that many training samples share.
 
     An example is a cholesterol of 0, which may mean "not measured". Both numbers are standardised.
 
@@ -80,7 +80,7 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
         # highest
         steps = np.diff(numbers)
         apart = max(_APART, _TIMES * float(np.median(steps)))
-        # An outlier is far from all others, too, but ten patients do not share it
+        # An outlier is far from all other values, too, but ten patients do not share it
         if counts[0] >= _CODED and steps[0] > apart:
             codes[place] = Code(float(numbers[0]), float(numbers[1]))
         elif counts[-1] >= _CODED and steps[-1] > apart:
@@ -141,7 +141,7 @@ class Reference:
         lacking = np.zeros(values.shape, bool)
         if missing is not None:
             lacking = missing.numpy()
-        # An imputed value is the mean, and so neither a code nor in a gap
+        # An imputed value is the mean, so it is not a code and not in a gap
         coded, gaps = np.zeros(values.shape, bool), np.zeros(values.shape)
         for place, code in self.codes.items():
             coded[:, place] = code.equal(values[:, place]) & ~lacking[:, place]

@@ -164,7 +164,7 @@ def _order(found: Predictions, states: Sequence[_State], kept: Mapping[int, int]
 
 
 def _name(found: Predictions, place: int) -> str:
-    """Format a case's name: "P12 (line 3)", or "line 3" if it has no id."""
+    """Format a case's name: "P12 (line 3)", or "line 3" without an id."""
     name = f"{found.inputs.key} {found.inputs.names[place]}"
     if found.inputs.ids and found.inputs.ids[place]:
         return f"{found.inputs.ids[place]} ({name})"

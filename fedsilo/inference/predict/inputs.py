@@ -35,7 +35,12 @@ from fedsilo.runs.trained_model import (
 
 Watch = Callable[[int, int], None]  # gets the number of inputs read so far, and of all inputs
 
-_MANIFEST = ("label", "split", "patient", "mask")  # columns that a manifest may have beside "path"
+_MANIFEST = (
+    "label",
+    "split",
+    "patient",
+    "mask",
+)  # columns that a manifest may have in addition to "path"
 _AHEAD = 64  # files that are decoded while the network computes
 
 
@@ -358,7 +363,7 @@ def _find_files(folder: Path) -> dict[str, Path]:
 def as_cell(name: str) -> str:
     """Write ``./`` before a file name or patient id that a spreadsheet would read as a formula.
 
-    Such a text begins with ``=``, ``+``, ``-`` or ``@``. All others are returned unchanged.
+    Such a text begins with ``=``, ``+``, ``-`` or ``@``. Other texts are returned unchanged.
     """
     if name[:1] in ("=", "+", "-", "@"):
         return f"./{name}"

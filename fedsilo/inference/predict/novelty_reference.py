@@ -32,7 +32,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Build the reference for novelty from a model's training samples on this machine.
 
     The limit is set by the validation samples; if these are too few, by the test samples. It is
-    None if those are too few as well.
+    None if the test samples are too few as well.
 
     Args:
         model: the model.

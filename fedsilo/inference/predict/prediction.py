@@ -191,7 +191,7 @@ def _novelty(
 ) -> CaseNovelty | str:
     """Score the novelty of inputs; if ``reference`` is a text (the reason why not), return it.
 
-    ``features`` (k, f) are those of images; None for rows of a table.
+    ``features`` (k, f) are the network's features of images; None for rows of a table.
     """
     if isinstance(reference, str):
         return reference

@@ -1,4 +1,4 @@
-"""``fedsilo survey``: the data that the sites hold, before training, as JSON and as a page.
+"""``fedsilo survey``: describes the sites' data before training, as JSON and as a page.
 
 ``server_app.run.survey`` asks the sites; they answer in ``client_app.summary``.
 """

@@ -13,7 +13,7 @@ from fedsilo.pages.page import edge_names
 
 
 class Between(BaseModel):
-    """How far two sites are apart in a feature, or in the labels if ``feature`` is empty."""
+    """The distance between two sites in a feature, or in the labels if ``feature`` is empty."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,7 +35,7 @@ def _answer(parts: dict[str, Any]) -> Survey:
 
 
 class ColumnTitle(BaseModel):
-    """The words for people that the server's copy of the schema has for a column."""
+    """The readable title of a column, from the server's copy of the schema."""
 
     title: str
     levels: dict[str, str] = {}  # level -> its name with the level

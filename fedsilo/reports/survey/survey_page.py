@@ -1,4 +1,4 @@
-"""The page of a survey: who holds what, how far the sites are apart, and what was suppressed."""
+"""The page of a survey: the sites' data, the distances between sites, and the suppressed counts."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[s
     """Return site -> cell -> number of files, for sites that declare the same cells."""
     counts = {}
     for site, answer in answers.items():
-        # Sites with other edges have other cells, which no common table can hold
+        # Sites with other edges have other cells, which do not fit into a common table
         is_declared = feature in answer.about.file_features
         if is_declared and answer.files and feature.name in answer.files:
             cells = answer.files[feature.name]

@@ -118,7 +118,7 @@ def _picture(
 
 
 def is_binary(cells: Sequence[str]) -> bool:
-    """Tell whether a feature's cells are those of a number that is 0 or 1."""
+    """Tell whether a feature's cells are named as for a number that is 0 or 1."""
     return tuple(cells[:2]) == BINARY
 
 

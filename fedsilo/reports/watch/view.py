@@ -169,7 +169,7 @@ def look_at(folder: Path) -> Watched:
 
 
 def newest_run(runs: Path) -> Path | None:
-    """Return the run directory in ``runs`` that was written to last, or None if there is none."""
+    """Return the run directory in ``runs`` that was written to last; None without runs."""
     newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         return None
@@ -287,7 +287,7 @@ def _doing(site: str, run: Watched) -> str:
     here = run.progress
     if run.over:
         return ""
-    # Failure first, because a failed site stays among those asked
+    # Failure first, because a failed site stays in the list of asked sites
     if site in here.failed:
         return f"left out: {here.failed[site]}"
     if not here.phase or site not in here.asked:
