@@ -253,7 +253,8 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return a sealed share of this site's secrets for each site.
+        """Check all sites' keys, and return this site's secrets as sealed shares, one per other
+        site.
 
         Raises:
             SiteError: the server's lists of keys are malformed.
