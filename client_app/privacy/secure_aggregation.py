@@ -253,7 +253,7 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return this site's secrets as sealed shares, one per other
+        """Check all sites' keys, and return sealed shares of this site's secrets, one per other
         site.
 
         Raises:
