@@ -253,8 +253,7 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return sealed shares of this site's secrets, one per other
-        site.
+        """Check all sites' keys; return sealed shares of this site's secrets for the other sites.
 
         Raises:
             SiteError: the server's lists of keys are malformed.
