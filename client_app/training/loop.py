@@ -345,7 +345,7 @@ def continue_from_earlier_rounds(
 
     If the network has evidential losses, ``training.before_pass`` is set. ``training.counted`` is
     set if 'train.rate-decay' is not 'none', or if there is a schedule or warm-up and
-    ``training.plan`` is None, because a schedule does not apply to a given plan.
+    ``training.plan`` is None, because a schedule does not count the steps of a plan.
 
     Args:
         training: the training; its private mechanism and its floors must be set already.

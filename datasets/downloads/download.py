@@ -161,7 +161,7 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files ``sizes`` of a zip, counting the bytes, because stated sizes may be false.
+    """Unpack the files ``sizes`` of a zip; count the real bytes, because stated sizes may be false.
 
     Raises:
         DataError: the files together are larger than ``most_unpacked`` allows.

@@ -243,7 +243,7 @@ def decode_each(
     dtype: npt.DTypeLike,
     decode: Callable[[str], npt.NDArray[Any]],
 ) -> Decoded:
-    """Decode images one by one into one array, leaving out those that fail.
+    """Decode images one by one into one array; images that fail are left out.
 
     Args:
         names: the images' names.

@@ -234,8 +234,8 @@ class DataSet(ABC):
         """Return mean and std, (channels, 1, 1) each, to standardise an image with pixels in 0..1.
 
         Returns:
-            None, as in this base class, if silos have unscaled pixels, which networks scale
-            themselves.
+            Mean and std; None (as in this base class) if the silos' pixels are unscaled, because
+            networks then scale them.
         """
         return None
 

@@ -97,7 +97,8 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 
     Raises:
         SettingError: the weights are missing, unreadable, not finite or of another architecture; a
-            ViT's were trained on images of this run's silos; or a ResNet-22's are not a file.
+            ViT's weights were trained on images in this run's silos; or a ResNet-22's weights are
+            'timm' or 'random' instead of a file.
     """
     if settings.network == "resnet22" and settings.backbone_weights:
         path = weights_file(settings)
