@@ -1,7 +1,7 @@
 """Answer a message of a round: run the phase that it asks for, and pack the result.
 
 ``pack`` is the only way out of a site. It sends arrays, which are masked in secret sums, and the
-metrics that rest on enough samples.
+metrics of splits with enough samples.
 """
 
 import time

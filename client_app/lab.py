@@ -55,16 +55,16 @@ _COUNTED = "counted/"
 class Outgoing:
     """The result of a method's phase: the arrays that leave the site, and those that stay.
 
-    Nothing else can leave, and the site's own checks come before it does.
+    Nothing else can leave, and the site's own checks come before anything leaves.
     """
 
     # The trained network: it is measured again, and it is sent unless ``send`` is given
     network: SiteNetwork | None = None
     _: KW_ONLY
-    # The arrays that leave, by name; None for those of ``network``.
+    # The arrays that leave, by name; None for the arrays of ``network``.
     # Nothing leaves if the server asks for no arrays
     send: Arrays | None = None
-    # The arrays that this site keeps, by name; None to keep none
+    # The arrays that this site keeps, by name; None to keep no arrays
     keep: Arrays | None = None
 
 
@@ -94,7 +94,7 @@ class Lab:
         self.metrics: dict[str, float] = {}  # the reply's metrics, by key of the MetricRecord
         # Each sample's contribution to metrics that leave with noise, by key of the MetricRecord
         self.sample_parts: dict[str, Tensor] = {}
-        # The files in which the site keeps its private state
+        # The files of the site's private state
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
@@ -102,7 +102,7 @@ class Lab:
         self.trained: SiteNetwork | None = None
         # Optimiser moments and position in the epoch, for the next round; None before ``fit``
         self.continued: Arrays | None = None
-        self.counted: Arrays = {}  # ``counted_state`` under the names by which it is stored
+        self.counted: Arrays = {}  # the arrays of ``counted_state``, by their stored names
         # The optimiser steps of this answer, and the samples that they used
         self.work: Counter[str] = Counter()
         # This site's part of a secret sum, and the ledger of its epsilon in this run
@@ -118,7 +118,7 @@ class Lab:
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the received arrays whose names begin with ``prefix``, without the prefix.
 
-        They keep the order in which they were sent, and are decompressed. Empty if no name matches.
+        The arrays keep their order in the message, and are decompressed. Empty if no name matches.
         """
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
@@ -321,7 +321,7 @@ class Lab:
             ``<model>.<split>.<metric>`` -> value.
         """
         if self.session.cap:
-            # Only the first is the received model; others have their own names and stay here
+            # Only the first is the received model; other networks keep their own names
             received = next(iter(self.session.method.measured(self, network)))
             if model == INCOMING:
                 for split in splits:

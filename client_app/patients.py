@@ -103,7 +103,7 @@ class PatientPrivacy:
         """Charge the ledger, and return a release that can be used exactly ``releases`` times.
 
         Args:
-            bound: C, the norm to which a patient's part is clipped.
+            bound: C, the maximum norm of a patient's part.
             noise: the standard deviation of the noise, in units of ``bound``.
             source: the random generator; None for the operating system's.
             releases: the number of releases, such as optimiser steps.

@@ -2,7 +2,7 @@
 
 A message holds only an instruction and arrays. At a real hospital each message is a separate
 process, which opens its own session. A simulated site's session is cached between messages, and
-opened again at the hello with which a run begins.
+opened again at the hello that begins a run.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class SiteSession(OpenedSite):
         )
 
     def held_bytes(self) -> int:
-        """Return the bytes of all samples that this session holds, with standardised copies."""
+        """Return the bytes of all samples in this session, including standardised copies."""
         silos = [self.silo, *self._standardised.values()]
         return sum(s.inputs.nbytes + s.labels.nbytes for o in silos for s in o.splits().values())
 

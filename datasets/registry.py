@@ -186,7 +186,11 @@ def check_data_settings(settings: CommonSettings) -> None:
 
 
 def silo_names(settings: CommonSettings) -> list[str]:
-    """Return the names of all silos in the run's partition; [] if only the sites know the names."""
+    """Return the names of all silos in the run's partition; [] if only the sites know the names.
+
+    Raises:
+        DataError: the files that name the silos are missing or unusable.
+    """
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
     places = find_places(settings.data_dir, settings.cache_dir)

@@ -63,7 +63,7 @@ class Aligner:
     rng: torch.Generator  # draws the others' embeddings that a step uses
     # The others' discriminators, on the device; empty to use the complement of the site's own
     rivals: Sequence[Discriminator] = ()
-    # Adds the noise with which embeddings (n, c) would leave; None if they leave without noise
+    # Adds the same noise as to embeddings (n, c) that leave; None if they leave without noise
     noised: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:

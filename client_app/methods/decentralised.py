@@ -1,8 +1,8 @@
 """A silo with its own model, which it mixes with its neighbours', trains, sends and stores.
 
 Ring and MATCHA need nothing else, because only the server knows the neighbours. The own model is
-stored as ``own/<array>``. The silo measures the received consensus model Theta in each round, and
-its own model once, at the end, as ``own-<metric>``.
+stored as ``own/<array>``. In each round the silo measures the received consensus model (Theta, the
+mean of the silos' models). It measures its own model once, at the end, as ``own-<metric>``.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class DecentralisedSite(SiteMethod):
     """Mixes its own model with its neighbours', trains it and sends it."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the consensus model Theta if it was sent, else with its own."""
+        """Build the network with the consensus model if one was sent, else with the own model."""
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:

@@ -1,6 +1,6 @@
 """A hospital's declaration of its data at 'trust: sums', unchanged until it counts them again.
 
-Without it, a site's hello, and every threshold by which it can be refused, would depend on its
+Without it, a site's hello, and every threshold that can refuse it, would depend on its
 exact counts: twelve runs with twelve batch sizes would reveal the number of patients. So a site
 reads its data once and stores a declaration with counts that are rounded down. Each hello and each
 admission uses the declaration, without opening the data. One patient more or less then changes

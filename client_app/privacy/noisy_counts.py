@@ -31,8 +31,8 @@ class NoisyCounts:
         counts: the counts by split and class.
         noise: the standard deviation of their noise, in patients; 0 if an older version did not
             store it.
-        again: the standard deviation of another draw, which the hospital has paid for and the next
-            run makes; 0 for none.
+        again: the standard deviation of a new draw, which the hospital has paid for and the next
+            run makes; 0 if no new draw is paid for.
     """
 
     counts: Counts

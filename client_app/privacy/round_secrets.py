@@ -39,14 +39,14 @@ class RoundSecrets:
     sealing: bytes  # the private key that seals shares
     public: tuple[bytes, bytes]  # the public halves of both keys
     own_mask: bytes  # the seed of the site's own mask
-    terms: bytes  # the digest of the run's settings under which the keys were signed
+    terms: bytes  # the digest of the run's settings when the keys were signed
     # Each site's public keys, for masks and for sealing, and each site's
     # public signing key. They are known once shares are exchanged
     keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     publics: dict[str, bytes] = field(default_factory=dict)
     # The splits that all sites measure, so that their metrics may be summed
     splits: list[str] = field(default_factory=list)
-    # This site's shares of its own secrets: of its own mask, and of its masks with the others
+    # This site's shares of its own secrets: of its own mask, and of its masking key
     own_shares: list[bytes] = field(default_factory=list)
     threshold: int = 0  # the number of shares that reconstruct a secret
     context: bytes = b""  # binds masks and signatures to run, round, names, keys and threshold

@@ -77,7 +77,7 @@ class SecureSite:
     common: CommonSettings  # the run's settings
     folder: Path  # the folder of the site's secrets
     asked: Mapping[str, Any]  # the server's record
-    signer: Signer  # the site's signing key, and the rule by which it accepts the others' keys
+    signer: Signer  # the site's signing key, and its rule for accepting others' keys
     summand: Summand  # the numbers that the site adds
     terms: bytes = b""  # the digest of the run's settings, which all sites must share
     # The site's part stays hidden from a server that works with this many other sites
@@ -90,7 +90,7 @@ class SecureSite:
     instruction: Mapping[str, Any] | None = None
 
     def answer(self, phase: str) -> ConfigRecord:
-        """Answer a phase of secure aggregation in which nothing is trained.
+        """Answer a phase of secure aggregation that trains nothing.
 
         The phases are to make keys, to share secrets, to sign the list of sites, and to unmask the
         sum.
@@ -253,7 +253,7 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return a sealed share of this site's secrets for each site.
+        """Check all sites' keys; return sealed shares of this site's secrets for the other sites.
 
         Raises:
             SiteError: the server's lists of keys are malformed.

@@ -1,4 +1,4 @@
-"""The key with which a site signs in secret sums, and the other sites' keys that were compared.
+"""A site's signing key for secret sums, and the other sites' keys that people compared.
 
 A hospital makes its key at its first start, and the private key never leaves. The other hospitals'
 public keys come with the messages of a run, and a server could replace them. So people at two
@@ -51,15 +51,15 @@ _FORMER = ("signing-key", "site-registry")
 class SignedKeys:
     """A site's public keys for a round and its signature over them, as received from the server."""
 
-    site: str  # the name under which the server sent them
-    public: bytes  # the key by which the site signs, in OpenSSH's form
+    site: str  # the site's name, as sent by the server
+    public: bytes  # the site's public signing key, in OpenSSH's form
     words: bytes  # the text that the site must have signed
     signature: bytes  # the signature that must fit the words
 
 
 @dataclass(frozen=True)
 class Signer:
-    """A site's own signing key, and the rule by which it accepts the others' keys."""
+    """A site's own signing key, and its rule for accepting other sites' keys."""
 
     private: EllipticCurvePrivateKey
     # Raises a RefusedError unless each site's key code is the one known here
@@ -170,9 +170,9 @@ def _new_key() -> bytes:
 class KnownKey:
     """Another hospital's signing key, by codes; an unknown code is empty."""
 
-    compared: str = ""  # the code that both have compared
+    compared: str = ""  # the code that people at both hospitals have compared
     day: str = ""  # date when the keys were compared, ISO 8601
-    received: str = ""  # the code of the key by which the site has signed last
+    received: str = ""  # the code of the site's latest signing key
     shown: str = ""  # the code that 'fedsilo hospital keys' has listed last for somebody to read
 
 

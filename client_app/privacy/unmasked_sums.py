@@ -156,7 +156,7 @@ class UnmaskedSums:
 
 @dataclass(frozen=True)
 class UnmaskedSum:
-    """A sum that this hospital has helped to unmask, or for which it has masked 0.
+    """A sum that this hospital has helped to unmask, or to which it has added a masked 0.
 
     Attributes:
         sites: the sites of the sum, sorted; empty until the sum is unmasked.
@@ -183,7 +183,7 @@ class SummedBefore:
     terms: str
 
     def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that the same arrays were not summed before under other terms or more sites.
+        """Check that no earlier sum of the same arrays had other settings or a missing site.
 
         Arrays that were never summed pass.
 

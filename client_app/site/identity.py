@@ -36,7 +36,7 @@ for _name, _key in keys_of(CommonSettings).items():
 
 @dataclass(frozen=True)
 class NodeCap:
-    """A node config's own cap on epsilon (0 for none), and the delta at which it is computed."""
+    """A node config's own cap on epsilon (0 means no cap), and the delta for epsilon."""
 
     max_epsilon: float = setting(0.0, "cap over all runs, or 0 for none", ge=0.0)
     delta: float = setting(1e-5, "delta at which the cap holds", gt=0.0, lt=1.0)
@@ -180,8 +180,9 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     """Return the node config's 'site'; without one, the name of the silo number 'partition-id'.
 
     Raises:
-        SiteError: without 'site', if a real site reads a data set whose silo names come from files,
-            if there is no 'partition-id', or if it is at least the number of silos.
+        SiteError: the node config has no 'site', and a real site's data set names its silos by
+            files, or there is no 'partition-id', or 'partition-id' is not below the number of
+            silos.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])

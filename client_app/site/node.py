@@ -73,7 +73,7 @@ def note_opening() -> None:
 
 
 def forget_opening() -> None:
-    """Record that from here on errors depend only on the declaration, although data were read."""
+    """Record that errors depend only on the declaration from here on, although data were read."""
     opened = _message.get()
     if opened:
         opened.data = False

@@ -31,7 +31,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, build, keys_with, setting
 
 SITE_FILE = "site-file"
-_SHOWN_GROUPS = 5  # groups of names in an error; the others are counted
+_SHOWN_GROUPS = 5  # groups of names in an error; further groups are counted
 
 
 def _lower_cap(one: float, other: float) -> float:
@@ -49,7 +49,7 @@ class SiteFile(Limits):
     """A hospital's rules, with the floors and quotas; docs/site-file.md explains each key.
 
     A text in a list may contain ``*`` for any characters. ``given`` has the single values that the
-    file names; the node config decides all others.
+    file names; the node config decides all other values.
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
@@ -251,7 +251,7 @@ def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> 
     """Check that no limit became stricter while the message was answered; quotas are not checked.
 
     Args:
-        before: the node config with the limits under which the message was answered.
+        before: the node config with the limits that applied while the message was answered.
         now: the node config with the limits of the site file as it is now.
 
     Raises:
@@ -332,7 +332,7 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether the whole ``name`` matches one of ``patterns``, in which ``*`` is any text."""
+    """Tell whether the whole ``name`` matches one of ``patterns``; ``*`` matches any text."""
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", ".*")
         if re.fullmatch(expression, name, re.DOTALL):

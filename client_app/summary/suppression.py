@@ -1,4 +1,4 @@
-"""Suppress small counts, and further counts from which small ones would follow by subtraction.
+"""Suppress small counts, and further counts that would reveal them by subtraction.
 
 The rule for the counts of one table, whose total may be known, with floor f:
 

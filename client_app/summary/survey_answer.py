@@ -281,7 +281,7 @@ class AnswerBuilder:
 
     @property
     def floor(self) -> int:
-        """The smallest count that leaves; at a hospital its own limits decide, never the run."""
+        """The smallest count that may leave; at a hospital its own limits decide, never the run."""
         if self.site.simulated:
             return self.site.settings.sums_min_count
         return self.site.limits.sums_min_count
@@ -358,7 +358,7 @@ class AnswerBuilder:
         for one in measures:
             values = self._known_values(one, split, include_few_values)
             if values is not None and _TAIL * len(values) >= self.floor:
-                # Each has at least ``floor`` samples beyond it, so it is no extreme patient's value
+                # At least ``floor`` samples lie beyond each, so neither is an outlier
                 low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
                 found[one.name] = float(low), float(high)
         return found

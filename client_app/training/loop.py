@@ -78,7 +78,7 @@ def schedule(
 
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Count the passes over ``count`` samples in a round; one that is cut short counts as well."""
+    """Count the passes over ``count`` samples in a round; a pass that is cut short counts too."""
     return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
@@ -156,7 +156,7 @@ class LocalTraining:
     network: SiteNetwork
     # Training inputs and labels
     split: Split
-    # How long, in which batches, by which optimiser, and the seed
+    # The length, the batch size, the optimiser and the seed
     settings: CommonSettings
     # Device and precision
     compute: Compute
@@ -170,7 +170,7 @@ class LocalTraining:
     after_step: AfterStep | None = None
     # A second optimiser that steps after the network's, by the same gradients, or None
     beside: Optimizer | None = None
-    # The passes, each a list of batches of sample numbers, or None for those of the settings
+    # The passes, each a list of batches of sample numbers, or None for the passes of the settings
     plan: Iterable[list[Tensor]] | None = None
     # The optimiser whose moments the training continues from, or None for a new one
     optimiser: Optimizer | None = None
@@ -192,7 +192,7 @@ class LocalTraining:
 
     @property
     def samples(self) -> int:
-        """The number of training samples that the site reports; the real one if not private."""
+        """The number of training samples; in a private run the reported number."""
         if self.private:
             return self.private.reported
         return len(self.split.labels)
@@ -345,7 +345,7 @@ def continue_from_earlier_rounds(
 
     If the network has evidential losses, ``training.before_pass`` is set. ``training.counted`` is
     set if 'train.rate-decay' is not 'none', or if there is a schedule or warm-up and
-    ``training.plan`` is None, because a schedule does not apply to a given plan.
+    ``training.plan`` is None, because a schedule does not count the steps of a plan.
 
     Args:
         training: the training; its private mechanism and its floors must be set already.

@@ -125,7 +125,7 @@ def check_optimiser(settings: CommonSettings) -> None:
     other_shapes = set()
     for weight in weights:
         for value in optimiser.state[weight].values():
-            # Step counts have no shape
+            # Step counts are scalars
             if isinstance(value, Tensor) and value.shape not in (weight.shape, torch.Size()):
                 other_shapes.add(value.shape)
     if settings.optimiser_state == "run" and other_shapes:

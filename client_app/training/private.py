@@ -18,7 +18,7 @@ from fedsilo.models.privacy.release import Release
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """The mechanism of one DP-SGD training, for which the ledger was charged."""
+    """The mechanism of one DP-SGD training that was already charged to the ledger."""
 
     settings: CommonSettings  # clip norm C, noise multiplier z and the length
     # The reported number of training samples; the real one would reveal who is there
@@ -72,7 +72,7 @@ class PrivateTraining:
             settings: 'train.micro-batch' is the number of samples computed at a time.
             compute: the device and the precision.
             penalty: returns a term that depends only on the parameters, which are private already,
-                so its gradient gets no noise; None for none.
+                so its gradient gets no noise; None for no penalty.
             scaler: always None, because 'fp16' is refused in private runs.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
@@ -91,7 +91,7 @@ class PrivateTraining:
 
 
 def private_rate(settings: CommonSettings, reported: int) -> float:
-    """Return the probability, at most 1, that one of ``reported`` samples is in a private batch."""
+    """Return the probability, at most 1, that a given one of ``reported`` samples is in a batch."""
     return min(1.0, settings.batch_size / reported)
 
 

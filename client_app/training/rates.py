@@ -1,7 +1,7 @@
 """The learning rate of each step, from PyTorch's own schedulers over the steps of all rounds.
 
 The position of a step follows from its round. So a site that joins late, or continues after a
-crash, has the same rates as the others, and no state of a scheduler is stored or sent. Sites with
+crash, has the same rates as other sites, and no state of a scheduler is stored or sent. Sites with
 more samples take more steps per round, but all have the same rates at the start of each round.
 """
 
@@ -58,7 +58,7 @@ def rate_setter(
         for group in optimiser.param_groups:
             rates.append((group, float(group["lr"])))
     if total:
-        # One factor per step of the whole run, from which the steps of earlier rounds are skipped
+        # One factor per step of the whole run; the steps of earlier rounds are skipped
         factors = islice(_factors(settings, total // settings.rounds), before, None)
 
         def follow() -> None:

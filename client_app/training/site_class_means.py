@@ -21,7 +21,7 @@ class PrivateMeans:
 
     Attributes:
         release: clips a row and adds the noise; the ledger has been charged for it.
-        counts: the reported training samples of each class, by which sums are divided.
+        counts: the reported training samples of each class; sums are divided by them.
     """
 
     release: Release
@@ -51,7 +51,7 @@ def class_means(
 
     The network is put into eval mode, because in training mode batch norm and dropout would make a
     sample's values depend on its batch and on chance. Batches limit the memory. Exact sums are
-    float64, and private sums are integers, to which noise is added.
+    float64, and private sums are integers, which get noise.
 
     Args:
         network: placed on the compute device.

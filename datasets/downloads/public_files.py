@@ -94,7 +94,7 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return the size of a download in bytes, or 0 if the size is not known."""
+        """Return the size of a download in bytes; 0 if the size is unknown."""
         sizes = [file.size for file in self.files]
         if self.size or not all(sizes):
             return self.size

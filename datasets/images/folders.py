@@ -1,7 +1,7 @@
 """Images sorted into folders as for torchvision: folders name the sites, parts and classes.
 
 The layouts are ``SITE/CLASS/*``, ``SITE/{train,val,test}/CLASS/*``, or one of them without sites,
-which gives one silo to cut others from. Reading folders gives the same result as reading the
+which gives one silo to cut further silos from. Reading folders gives the same result as reading the
 manifests that ``fedsilo manifest folder`` writes.
 """
 
@@ -139,11 +139,11 @@ class FolderImages(ImageDataSet):
         return {name: [name] for name in _classes(self._list_sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the site folders, in alphabetical order, or just ``ALONE``."""
+        """Return the names of the site folders, in alphabetical order, or only ``ALONE``."""
         return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load a silo; if the folders name no sites, all images belong to the silo ``name``."""
+        """Load a silo; if the folders name no sites, any ``name`` gets all images."""
         if list(self._list_sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)

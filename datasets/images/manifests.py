@@ -29,9 +29,9 @@ from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declare
 from fedsilo.datasets.silo.silos import SPLITS
 
 LARGEST_IMAGE = 4096
-# How programs write that a patient is not known; such images are no one patient's
+# How programs write that a patient is unknown; such images do not belong to one patient
 _NO_PATIENT = frozenset({"", "?", "na", "n/a", "nan", "none", "null", "unknown", "<na>"})
-_MOST_OF_A_SITE = 0.5  # share of a site's images at which one patient is worth a notice
+_MOST_OF_A_SITE = 0.5  # a patient with more than this share of a site's images gets a notice
 
 
 def _names_as_lists(content: Any) -> Any:

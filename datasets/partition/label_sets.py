@@ -93,7 +93,7 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 
 
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
-    """Yield all divisions in which each silo's share is within the tolerance.
+    """Yield all divisions that keep each silo's share within the tolerance.
 
     Every silo has at least one label, and each shared label is at two or more silos.
     """
@@ -334,7 +334,7 @@ class LabelCut:
         return validation, trained
 
     def _find_largest_size(self) -> int:
-        """Return the largest size at which every silo is balanced over its labels."""
+        """Return the largest size that keeps every silo balanced over its labels."""
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so that the first such size can be bisected
         return bisect_left(sizes, True, key=self._runs_short)

@@ -1,4 +1,4 @@
-"""Collect all samples of a data set in one pool, from which silos are cut.
+"""Collect all samples of a data set in one pool, to cut silos from it.
 
 The pool of a UEFL image set is its public source, not rotated. Other pools join the samples of the
 data set's own silos, each in its own part, so that test images and their patients stay test data.
@@ -147,7 +147,7 @@ def _shared_facts(silo: Silo) -> dict[str, Any]:
 
 
 class _Mixed:
-    """One part of several silos, in an order in which the silos alternate within each label.
+    """One part of several silos, ordered so that silos alternate within each label.
 
     Silos that are cut from it in order then differ in their labels, but not in their hospitals.
     """

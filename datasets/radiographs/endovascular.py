@@ -102,7 +102,7 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode only the images with masks, (k, 2, size, size); the others are no faults."""
+        """Decode only the images with masks, (k, 2, size, size); others are not faults."""
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
         decoded = super().decode(index.take(rows), size, settings)

@@ -62,7 +62,7 @@ def masked_silo(silo: Silo) -> Silo:
 
     The mask becomes the labels, (n, height, width), and the inputs lose that channel.
     """
-    # The mask is no input of the network, so that the task has one channel less
+    # The mask is not an input of the network, so the task has one channel less
     channels, *size = silo.task.input_shape
     return replace(
         silo,

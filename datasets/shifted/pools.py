@@ -24,7 +24,7 @@ _SHARE = 10  # one of this many tracks per label validates
 
 @dataclass(frozen=True)
 class Pool:
-    """Images on the 0..255 scale, and labels (n,), in the order in which silos take them.
+    """Images on the 0..255 scale, and labels (n,), in the order that silos take them.
 
     Grey images are (n, height, width), colour images (n, height, width, 3). ``train_tracks`` (n,)
     numbers the track that each training image belongs to; None if there are no tracks. If

@@ -93,7 +93,8 @@ class ColumnWords:
 class LeftOutRows:
     """The number of samples that are in no split and, for a table, the number per column.
 
-    A row counts under each column in which its value is missing or outside the schema's range.
+    A left-out row counts under each column whose value is missing or, if the schema drops such
+    rows, outside the column's range.
     """
 
     count: int

@@ -19,7 +19,7 @@ _DEPTHS = ("*", "*/*")  # a decoded source; a silo in its data set's folder
 # removed its name is hidden and ends with 8 random ones. Nothing else is touched in any folder
 _KEYED = re.compile(r"[^.].*-[0-9a-f]{16}")
 _BEGUN = re.compile(r"\..*-[0-9a-f]{16}\.\w{8}")
-_ABANDONED = 24 * 3600.0  # seconds after which a folder is no longer being made or removed
+_ABANDONED = 24 * 3600.0  # seconds; an older folder is no longer being made or removed
 
 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:

@@ -81,7 +81,7 @@ class Silo:
         fingerprints: split -> SHA-256 of its bytes.
         features: a table's feature names in column order; empty for images. A table's inputs stay
             as they were read, with NaN for a missing value, until they are standardised.
-        classes: the names of the classes; empty if they have none.
+        classes: the names of the classes; empty if the classes have no names.
         dropped: number of rows left out because a value was missing or out of range, or of images
             that could not be decoded.
         declared: mean and standard deviation from the data's schema, for standardising; None if the
@@ -89,7 +89,7 @@ class Silo:
         schema: a digest of a table's schema, or of the classes and size of images; all sites of a
             run must have the same.
         folder: the silo's folder in the cache, or None.
-        standardisation: the statistics with which the features were standardised; None before that.
+        standardisation: the statistics that standardised the features; None before that.
     """
 
     name: str
@@ -136,7 +136,7 @@ class DataSet(ABC):
         settings: the keys that only some data sets read and that this one reads.
         headline: the metrics that its result tables show.
         silos_by_files: whether the files on each machine decide which silos exist, so that the
-            files of a server say nothing about the hospitals' silos.
+            server's files do not show which silos the hospitals have.
         origin: 'public' files, the user's 'own', or 'made-up' when they are first used.
         is_table: whether samples are rows of features, which are standardised before use.
     """
@@ -189,7 +189,7 @@ class DataSet(ABC):
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of its silos, or [] if only the sites know the names.
+        """Return the names of the silos; [] if only the sites know the names.
 
         Raises:
             DataError: the files that name the silos cannot be read.
@@ -207,7 +207,7 @@ class DataSet(ABC):
         if name not in names:
             error = no_such_silo(name, names)
             if self.silos_by_files:
-                # The names of files may be those of patients
+                # The files may be named after patients
                 error = FileNamesError(str(error))
             raise error
         return self._load(name, settings, places)
@@ -234,8 +234,8 @@ class DataSet(ABC):
         """Return mean and std, (channels, 1, 1) each, to standardise an image with pixels in 0..1.
 
         Returns:
-            None, as in this base class, if silos have unscaled pixels, which networks scale
-            themselves.
+            Mean and std; None (as in this base class) if the silos' pixels are unscaled, because
+            networks then scale them.
         """
         return None
 
@@ -244,7 +244,7 @@ class DataSet(ABC):
         return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the features of a silo's image files before resizing, for histograms."""
+        """Return the features of a silo's image files before resizing, for histograms; here []."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
@@ -252,7 +252,7 @@ class DataSet(ABC):
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the files name validation samples, so that none need to be cut."""
+        """Tell whether the files name validation samples; if so, none are cut. Here False."""
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -370,7 +370,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
 
 @cache
 def log_once(note: str) -> None:
-    """Log a note on this machine, but only once, because a run opens its silos often."""
+    """Log a note on this machine, only once per process, because a run opens its silos often."""
     logging.getLogger("flwr").warning("fedsilo: %s", printable(note))
 
 

@@ -149,7 +149,7 @@ class PhantomDataSet(ImageDataSet):
         return lambda path: self.read_file(path, size, settings)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return [], because there are no files."""
+        """Return [], because the images are drawn and not read from files."""
         return []
 
     def content(self, index: ImageIndex) -> list[Any]:

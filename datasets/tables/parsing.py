@@ -71,7 +71,7 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     ignored: list[tuple[str, ...]] = []
     for number, line in rows:
         tokens = reader.tokens(number, line)
-        # The label counts too: a row without one is of no use, whatever the policy says
+        # The label counts too, because a row without a label is useless under any policy
         lacking = reader.lacking(tokens, counts.missing)
         if label in lacking:
             counts.leave_out(lacking)
@@ -140,7 +140,7 @@ class _Counts:
         return True
 
     def leave_out(self, lacking: Sequence[str]) -> None:
-        """Count a row that is left out, and the columns in which it has no value."""
+        """Count a row that is left out, and each of its columns without a value."""
         self.rows_left_out += 1
         for name in lacking:
             self.missing[name] += 1
@@ -272,11 +272,11 @@ class RowReader:
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
 
     def lacking(self, tokens: Mapping[str, str], columns: Iterable[str]) -> list[str]:
-        """Return those of ``columns`` in which the line has a mark of a missing value."""
+        """Return the ``columns`` whose cell in this line marks a missing value."""
         return [name for name in columns if tokens[name] in self.missing]
 
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns in which a row (features,) is out of range; NaN counts as in range."""
+        """Return the columns whose value in a row (features,) is out of range; NaN is in range."""
         outside = []
         for place, column in self.ranged.items():
             low, high = column.range

@@ -51,7 +51,7 @@ class Column(FileModel):
         name: its name.
         kind: 'numeric', 'categorical' or 'ignored'.
         levels: the possible values of a categorical column.
-        mean, std: statistics to standardise a numeric column with; both or none.
+        mean, std: statistics to standardise a numeric column with; both or neither.
         edges: bin edges of its histogram in a survey; without them they follow from mean and std.
         range: lowest and highest possible value of a numeric column, in its ``unit``. ``fedsilo
             predict`` refuses other values; ``TableSchema.out_of_range`` decides about training
@@ -160,7 +160,11 @@ class Column(FileModel):
         return f"{low:g} to {high:g} {self.unit}".rstrip()
 
     def survey_edges(self) -> tuple[float, ...]:
-        """Return the bin edges of its histogram; () if edges, mean and std are not declared."""
+        """Return the bin edges of the column's histogram in a survey.
+
+        They are the declared edges or, without any, mean - 3 std to mean + 3 std in steps of one
+        std; () if neither edges nor mean and std are declared.
+        """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)
         # From three standard deviations below the mean to three above

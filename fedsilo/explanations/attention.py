@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
-    """Draw the images of each class of which a site's ViT is most certain, with its attention.
+    """Draw the images that a site's ViT is most certain about, by true class, with its attention.
 
     Args:
         lab: the site, opened after the run.
@@ -44,7 +44,7 @@ def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
         The picture; None if the site has no images in the split.
 
     Raises:
-        SettingError: the network is no ViT.
+        SettingError: the run's network is not a ViT.
     """
     if lab.common.network != "vit":
         raise SettingError(
@@ -65,11 +65,12 @@ def draw_sheet(
 ) -> Figure:
     """Draw two rows of panels for each class: the images, and below them the images with maps.
 
-    The caption of a wrong prediction has another colour.
+    A caption gives the true class, the predicted class and the uncertainty, in red if the
+    prediction is wrong. A class without images is captioned 'no image'.
 
     Args:
-        sheet: the explanations of up to ``columns`` images for each class, in the order of
-            ``classes``.
+        sheet: for each class, in the order of ``classes``, the explanations of its images; only
+            the first ``columns`` are drawn.
         classes: the names of the classes.
         title: the title of the picture.
         columns: the number of columns.
@@ -98,7 +99,8 @@ def draw_sheet(
 def rollout_map(rollout: Tensor) -> SaliencyMap:
     """Build a saliency map from an attention rollout (rows, columns) over patches, summing to 1.
 
-    It names the patch with the most attention. The least value is the floor, which is not coloured.
+    The map's ``place`` names the patch with the highest value, counted from 1. The map's ``floor``
+    is the smallest value, so patches with the smallest value are not coloured.
     """
     rows, columns = rollout.shape
     # argmax counts patches row by row
@@ -125,10 +127,10 @@ def explain_by_attention(
 
     Args:
         network: the ViT, on the compute device.
-        split: the samples, whose labels are not read.
+        split: the samples; their labels are not read.
         compute: the device and the precision.
         row: the number of the image in ``split``, counted from 0.
-        title: names the image.
+        title: a name for the image, which becomes the title of the explanation.
         classes: the names of the classes.
     """
     logits = over_batches(network, split.inputs[row : row + 1], compute, network)
@@ -138,15 +140,15 @@ def explain_by_attention(
 def most_certain_explanations(
     network: PromptedViT, split: Split, compute: Compute, classes: Sequence[str], count: int
 ) -> list[list[ImageExplanation]]:
-    """Explain, for each class, the ``count`` images of it whose prediction is most certain.
+    """Explain, for each true class, the ``count`` images with the most certain predictions.
 
-    An evidential network is certain if its vacuity is low, any other network if its largest
-    probability is high. A certain prediction may be wrong. The title of an explanation is the name
-    of the image's true class.
+    Certainty is low vacuity for an evidential network, and a high largest probability for any
+    other network. A certain prediction may be wrong. The title of an explanation is the name of the
+    image's true class.
 
     Returns:
-        A list for each class, in the order of ``classes``, the most certain image first; empty for
-        a class without images.
+        A list for each class, in the order of ``classes``, with the most certain image first. The
+        list is shorter than ``count`` if the class has fewer images.
     """
     # All images are predicted, but only the chosen ones need the slower rollout
     logits = over_batches(network, split.inputs, compute, network)
@@ -173,8 +175,8 @@ def _explain_rows(
 ) -> list[ImageExplanation]:
     """Explain the predictions for some rows of ``split``, in the order of ``rows``.
 
-    ``logits`` (len(rows), classes) are the network's outputs for these rows. All explanations get
-    the same ``title``.
+    ``logits`` (len(rows), classes) are the network's outputs for these rows, on the CPU. All
+    explanations get the same ``title``. The result is empty if ``rows`` is empty.
     """
     if not rows:
         return []

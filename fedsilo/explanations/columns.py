@@ -1,9 +1,9 @@
 """Explain a prediction for a table's row by Shapley values of its columns, for any network.
 
-The value of a column is the mean gain in the prediction's probability when the column becomes
-known, over random orders in which columns become known (Strumbelj and Kononenko 2010, computed by
-captum). An unknown column has the mean of the training rows. The values of a row sum to its
-probability minus that of the mean row.
+Columns become known one after another, in random orders. The value of a column is the gain in the
+prediction's probability when the column becomes known, averaged over the orders (Strumbelj and
+Kononenko 2010, computed by captum). An unknown column has the mean of the training rows. The values
+of a row sum to the row's probability minus the probability of the mean row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ColumnExplanation:
     mean_probability: float  # the probability of that class for the mean training row
 
     def document(self) -> dict[str, Any]:
-        """Return the explanation as a JSON object: the fields of this class and the method."""
+        """Return the explanation as a JSON object: the fields of this class, and ``method``."""
         return vars(self) | {"method": METHOD}
 
     def lines(self) -> list[str]:
@@ -58,7 +58,7 @@ class ColumnExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw one bar per column, in the table's order; a negative one has another colour."""
+        """Draw a horizontal bar per column, in the table's order: blue, or orange if negative."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(6, 1.4 + 0.3 * len(self.columns)), layout="constrained")
@@ -75,8 +75,8 @@ class ColumnExplanation:
 def columns_of(features: Sequence[str]) -> list[str]:
     """Return the names of the table's columns, each once, in the order of the features.
 
-    A categorical column has one feature per level, named ``column=level``. The feature of a numeric
-    column has the column's name.
+    A categorical column has one feature per level, named ``column=level``. A numeric column has one
+    feature with the column's name.
     """
     return list(dict.fromkeys(name.partition("=")[0] for name in features))
 
@@ -86,11 +86,12 @@ def column_contributions(
 ) -> tuple[Tensor, Tensor]:
     """Compute the Shapley value of each column for the probability of a class in each row.
 
-    The random orders of columns have a fixed seed, so a row always gets the same values.
+    The random orders of columns have a fixed seed, so equal calls give equal values. The features
+    of a categorical column are one column, with one value.
 
     Args:
         network: on its device; it is put in eval mode.
-        rows: (k, f), standardised, so that 0 is the mean of the training rows.
+        rows: (k, f) on any device, standardised, so that 0 is the mean of the training rows.
         features: the names of the f features.
         answers: (k,) int64, the class to explain in each row.
 

@@ -1,8 +1,9 @@
 """``fedsilo embeddings``: shows the embeddings of all sites' samples by t-SNE and two numbers.
 
 t-SNE (van der Maaten and Hinton 2008) is used as in figures 4 and 6 of the Fed-Align-CL paper. If
-the site can be predicted from embeddings, they still contain domain shift; if the class can be
-predicted, they are useful. It runs on the machine that has the data; nothing is sent.
+the site can be predicted from the embeddings, they still contain domain shift. If the class can be
+predicted, the embeddings are useful. All of this runs on the machine with the data; nothing is
+sent.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ class Panel:
     numbers: dict[str, float | None]  # the result of ``measure_separability``
 
     def lines(self) -> list[str]:
-        """Format the numbers as two lines: site accuracy and class AUC, or why they are missing.
+        """Format the numbers as two lines: site accuracy and class AUC, or why one is missing.
 
-        A third line warns if the sites have different models.
+        If the sites have different models, a third line warns about this.
         """
         lines = ["site: too few samples or sites", "class: too few samples or classes"]
         accuracy, largest = self.numbers["site accuracy"], self.numbers["largest site"]
@@ -101,17 +102,20 @@ def embed_run(
 ) -> Panel:
     """Embed the samples of a run's sites, each by its site's model, and map them to the plane.
 
+    The separability is measured on the embeddings, not on the points in the plane.
+
     Args:
         run: the finished run.
         selection: the samples and the layer.
         data_dir: the data directory; None for the run's.
-        state_dir: the folder of a site's private state; None for the one in the run directory.
-        tell: is called with a line for each site without samples in the split.
+        state_dir: the folder of the private state of the only selected site; None for the one in
+            the run directory.
+        tell: is called with a line of text for each site without samples in the split.
 
     Raises:
-        FedsiloError: a site is unknown, a model mixes several networks, or there are fewer than
-            four samples. The error names the run directory, because a command may draw several
-            runs.
+        FedsiloError: a site is unknown, ``state_dir`` is given for several sites, a model mixes
+            several networks, or there are fewer than four samples. The error names the run
+            directory, because a command may draw several runs.
     """
     with naming(run.path):
         names = run.chosen_sites(selection.sites)
@@ -132,7 +136,7 @@ def _open_sites(
 ) -> Iterator[tuple[Lab, SiteNetwork]]:
     """Yield each site's lab and network, in the order of ``names``.
 
-    A site is opened when it is taken, so that only one is in memory at a time.
+    A site is opened only when its pair is requested, so that one site is in memory at a time.
     """
     for name in names:
         lab = run.lab(name, data_dir, state_dir, split=selection.split)
@@ -146,10 +150,13 @@ def gather(
 ) -> Cloud:
     """Embed the chosen samples of each site by that site's network, and join all sites.
 
+    All networks also embed the same sample. If the results differ, ``own_models`` is True.
+
     Args:
         sites: the lab and network of each site, which are opened one after another.
         selection: the samples and the layer.
-        tell: is called with a line for each site without samples in the split.
+        tell: is called with a line of text for each site without samples in the split; the site is
+            then left out.
 
     Raises:
         FedsiloError: a site cannot be opened, its model mixes several networks, embeddings are not
@@ -175,8 +182,8 @@ def gather(
         rows_of.append(rows)
         labels_of.append(split.labels[rows])
         values_of.append(values)
-        # All networks embed the same sample, the first one of the first site. If the results
-        # differ, the sites have different models
+        # All networks embed the first sample of the first site. If the results differ, the sites
+        # have different models
         if probe is None:
             probe = split.inputs[:1]
         probed.append(embed(network, probe, lab.compute, selection.layer))
@@ -197,8 +204,8 @@ def gather(
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
     """Choose the rows of a site to embed, in ascending order: int64 (up to ``limit``,).
 
-    These are all ``count`` rows, or ``limit`` random ones if there are more. The choice depends
-    only on the seed, the site's name and the count, so every run shows the same samples.
+    All ``count`` rows are chosen, or ``limit`` random rows if there are more than that; None means
+    no limit. The choice depends only on these arguments, so every run shows the same samples.
     """
     if limit is None or limit >= count:
         return torch.arange(count)
@@ -234,14 +241,15 @@ def project_to_plane(values: Array, seed: int) -> Array:
 def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
     """Measure how well embeddings predict a sample's site and class, by 5-fold cross-validation.
 
-    The predictor is a logistic regression on standardised embeddings. Sites and classes with fewer
-    than five samples are left out.
+    The predictor is a logistic regression on standardised embeddings. Samples whose site (or whose
+    class, for the class) has fewer than five samples are left out.
 
     Returns:
         ``site accuracy``: the accuracy of predicting the site, 0 to 1. ``largest site``: the share
         of the site with the most samples, which is the accuracy of always guessing that site.
-        ``label AUC``: the AUC of predicting the class, for more than two classes the mean over each
-        class against the rest. A number is None if fewer than two sites or classes remain.
+        ``label AUC``: the AUC of predicting the class; for more than two classes, the mean AUC of
+        each class against the rest. The first two are None if fewer than two sites remain, and the
+        last is None if fewer than two classes remain.
     """
     # Predicting the site shows domain shift (lower is better), predicting the class shows that the
     # embeddings are useful (higher is better)
@@ -262,7 +270,8 @@ def measure_separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
 def _mark_frequent(targets: Array) -> Array:
     """Mark the samples, bool (n,), whose target occurs at least five times in ``targets`` (n,).
 
-    If this holds for only one target, no sample is marked, because there is nothing to tell apart.
+    If fewer than two targets occur that often, no sample is marked, because then there is nothing
+    to predict.
     """
     # Every fold must have a sample of each target. bincount is (targets,), enough[targets] is (n,)
     enough = np.bincount(targets) >= _FOLDS
@@ -270,7 +279,10 @@ def _mark_frequent(targets: Array) -> Array:
 
 
 def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
-    """Return the mean score over five folds of predicting ``targets`` (n,) from values (n, c)."""
+    """Return the mean score over five folds of predicting ``targets`` (n,) from values (n, c).
+
+    The folds are stratified by target and drawn from ``seed``.
+    """
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
@@ -311,11 +323,12 @@ def document(panel: Panel, selection: Selection) -> dict[str, Any]:
 def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
     """Draw the panels of several runs side by side, with one legend for all.
 
-    A colour stands for a site and a marker for a class, the same in all panels.
+    Each site has a colour and each class a marker, the same in all panels. There are at most three
+    panels in a row, and two in a row if there are four.
     """
     from matplotlib.lines import Line2D
 
-    # Four panels look better as two rows of two than as three and one
+    # Four panels look better in two rows of two than in rows of three and one
     columns = min(3, len(panels))
     if len(panels) == 4:
         columns = 2
@@ -339,7 +352,7 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
-    """Draw the points of one run; ``shades`` are the colours of its sites, in their order."""
+    """Draw the points of one run, with its numbers below; ``shades`` has a colour per site."""
     cloud = panel.cloud
     # The points are drawn in random order, because the last site would hide the others
     order = np.random.default_rng(0).permutation(len(panel.points))

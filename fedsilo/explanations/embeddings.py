@@ -26,8 +26,8 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
             of the last linear layer.
 
     Raises:
-        SettingError: the network mixes several classifiers, which have no common embedding; or it
-            has no linear layer for ``penultimate``.
+        SettingError: the network mixes several classifiers, which do not share an embedding; or
+            ``layer`` is ``penultimate`` and neither encoder nor head has a linear layer.
     """
     exact = compute.exact()
     classifier = single_classifier(network)
@@ -46,9 +46,9 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
 def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
     """Return the penultimate features (batch, c): the input of the head's last linear layer.
 
-    If the head has no linear layer, or one with more than 2,048 inputs, the features are the mean
-    over the tokens instead. Dropout is off during the call and is restored afterwards; no random
-    number is drawn.
+    If the head lacks a linear layer, or its last one has more than 2,048 inputs, the features are
+    the mean over the tokens instead. Dropout is off during the call and is restored afterwards; no
+    random number is drawn. Gradients flow to ``tokens``.
 
     Args:
         network: on the compute device.
@@ -69,10 +69,10 @@ def _linear_layers(module: nn.Module) -> list[nn.Linear]:
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:
-    """Return the only classifier in a method's network: the network itself or the one it wraps.
+    """Return the only classifier in a method's network: the network itself, or a part of it.
 
     Raises:
-        SettingError: the network has several classifiers, or none.
+        SettingError: the network has several classifiers, or does not have any.
     """
     classifiers = [part for part in network.modules() if isinstance(part, TokenClassifier)]
     if len(classifiers) != 1:

@@ -1,6 +1,6 @@
-"""``fedsilo gradcam``: draws the image regions by which convolutional networks find a class.
+"""``fedsilo gradcam``: draws the image regions that make convolutional networks find a class.
 
-It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
+It runs on the machine with the images; nothing is sent.
 """
 
 from __future__ import annotations
@@ -58,19 +58,20 @@ def choose_rows_by_scenario(
 ) -> list[tuple[int, str]]:
     """Choose images by which of several runs predict them correctly.
 
-    The four scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right; all are
-    wrong; only the first is right ("ours against the federated ones"); the second is right and the
-    first is wrong ("Fed-Align against ours"). For each scenario and true class, the first ``each``
-    images of the split that fit are taken, so that nobody can pick convincing ones.
+    The four scenarios of Fed-Align-CL (section V-d and figure 5) are, in this order: all runs are
+    right; all are wrong; only the first run is right ("ours against the federated ones"); the
+    second run is right and the first is wrong, whatever further runs predict ("Fed-Align against
+    ours"). For each scenario and true class, the first ``each`` fitting images of the split are
+    taken, so that nobody can pick convincing images.
 
     Args:
         truths: (n,), the true classes.
-        answers: the predicted classes (n,) of each run; two runs or more.
+        answers: the predicted classes (n,) of each run, for at least two runs.
         each: the largest number of images per scenario and class.
 
     Returns:
-        Row and scenario of each chosen image, sorted by scenario, then by class, then by row.
-        Images that fit no scenario are left out.
+        Row and scenario of each chosen image, in the order of the scenarios, then by class, then
+        by row. Images that do not fit any scenario are left out.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others
@@ -92,7 +93,7 @@ def choose_rows_by_scenario(
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A finished run, opened at one site with the network that the site has after it."""
+    """A finished run, opened at one site, with the network that the site has after the run."""
 
     run: FinishedRun
     lab: Lab
@@ -119,8 +120,8 @@ def open_networks(
         The opened runs, in the order of ``runs``.
 
     Raises:
-        FedsiloError: a run has no such site or no convolutional network, or its images or classes
-            differ from the first run's.
+        FedsiloError: the site is not in a run, a run's network is not convolutional, or a run's
+            images in the split or its classes differ from the first run's.
     """
     opened: list[OpenedRun] = []
     for run in runs:
@@ -134,19 +135,19 @@ def open_networks(
 
 
 def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
-    """Predict a split by each run's network, and choose images as ``choose_rows_by_scenario`` does.
+    """Predict a split by each run's network, and choose images by ``choose_rows_by_scenario``.
 
     Returns:
         Row and scenario of each image, at most ``each`` per scenario and class.
 
     Raises:
-        SettingError: no image fits any scenario.
+        SettingError: none of the images fits a scenario.
     """
     silo = runs[0].lab.silo
     held = silo.splits()[split]
     answers = []
     for one in runs:
-        # fp32, as the explanation itself, so that the captions show the same predictions
+        # fp32, as in the explanations, so that their captions show the same predictions
         exact = one.lab.compute.exact()
         answers.append(over_batches(one.network, held.inputs, exact, one.network).argmax(dim=1))
     chosen = choose_rows_by_scenario(held.labels, answers, each)
@@ -162,12 +163,12 @@ def gradcam_sheet(
 
     Args:
         runs: the opened runs, a column for each.
-        chosen: row and scenario of each image; an empty scenario for rows that the user named.
+        chosen: row and scenario of each image; the scenario is "" for rows that the user named.
         split: 'train', 'val' or 'test'.
         label: the name of the class whose map is drawn; None for each network's own prediction.
 
     Raises:
-        FedsiloError: there is no such row or class.
+        FedsiloError: a row or the class does not exist. The error names the run directory.
     """
     columns, rows = [], [row for row, _ in chosen]
     for one in runs:
@@ -187,10 +188,13 @@ def gradcam_sheet(
 def _explain_rows(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    """Explain each row by the Grad-CAM of class ``wanted``; None for the predicted class.
+    """Explain each row by a Grad-CAM map; the title names the row and its true class.
+
+    The map is of the class named ``wanted`` or, if ``wanted`` is None, of the row's predicted
+    class.
 
     Raises:
-        FedsiloError: the class is unknown, or the split has no such row.
+        FedsiloError: the class is unknown, or a row is not in the split.
     """
     names = list(lab.silo.class_names())
     label = None
@@ -208,10 +212,10 @@ def _explain_rows(
 
 
 def draw_sheet(sheet: GradCamSheet) -> Figure:
-    """Draw a row per image: the image itself, then the image under each run's map.
+    """Draw a row per image: the image itself, then the image with each run's map over it.
 
     Each map has its own colour scale, so colours cannot be compared between maps. The caption of a
-    wrong prediction has another colour.
+    wrong prediction is red.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)
@@ -239,8 +243,8 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
 def _format_prediction(explanation: ImageExplanation) -> str:
     """Format the caption of a map: the predicted class with its probability.
 
-    A second line names the class of the map if it is another one. A last line says so if the map is
-    empty.
+    If the map is of another class, a second line gives that class with its probability. If the map
+    is 0 everywhere, a last line says that no region supports the class.
     """
     answer, drawn = explanation.answer(), explanation.saliency.label
     classes, shares = explanation.classes, explanation.probabilities

@@ -39,7 +39,8 @@ class SaliencyMap:
     def shares(self, size: tuple[int, int]) -> Tensor:
         """Resize the map bilinearly to ``size``, (height, width), and scale it to [0, 1].
 
-        The floor and lower values become 0, and the maximum becomes 1.
+        Values up to the floor become 0, and the maximum becomes 1. If no value is above the floor,
+        all become 0.
         """
         large = torch.nn.functional.interpolate(
             self.values[None, None].float(), size=size, mode="bilinear", align_corners=False
@@ -67,9 +68,9 @@ class ImageExplanation:
         return int(np.argmax(self.probabilities))
 
     def uncertainty(self) -> tuple[str, float]:
-        """Return the uncertainty of the prediction as (name, value from 0 to 1).
+        """Return the name of the prediction's uncertainty and its value from 0 to 1.
 
-        It is the 'vacuity' of an evidential network. For other networks it is the 'doubt', 1 minus
+        For an evidential network this is the 'vacuity', for any other network the 'doubt': 1 minus
         the largest probability.
         """
         if self.vacuity is None:
@@ -79,7 +80,8 @@ class ImageExplanation:
     def document(self) -> dict[str, Any]:
         """Return the explanation as a JSON object, without the image.
 
-        The map stands under its own name; ``label`` is there only if the map belongs to a class.
+        The key of the map's values is the map's name. The key ``label`` exists only if the map
+        belongs to a class.
         """
         document: dict[str, Any] = {
             "title": self.title,
@@ -95,7 +97,11 @@ class ImageExplanation:
         }
 
     def lines(self) -> list[str]:
-        """Format the explanation as text: title, a line per class, vacuity, important place."""
+        """Format the explanation as lines of text.
+
+        These are the title, a line per class with its probability, the vacuity of an evidential
+        network, and the most important place.
+        """
         return [*self._answer_lines(), self.saliency.place]
 
     def _answer_lines(self) -> list[str]:
@@ -110,7 +116,10 @@ class ImageExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw the image, and next to it the image with its map."""
+        """Draw the image, and next to it the image with its map; the title is the text.
+
+        The title has all of ``lines`` except the important place.
+        """
         from matplotlib.figure import Figure
 
         lines = self._answer_lines()
@@ -120,7 +129,10 @@ class ImageExplanation:
         return figure
 
     def draw(self, left: Axes, right: Axes) -> None:
-        """Draw the image on ``left``, and the image with its map on ``right``."""
+        """Draw the image on ``left``, and on ``right`` the image with its map over it.
+
+        The title of ``right`` is the map's heading. Both panels are drawn without a frame.
+        """
         draw_image(left, self.image)
         draw_map(right, self.image, self.saliency)
         for axes in (left, right):
@@ -139,7 +151,7 @@ def explain_logits(
     """Build the explanation of an image from its map and the network's outputs.
 
     Args:
-        title: names the image.
+        title: a name for the image.
         image: (channels, height, width), as the silo stores it.
         saliency: the map of the image.
         classes: the names of the classes.
@@ -149,7 +161,7 @@ def explain_logits(
     beliefs: list[float] = []
     of_vacuity = None
     if prior is not None:
-        # The softmax below fits both kinds: of log alpha it is alpha / S, the expected probability
+        # The softmax below fits both kinds: for log alpha it is alpha / S, the expected probability
         alpha = logits.exp()
         beliefs = belief(alpha, prior.cpu())[0].tolist()
         of_vacuity = vacuity(alpha)[0].item()
@@ -184,15 +196,16 @@ def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
 def _reduce(image: Tensor) -> Tensor:
     """Convert an image (channels, height, width) to float32 in [0, 1], with sides up to 512 pixels.
 
-    8-bit images are divided by 255. Others are stretched from their 0.2 % to their 99.8 % quantile.
-    A larger image is shrunk with its proportions unchanged.
+    8-bit images are divided by 255. Other images are scaled so that their 0.2 % quantile becomes 0
+    and their 99.8 % quantile becomes 1. A larger image is shrunk with its proportions unchanged; a
+    smaller one keeps its size.
     """
     pixels = image.float()
     if image.dtype == torch.uint8:
         pixels = pixels / 255
     else:
-        # Radiographs and standardised images have no fixed range, and a few outliers (markers,
-        # dead pixels) would leave the rest of the picture grey
+        # Radiographs and standardised images do not have a fixed range, and a few outliers
+        # (markers, dead pixels) would leave the rest of the picture grey
         low, high = map(float, np.quantile(pixels.numpy(), (0.002, 0.998)))
         pixels = (pixels - low).div(max(high - low, 1e-12)).clamp(0, 1)
     height, width = pixels.shape[1:]

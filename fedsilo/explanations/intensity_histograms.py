@@ -1,8 +1,9 @@
 """``fedsilo histograms``: draws the brightness of each site's images, as stored and as seen.
 
-The Fed-Align-CL paper's figure 1 (right). It runs where the images are; only what is drawn leaves
-the site. Background, which differs in extent more than tissue differs in brightness, is left
-out: all pixels that equal their image's least value, as padding does.
+The picture follows figure 1 (right) of the Fed-Align-CL paper. It is computed on the machine with
+the images, and only the picture leaves the site. Background pixels are left out, because their
+number varies more than the brightness of tissue does. Background is every pixel that equals the
+smallest value of its image, as padding does.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Form = Literal["stored", "seen"]
 _BINS = 64
 _MARKED = 8  # bins from one marker of a line to the next
 _TAIL = 0.0005  # share of the pixels at either end that a picture leaves out
-_CUT = 2.5  # a peak this many times as high as the next to highest hundredths is cut off
+_CUT = 2.5  # peaks above this multiple of the 97 % quantile of all densities are cut off
 # Scale and offset that bring stored pixels to 0..1
 _SCALES = {torch.uint8: (255.0, 0.0), torch.int16: (65535.0, 32768.0)}
 
@@ -63,13 +64,13 @@ class SiteHistograms:
 def open_silos(
     run: FinishedRun, common: CommonSettings, sites: Sequence[str], split: str
 ) -> dict[str, Silo]:
-    """Load the silos of some sites of a run, by site, in the order of ``sites``.
+    """Load the silos of some sites of a run: site -> silo, in the order of ``sites``.
 
     Args:
         run: the finished run.
         common: the run's settings, with the data directory of this machine.
         sites: the names of the sites.
-        split: the split that must have the same samples as in the run.
+        split: the split to check; it must have the same samples as in the run.
 
     Raises:
         SettingError: the run's data are a table.
@@ -89,7 +90,7 @@ def open_silos(
 
 
 def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
-    """Compute the histograms of all silos that have images in the split.
+    """Compute the histograms of all silos that have images in the split; leave out the others.
 
     Args:
         dataset: the name of the data set, for the title.
@@ -97,7 +98,7 @@ def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> Site
         split: 'train', 'val' or 'test'.
 
     Raises:
-        DataError: no silo has images in the split, or all images show only background.
+        DataError: none of the silos has images in the split, or all images show only background.
     """
     splits, labels = {}, {}
     for site, silo in silos.items():
@@ -111,11 +112,11 @@ def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> Site
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
     """Compute the histograms of the stored pixels, and of the same pixels as a network's inputs.
 
-    Stored pixels are scaled to [0, 1]: 8-bit ones are v / 255, int16 ones (v + 32768) / 65535.
-    Floats stay as they are. ``splits`` has the images of each site.
+    Stored pixels are scaled to [0, 1]: an 8-bit pixel v becomes v / 255, an int16 pixel becomes
+    (v + 32768) / 65535. Floats are not scaled. ``splits`` maps each site to its images.
 
     Raises:
-        DataError: there are no images, or all of them show only background.
+        DataError: ``splits`` is empty, or all images show only background.
     """
     kinds = {split.inputs.dtype for split in splits.values()}
     if not kinds:
@@ -132,17 +133,17 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
 
 
 def _measure(splits: Mapping[str, Split], form: Form, step: float) -> Histograms:
-    """Compute the histogram of each site's pixels in one form; ``step`` is that of ``_edges``."""
+    """Compute the histogram of each site's pixels in one form; ``step`` is passed to ``_edges``."""
     edges = _edges(splits, form, step)
     densities = {site: _density(split, form, edges) for site, split in splits.items()}
     return Histograms(edges, densities)
 
 
 def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
-    """Yield the pixels of a split that are no background, a batch of images at a time.
+    """Yield the pixels of a split without its background, a batch of images at a time.
 
-    Pixels are float32 (n,) in the given form. Background is every pixel that equals the least value
-    of its image.
+    Each item is float32 (n,), the pixels of a batch in the given form. Background is every pixel
+    that equals the smallest value of its image. Batches with only background are skipped.
     """
     for batch in in_batches(split.inputs):
         # The darkest value of an image is its background: the black around a breast or a lesion
@@ -160,8 +161,9 @@ def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
 def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
     """Choose up to 64 equal bins that cover the pixels of all sites: edges, float64 (bins + 1,).
 
-    ``step`` is the distance between two neighbouring pixel values, 0 if pixels are continuous. Each
-    bin has the same number of possible values, because otherwise high and low bars would alternate.
+    ``step`` is the distance between two neighbouring pixel values; with 0, for continuous pixels,
+    there are always 64 bins. With a step, each bin has the same number of possible values, because
+    otherwise high and low bars would alternate.
 
     Raises:
         DataError: all images show only background.
@@ -212,7 +214,7 @@ def draw_histograms(measured: SiteHistograms) -> Figure:
 
 
 def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
-    """Draw a line per site; the axis leaves out the 0.05 % lowest and highest pixels."""
+    """Draw a line per site; the lowest and highest 0.05 % of the pixels are outside the axis."""
     centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
     for site, density in histograms.densities.items():
         style = styles[site]
@@ -224,7 +226,7 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
     # Leave out the ends of the axis where almost no pixel of any site is
     total = densities.sum(dim=0).cumsum(dim=0)
     inside = (total > _TAIL * total[-1]) & (total < (1 - _TAIL) * total[-1])
-    inside |= ~inside.any()  # all of the axis, if a single bin has all pixels
+    inside |= ~inside.any()  # the whole axis if a single bin has all pixels
     shown = centres[inside]
     axes.set_xlim(shown[0].item(), shown[-1].item())
     axes.set_title(title + _limit_axis(axes, densities[:, inside].flatten()), fontsize="medium")
@@ -233,11 +235,11 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
 
 
 def _limit_axis(axes: Axes, drawn: Tensor) -> str:
-    """Limit the axis if a few high peaks would flatten everything else, and return a note.
+    """Limit the vertical axis if a few high peaks would flatten the rest; return a note.
 
-    If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, the axis ends
-    at 1.5 times that quantile. An example is film that is almost black. The note, for the title,
-    says how high the peaks are; it is empty if nothing is cut off.
+    If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, as on film that
+    is almost black, the axis ends at 1.5 times that quantile. The note, for the title, says how
+    high the peaks are. It is empty if nothing is cut off, also if the quantile is 0.
     """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()
@@ -250,7 +252,7 @@ def _limit_axis(axes: Axes, drawn: Tensor) -> str:
 def _label(silo: Silo, split: str) -> str:
     """Format a site's entry in the legend: its name and its number of images in the split.
 
-    The name of its distribution is added if it differs from the site's.
+    If the name of the silo's distribution differs from the site's name, it is added.
     """
     count = f"{len(silo.splits()[split])} images"
     if silo.distribution == silo.name:

@@ -41,8 +41,9 @@ class PatientExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as text: the title, then three lines for each expert.
 
-        These are the expert's weight and probability, the three features that contribute least and
-        most to its distance (by absolute value), and the terms of its score.
+        The first line has the expert's weight, probability and distance. The second has the three
+        features that contribute least to the distance by absolute value, and the three that
+        contribute most. The third has the expert's score and its terms.
         """
         lines = [self.title]
         for index, site in enumerate(self.experts):
@@ -59,13 +60,13 @@ class PatientExplanation:
         return lines
 
     def _features_of(self, expert: int) -> list[tuple[float, str]]:
-        """Return (contribution, name) of each feature, for the distance from one expert."""
+        """Return (contribution, name) of each feature for the distance to one expert."""
         return list(zip(self.contributions[expert], self.features, strict=True))
 
     def figure(self) -> Figure:
-        """Draw three panels: weights and probabilities, the terms of the scores, and of distances.
+        """Draw three panels: weights and probabilities, terms of scores, terms of distances.
 
-        The panel of distances has at most 30 features.
+        The third panel shows at most 30 features.
         """
         from matplotlib.figure import Figure
 
@@ -94,10 +95,10 @@ class PatientExplanation:
         axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
 
     def _draw_contributions(self, axes: Axes) -> None:
-        """Draw a heat map of each feature's contribution to the distance from each expert.
+        """Draw a heat map of each feature's contribution to the distance to each expert.
 
-        It has at most 30 features: those whose largest absolute contribution is highest, in the
-        table's order.
+        At most 30 features are drawn, in the table's order: those with the highest absolute
+        contribution to any of the distances.
         """
         columns = list(zip(*self.contributions, strict=True))
         # (experts, features) -> (features,): a feature matters if it separates from any expert
@@ -127,7 +128,7 @@ def explain_routing(
     Args:
         network: the mixture of experts; it is put in eval mode.
         sample: (*input_shape), as the network takes it, on the network's device.
-        title: names the patient; the mixture's probability of the last class is appended to it.
+        title: a name for the patient; the mixture's probability of the last class is appended.
         features: the names of the features; if empty, features are numbered from 0.
     """
     network.eval()

@@ -1,8 +1,9 @@
 """Saliency maps of an image: Grad-CAM for convolutional networks, occlusion for any other.
 
-Grad-CAM: Selvaraju et al. 2017, eq. 1 and 2. Occlusion: Zeiler and Fergus 2014, section 4.2. There
-a square of the image is replaced by the image's mean, and the square's value is the drop in the
-predicted class's probability. It needs no convolutional maps, but a pass for each square.
+Grad-CAM: Selvaraju et al. 2017, eq. 1 and 2. Occlusion: Zeiler and Fergus 2014, section 4.2. In
+occlusion, a square of the image is replaced by the image's mean, and the square's value is the drop
+in the predicted class's probability. Occlusion works without convolutional maps, but needs a pass
+for each square.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ _SQUARES = 8  # the number of squares along each side
 def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
     """Build a saliency map from the Grad-CAM (rows, columns) of class number ``label``.
 
-    It names the cell with the highest value, or says that no cell is above 0.
+    The map's ``place`` names the cell with the highest value, counted from 1; if all values are 0,
+    it says that nothing speaks for the class.
     """
     name, (rows, columns) = classes[label], cam.shape
     row, column = divmod(int(cam.argmax()), columns)
@@ -116,7 +118,10 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
 
 
 def has_maps(network: SiteNetwork) -> bool:
-    """Tell whether Grad-CAM can explain a network, which must be a single convolutional one."""
+    """Return whether Grad-CAM can explain a network: whether ``last_maps`` finds its last maps.
+
+    A network with several classifiers gives False.
+    """
     try:
         last_maps(network)
     except SettingError:
@@ -128,8 +133,8 @@ def last_maps(network: SiteNetwork) -> nn.Module:
     """Return the layer that outputs a convolutional network's last maps, before any pooling.
 
     Raises:
-        SettingError: the encoder is none of fedsilo's convolutional ones, or the network mixes
-            several classifiers.
+        SettingError: the encoder is not one of fedsilo's convolutional encoders, or the network
+            mixes several classifiers.
     """
     encoder = single_classifier(network).encoder
     if isinstance(encoder, ResNet22):
@@ -154,6 +159,9 @@ def explain_by_occlusion(
     compute: Compute,
 ) -> ImageExplanation:
     """Explain any network's prediction for one image by occlusion, in fp32.
+
+    The map is of the predicted class. The explanation has neither beliefs nor vacuity, even for an
+    evidential network.
 
     Args:
         network: on the compute device; it is put in eval mode.
@@ -181,10 +189,10 @@ def explain_by_occlusion(
 
 
 def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
-    """Measure by how much the probability of a class drops when a square of the image is hidden.
+    """Measure how much the probability of a class drops when a square of the image is hidden.
 
-    The image is divided into up to 8 x 8 squares. Each in turn is replaced by the image's mean
-    colour. If the probability rises, the square counts 0.
+    The image is divided into up to 8 x 8 squares. Each square in turn is replaced by the image's
+    mean colour. If the probability rises, the value of the square is 0.
 
     Args:
         network: in eval mode.
@@ -218,7 +226,7 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
 def _square_side(side: int) -> int:
     """Return the length of a square in pixels, at least 1, along an image side of ``side`` pixels.
 
-    It divides the side into 8 squares or fewer.
+    Squares of this length cover the side with at most 8 squares; the last may be cut off.
     """
     # Ceiling division, so that the squares cover the whole image
     return -(-side // min(_SQUARES, side))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
-    """Explain the model's prediction for one sample of the lab's silo, as ``explain_case`` does.
+    """Explain the model's prediction for one sample of the lab's silo by ``explain_case``.
 
     The title of the explanation names the site, the row and the true class.
 
@@ -32,7 +32,7 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
 
     Raises:
         SettingError: the network's last maps are too small to explain an image.
-        DataError: the split has no such row.
+        DataError: the row is not in the split.
     """
     refuse_row(lab.silo, split, row)
     chosen, names = lab.silo.splits()[split], lab.silo.class_names()
@@ -41,11 +41,12 @@ def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
 
 
 def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: str) -> Explanation:
-    """Explain a network's prediction for one case, by the means that fit the network and the data.
+    """Explain a network's prediction for one case, in the way that fits the network and the data.
 
     PICSR is explained by the weights of its router. Any other network is explained by the Shapley
-    values of the columns for a row of a table, and for an image by attention rollout (ViT),
-    Grad-CAM (convolutional networks of fedsilo) or occlusion (all others).
+    values of the columns if the case is a row of a table. If the case is an image, a ViT is
+    explained by attention rollout, a single convolutional network of fedsilo by Grad-CAM, and any
+    other network by occlusion.
 
     Args:
         lab: the site, opened after the run.
@@ -85,7 +86,7 @@ def refuse_row(silo: Silo, split: str, row: int) -> None:
     """Check that a silo's split has a row with this number, counted from 0.
 
     Raises:
-        DataError: the split has no such row; the message says how many it has.
+        DataError: the row is not in the split. The message says how many rows the split has.
     """
     count = len(silo.splits()[split])
     if not 0 <= row < count:

@@ -1,7 +1,7 @@
-"""Trains a run's model on a new task, beside the same network from scratch: ``fedsilo finetune``.
+"""``fedsilo finetune``: trains the models of runs on a new task, and the same network from scratch.
 
-All networks are trained on the pooled training images of the sites on this machine. Validation
-images choose the epoch; test images are read once, for the metrics of that epoch.
+All networks are trained on the pooled training images of the sites on this machine. The validation
+images choose the best epoch, and the test images measure only that epoch.
 """
 
 import math
@@ -55,7 +55,7 @@ def open_study(
         sites: the sites whose images are pooled; empty for all sites of the data set.
         seeds: the number of trainings for each starting point.
         epochs: the epochs of each training.
-        distil_epochs: the epochs of distillation from a run's ViT; 0 for no distillation.
+        distil_epochs: the epochs of distillation from a run's ViT; 0 to skip distillation.
 
     Raises:
         SettingError: the data set is a table, a site is unknown, or the device does not exist.
@@ -74,13 +74,13 @@ def open_study(
 def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say) -> FinetuneResult:
     """Train a network from each starting point with each seed, and write the results to ``out``.
 
-    The folder is written only after the last training, so an error leaves no folder behind.
+    The folder is created only after the last training, so an error leaves nothing behind.
 
     Args:
         study: the data and settings, which are the same for all starting points.
         starts: the starting points, in the order of the result.
         out: the folder to create.
-        images: the number of test images in the picture of the overlays.
+        images: the number of test images in the picture of predicted masks.
         say: is called with each line of progress.
 
     Raises:
@@ -122,15 +122,16 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
 def build_start(
     study: Study, source: Source | None, seed: int
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
-    """Build the network of a training, on the study's device, with the weights of its start.
+    """Build the network for one training, on the study's device, with the weights of its start.
 
-    The network is first initialised from ``seed``. Then ``source`` replaces the arrays that fit. If
-    the network cannot take the arrays of a run's ViT, it learns that ViT's tokens by distillation,
-    which takes ``study.distil_epochs`` epochs here. With the same seed all starting points have the
-    same initial values, so they differ only in the transferred arrays.
+    The network is first initialised from ``seed``. Then the arrays of ``source`` that fit replace
+    its own. If the network cannot take the arrays of a run's ViT, it is trained here to predict
+    that ViT's tokens (distillation, ``study.distil_epochs`` epochs). For the same seed, networks of
+    different starting points differ only in the transferred arrays.
 
     Returns:
-        The network, and the report on what it received; None for a start from scratch.
+        The network, and a report on the transferred weights; the report is None if ``source`` is
+        None, for a start from scratch.
 
     Raises:
         SettingError: no array of the weights fits.
@@ -151,9 +152,9 @@ def build_start(
 
 
 def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
-    """Return the settings with another 'seed', which draws initial weights and batches.
+    """Return the settings with 'seed' derived from ``seed``, for initial weights and batches.
 
-    The split of the data does not change, because the images were read before.
+    The split of the data stays the same, because the images have already been read.
     """
     return replace(settings, seed=derive_seed(seed, "finetune") % 2**31)
 
@@ -161,12 +162,12 @@ def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
 def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
     """Train a network in place for all epochs, and return the outcome of its best epoch.
 
-    The best epoch has the highest validation headline metric; of equal epochs, the one with the
-    lower validation loss, then the earlier one. The network ends with that epoch's arrays, and only
-    these are measured on the test images.
+    The best epoch has the highest validation headline metric. A tie is decided by the lower
+    validation loss, then by the earlier epoch. An undefined metric loses to any value. The network
+    ends with the best epoch's arrays, which alone are measured on the test images.
 
     Raises:
-        SiteError: training diverged: the validation loss of an epoch is not finite.
+        SiteError: the validation loss of an epoch is not finite, because training diverged.
     """
     began, task, compute = time.monotonic(), study.downstream, study.compute
     settings, data = _with_seed(study.settings, seed), study.data

@@ -29,8 +29,8 @@ def check_starts(weights: Sequence[str], from_site: str | None) -> None:
     """Check the values of ``--weights`` and ``--from-site`` before any starting point is opened.
 
     Raises:
-        SettingError: a starting point is named twice, or ``from_site`` is given but no value of
-            ``weights`` is a folder.
+        SettingError: a starting point is named twice, or ``from_site`` is given but none of
+            ``weights`` is an existing folder.
     """
     for name in weights:
         if weights.count(name) > 1:
@@ -60,7 +60,7 @@ class RunModel:
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """The weights of a ViT or a VGG16 from a file or from timm, which no run has trained."""
+    """The weights of a ViT or a VGG16 from a file or from timm, not from a run."""
 
     label: str  # the name in the table of results
     named: str  # the value of 'train.initial-weights' that loads them: a path, or timm:NAME
@@ -78,7 +78,7 @@ class Starts:
 
     @property
     def sources(self) -> list[Source]:
-        """The starting points that have weights, in order: all but those from scratch."""
+        """The starting points with weights, in order: all except starts from scratch."""
         return [source for source in self.named if source is not None]
 
     @property
@@ -90,13 +90,13 @@ class Starts:
 def open_starts(
     weights: Sequence[str], data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> Starts:
-    """Open all starting points that ``--weights`` names, in order.
+    """Open all starting points that ``--weights`` names, in order, by ``open_start``.
 
-    Args and errors are those of ``open_start``.
+    The arguments and other errors are those of ``open_start``.
 
     Raises:
-        SettingError: two starting points have the same label, so that nobody could tell their rows
-            in the table of results apart.
+        SettingError: two starting points have the same label, so their rows in the table of results
+            would look alike.
     """
     starts = Starts([open_start(name, data_dir, from_site, state_dir) for name in weights])
     labels = [source.label for source in starts.sources]
@@ -115,17 +115,18 @@ def open_start(
     """Open one starting point of ``--weights``.
 
     Args:
-        weights: 'scratch', a run directory, the model.safetensors of a run, timm:NAME, or a file
-            with the weights of a ViT.
+        weights: 'scratch', a run directory, the model.safetensors of a run (opened like its run
+            directory), timm:NAME, or a file with the weights of a ViT.
         data_dir: for a run, see ``open_run_model``.
         from_site: for a run, see ``open_run_model``.
         state_dir: for a run, see ``open_run_model``.
 
     Returns:
-        The model of the run; the file or timm's weights by name, not yet loaded; None for scratch.
+        None for 'scratch'; the model of a run, with its arrays; or the name of a file or of timm's
+        weights, which are neither loaded nor checked here.
 
     Raises:
-        FedsiloError: no such folder or file exists, or the run cannot be opened.
+        FedsiloError: the folder or file does not exist, or the run cannot be opened.
     """
     if weights == SCRATCH:
         return None
@@ -160,8 +161,8 @@ def open_run_model(
         state_dir: the folder of the site's private state; None for the one in the run directory.
 
     Raises:
-        FedsiloError: the run has not ended, used a table, has no such model, or trained no encoder;
-            or its frozen ViT had another backbone than this machine.
+        FedsiloError: the run has not ended, used a table, lacks the wanted model, or did not train
+            an encoder; or its frozen ViT used a different backbone from the one on this machine.
     """
     run = FinishedRun.open(run_dir)
     common = run.local_settings(data_dir).common
@@ -180,7 +181,7 @@ def open_run_model(
         arrays = _shared_arrays(run_dir, common)
         frozen = common.network == "vit" and not common.train_backbone
         if frozen and common.backbone_weights != "random":
-            # The run has only trained prompts, which are of no use with another backbone
+            # The run has trained only prompts, which do not work with another backbone
             digests = {facts.get("backbone", "") for facts in run.silos.values()}
             refuse_other_backbone(run_dir, common, digests, "restore those")
     # Without a trained encoder there is nothing to transfer: a method may share only its head, and
@@ -201,7 +202,7 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
     """Read the arrays in a run's model.safetensors, by name, on the CPU.
 
     Raises:
-        SettingError: the run has no such file, because its method shares no model.
+        SettingError: the file does not exist, because the run's method does not share a model.
     """
     path = run_dir / "model.safetensors"
     if not path.is_file():
@@ -214,10 +215,11 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
-    """Explain why a model has no encoder that the run trained; empty if it has one.
+    """Return why a model does not have an encoder that the run trained; "" if it has one.
 
-    ``arrays`` are the model's by name. Trained prompts count as an encoder if the backbone to which
-    they belong can be loaded again, so not if it was random.
+    ``arrays`` are the model's arrays by name. Arrays with only prompts, and not the ViT that the
+    prompts were trained for, count as an encoder unless that ViT was random, because then it cannot
+    be loaded again.
     """
     if not any(name.startswith(_ENCODER) for name in arrays):
         return (

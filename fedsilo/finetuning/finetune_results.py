@@ -36,14 +36,14 @@ class StartResult:
     """The results of one starting point, which are a row of the table."""
 
     label: str  # the name of the starting point
-    method: str  # the method of the run; empty if the starting point is no run
+    method: str  # the method of the run; empty if the starting point is not a run
     transfer: TransferReport | DistilReport | None  # None for a start from scratch
     trained: tuple[TrainedSeed, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
-        """Summarise a test metric over the seeds; None if it is undefined for every seed.
+        """Summarise a test metric over the seeds; None if the metric is undefined for every seed.
 
-        Seeds for which the metric is undefined are left out.
+        Seeds without the metric are left out.
         """
         values = []
         for trained in self.trained:
@@ -56,7 +56,7 @@ class StartResult:
     def best(self, headline: str) -> TrainedSeed:
         """Return the training with the highest validation ``headline``, the first if several tie.
 
-        A seed for which the metric is undefined comes last.
+        A seed without the metric is returned only if no seed has the metric.
         """
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 
@@ -72,8 +72,8 @@ class FinetuneResult:
 def result_table(finetuned: FinetuneResult) -> Table:
     """Build the table of test metrics for a terminal.
 
-    A row is a starting point and a column is a metric. A cell shows the mean over the seeds, with
-    the standard deviation if there are several; it is empty if no seed has the metric.
+    Each starting point is a row and each metric a column. A cell shows the mean over the seeds that
+    have the metric, with the standard deviation if there are several. It is empty if none has it.
     """
     study = finetuned.study
     over = "one seed"
@@ -96,9 +96,9 @@ def result_table(finetuned: FinetuneResult) -> Table:
 def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
     """Write the files of the result into an existing folder.
 
-    These are finetune.json, figures.csv (test metrics), curves.csv, and model.safetensors with the
-    best seed of the first starting point. Segmentation also gives overlays.png, which shows
-    ``images`` test images.
+    The files are finetune.json, figures.csv (test metrics), curves.csv, and model.safetensors with
+    the network of the first starting point's best seed by the validation headline metric. For
+    segmentation, overlays.png is written too; it shows ``images`` test images.
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
     write_atomically(folder / "finetune.json", content + "\n")
@@ -119,9 +119,9 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 
 
 def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
-    """Draw ``images`` test images, spread over the sites, with the masks of every starting point.
+    """Draw up to ``images`` test images, spread over the sites, with each start's predicted masks.
 
-    The masks are predicted by the network of seed 0, which is built again for each starting point.
+    The masks are predicted by the network of each starting point's first seed.
     """
     rows = spread_rows(study.data.origin, images)
     test, predicted = study.data.test, {}
@@ -142,8 +142,9 @@ def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: i
 def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
     """Format the test metrics of all starting points as CSV, with a row for each metric.
 
-    ``sd`` is the standard deviation over the seeds, empty for a single seed. A metric that no seed
-    has gets no row.
+    Each row also has the network and the starting point, and ``seeds``, the number of seeds with
+    the metric. ``sd`` is the standard deviation over these seeds, empty for a single seed. A metric
+    without any seed is left out.
     """
     network = study.downstream.network
     table = []
@@ -171,8 +172,8 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
     """Build the content of finetune.json.
 
-    It has the task, the data, the settings in use, the definition of each metric, and in ``lines``
-    an entry for each starting point.
+    It has the task, the data, the settings in use, the definition of each metric, and ``lines``, a
+    list with an entry for each starting point.
     """
     task, data = study.downstream, study.data
     return {
@@ -193,8 +194,9 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 def _start_document(result: StartResult) -> dict[str, Any]:
     """Build the entry of a starting point in finetune.json.
 
-    It has each seed's metrics, and their mean and standard deviation over the seeds. A metric that
-    only one seed has gets no standard deviation.
+    The entry has each seed's validation and test metrics, and the mean and standard deviation of
+    the test metrics over the seeds. A metric that only one seed has is missing in ``sd``. ``taken``
+    or ``distilled`` has the report on the transferred weights; both are None for scratch.
     """
     metrics: set[str] = set()
     seeds = []
@@ -214,7 +216,7 @@ def _start_document(result: StartResult) -> dict[str, Any]:
         row = result.row(metric)
         assert row is not None, "some seed has the metric"
         means[metric] = row.mean
-        # A single seed has no spread, but 0 would look like one
+        # A standard deviation of 0 for a single seed would look like a measured spread
         if row.seeds > 1:
             deviations[metric] = row.sd
     taken, distilled = None, None
@@ -243,8 +245,8 @@ _OPACITY = 0.75
 def spread_rows(origin: Sequence[str], count: int) -> list[int]:
     """Choose up to ``count`` rows that are spread evenly over the sites, in ascending order.
 
-    The first row of each site is chosen before the second row of any site, and so on. ``origin``
-    names the site of each row.
+    The first row of every site is chosen before the second row of any site, and so on. ``origin``
+    has the site of each row.
     """
     # Each row's position within its site; the stable sort takes position 0 of all sites first
     turns = pd.Series(origin).groupby(list(origin)).cumcount()
@@ -252,9 +254,10 @@ def spread_rows(origin: Sequence[str], count: int) -> list[int]:
 
 
 def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Compare a predicted mask (h, w) with the true mask, as an RGBA overlay (h, w, 4) in [0, 1].
+    """Colour the differences of a predicted and a true mask (h, w): RGBA (h, w, 4) in [0, 1].
 
-    Hits, false alarms and missed pixels have a colour each. Pixels in neither mask are transparent.
+    Hits, false alarms and missed pixels each have a colour. Pixels outside both masks are
+    transparent.
     """
     marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)
@@ -272,7 +275,7 @@ def draw_overlays(
 ) -> Figure:
     """Draw a row per image: the image, its true mask, and the predicted mask of each start.
 
-    Each prediction is captioned with its Dice.
+    The caption of each prediction is its Dice, or '(rightly none)' if both masks are empty.
 
     Args:
         images: (n, channels, h, w), as a silo stores them.

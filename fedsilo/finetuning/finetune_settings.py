@@ -24,7 +24,7 @@ from fedsilo.server_app.config.settings import parse_assignment
 # Network for segmentation -> the network of a run whose weights it accepts; empty for none
 RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": "", "transunet": "vit", "swinunet": ""}
 _LEARNERS = ("unet", "swin", "swinunet")  # a run's ViT can be distilled into these
-# Advice within an error if distillation would help
+# Part of an error's advice if distillation would help
 _DISTIL = "give --distil-epochs to let it learn that ViT's tokens first, "
 _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 
@@ -54,18 +54,20 @@ def choose_network(
 ) -> str:
     """Choose the network to train, and return its name.
 
-    The user's choice wins. Otherwise it is the task's first network that accepts the weights of the
-    first source, and without sources the task's first network. All sources must fit the network.
+    If ``wanted`` is given, that network is chosen. Otherwise the task's first network that accepts
+    the weights of the first source is chosen; without sources, the task's first network. The
+    weights of every source must fit the network, or be distilled into it.
 
     Args:
         task: 'classification' or 'segmentation'.
-        wanted: the user's choice; None if there is none.
+        wanted: the name that the user gave; None to choose by the sources.
         sources: the starting points with weights.
         distil: whether a run's ViT is distilled into a network that does not accept its weights.
 
     Raises:
-        SettingError: the task has no such network, a source does not fit it, or ``distil`` is set
-            but no source can be distilled into it.
+        SettingError: the task does not have the wanted network; a source does not fit; or
+            ``distil`` is True but no source can be distilled into the wanted network, as always
+            without ``wanted``.
     """
     # Network of the task -> the network of a run whose weights it accepts
     of_task: Mapping[str, str] = dict(zip(_CLASSIFIERS, _CLASSIFIERS, strict=True))
@@ -81,7 +83,7 @@ def choose_network(
             "--distil-epochs is for a run of a ViT and a --network that does not take it "
             f"({', '.join(_LEARNERS)}): remove it, or name such a run and network"
         )
-    # The first source decides the network; the others must fit it
+    # The first source decides the network; the other sources must fit it
     for source in sources:
         if distil and _can_learn_from(network, source):
             continue
@@ -108,7 +110,8 @@ def choose_network(
 def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
     """Return the names of the task's networks that accept the weights of ``source``, in order.
 
-    ``of_task`` maps each network of the task to the network whose weights it accepts.
+    ``of_task`` maps each network of the task to the run's network whose weights it accepts. The
+    result is empty if none accepts the weights.
     """
     fitting = []
     for name, accepted in of_task.items():
@@ -118,12 +121,12 @@ def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
 
 
 def accepts_weights(network: str, source: Source) -> bool:
-    """Tell whether the network named ``network`` has the arrays of ``source``, so can copy them."""
+    """Return whether the network named ``network`` can copy the arrays of ``source``."""
     return RUN_NETWORK.get(network, network) == source.network
 
 
 def _can_learn_from(network: str, source: Source) -> bool:
-    """Tell whether ``source`` is a run's ViT and ``network`` one that can learn from its tokens."""
+    """Return whether ``source`` is a run's ViT and ``network`` can learn that ViT's tokens."""
     return network in _LEARNERS and isinstance(source, RunModel) and source.network == "vit"
 
 
@@ -136,9 +139,10 @@ def build_settings(
 ) -> CommonSettings:
     """Build the settings of data, network and training, and check them.
 
-    Later sources override earlier ones: the defaults; the first run, for the network if its weights
-    are copied and for the data if the data set is the same; our recipe; the user's ``changes``. If
-    no validation part would exist, one of 5 folds of the training images becomes it.
+    Settings come from these sources, each overriding the ones before: the defaults; the settings
+    inherited from the first run (``_inherited_values``); our recipe; the user's ``changes``. If
+    there would be no validation images, one of 5 folds of the training images is used for
+    validation.
 
     Args:
         task: 'classification' or 'segmentation'.
@@ -149,7 +153,7 @@ def build_settings(
 
     Raises:
         SettingError: a setting is unknown, out of range or unused in fine-tuning; the data set is
-            unknown; or test images may be among those that a run has trained on.
+            unknown, or is not given without a run; or a run may have trained on the test images.
     """
     first: dict[str, Value] = {}
     if run_models:
@@ -170,13 +174,13 @@ def build_settings(
     # The whole ViT is trained, from --weights or from the seed
     if values["network.name"] == "vit":
         values |= {"vit.train-backbone": True, "vit.backbone-weights": "random"}
-    # A partition makes a validation part itself, so only the data set's own sites need folds
+    # A partition makes a validation part itself, so folds are needed only without a partition
     cut_again = partition != "own" and of_data >= cut_keys(partition)
     if "split.val-folds" in of_data and not values.get("split.val-folds") and not cut_again:
         values["split.val-folds"] = _VALIDATION_FOLDS
     settings = build(CommonSettings, _with_absolute_paths({**values, **changes}))
     check_data_settings(settings)
-    # A data set with a validation split of its own needs no folds, unless the user wants them
+    # Folds are not needed if the data set has its own validation split, unless the user sets them
     if not changes.keys() & {"split.val-folds", "split.val-fold"}:
         places = find_places(settings.data_dir, settings.cache_dir)
         if data_set(settings.dataset).gives_validation(settings, places):
@@ -193,10 +197,11 @@ def build_settings(
 def _inherited_values(
     run_model: RunModel, network: str, dataset: str, of_data: frozenset[str]
 ) -> dict[str, Value]:
-    """Return the settings that fine-tuning inherits from a run.
+    """Return the settings that fine-tuning inherits from a run, key -> value.
 
-    These are the locations of its files; with the same data set, all data settings ``of_data``; and
-    the network settings if ``network`` can copy the run's arrays.
+    If ``dataset`` is the run's data set, the settings ``of_data`` are inherited; otherwise only the
+    locations of files. The settings of the network are inherited too if ``network`` can copy the
+    run's arrays.
     """
     values = as_mapping(run_model.common)
     inherited = frozenset(_FILES)
@@ -219,9 +224,9 @@ def read_changes(
     """Parse the user's settings, key -> value.
 
     Args:
-        texts: the settings, each as ``key=value``; of equal keys the last one counts.
-        device: overrides 'machine.device'; None to leave it.
-        data_dir: overrides 'data.dir'; None to leave it.
+        texts: the settings, each as ``key=value``; if a key is repeated, the last value counts.
+        device: replaces 'machine.device' in the result; None to leave it as it is.
+        data_dir: replaces 'data.dir' in the result; None to leave it as it is.
 
     Raises:
         SettingError: a text cannot be parsed.
@@ -235,9 +240,9 @@ def read_changes(
 
 
 def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
-    """Return the settings with absolute paths, ``~`` expanded.
+    """Return the settings with absolute paths, ``~`` expanded; empty paths stay empty.
 
-    The settings are written to a file, which is read later in another working folder.
+    The settings are written to a file, which may be read later in another working folder.
     """
     absolute = dict(values)
     for key in _FILES:
@@ -251,7 +256,7 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
 
     These are 'dataset', the keys of files and splits, the data set's own keys, and the keys that
     ``partition`` reads. For segmentation the keys of partitions are left out, because masks belong
-    to the data set's own sites, unless the data set itself has the key 'split.silos'.
+    to the data set's own sites. They are not left out if the data set has the key 'split.silos'.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -262,7 +267,7 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
 def used_settings(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that have an effect on fine-tuning, key -> value.
 
-    They concern the data, the network or the training.
+    These are the settings of the data, the network and the training.
     """
     of_data = _data_keys(settings.dataset, settings.partition, CLASSIFICATION)
     return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)
@@ -272,8 +277,9 @@ def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> Non
     """Refuse settings that fine-tuning would ignore.
 
     Raises:
-        SettingError: a key is unknown, has an option of its own, such as --network, or concerns
-            neither data (``of_data``), network nor training. The first such key is named.
+        SettingError: a key is unknown; has its own option, such as --network; or is not a setting
+            of the data (``of_data``), the network or the training. The message names the first such
+            key.
     """
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:

@@ -1,7 +1,8 @@
 """``fedsilo pretrain``: trains a ViT of an experiment's size centrally, on public images.
 
-The images are the data set's public part, which shares no lesion with any silo. The weights go to
-the file that the experiment's ``vit.backbone-weights`` names, where its runs find them.
+The images are the data set's public part, which does not share lesions with any silo. The weights
+are written to the file that the experiment's ``vit.backbone-weights`` names, where runs of the
+experiment find it.
 """
 
 import dataclasses
@@ -59,11 +60,11 @@ class Pretraining:
 def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
     """Read an experiment's settings, and the recipe of pre-training in its simulation file.
 
-    A simulation file without a recipe gives the defaults of ``Pretraining``.
+    If the simulation file does not have a recipe, the recipe is the defaults of ``Pretraining``.
 
     Raises:
-        SettingError: there is no such experiment, its network is no ViT, or its data set has no
-            images.
+        SettingError: the experiment is unknown, its network is not a ViT, or its data set does not
+            have images.
     """
     common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
@@ -80,8 +81,8 @@ def train_backbone(
 ) -> None:
     """Train a ViT on the data set's public images, and write its weights to ``target``.
 
-    A linear head is trained with it and then dropped. The file also records the recipe, the size of
-    the ViT and the metrics on the held-out images.
+    A linear head is trained together with the ViT and then dropped. The file also records the
+    recipe, the data, the size of the ViT and the metrics on the held-out images.
 
     Args:
         common: the experiment's settings, which give the ViT's size and the data.
@@ -91,7 +92,7 @@ def train_backbone(
 
     Raises:
         DataError: there are fewer than 20 public images.
-        SettingError: training diverged. Then nothing is written.
+        SettingError: training diverged. Nothing is written in this case.
     """
     public, classes = _read_public_images(common, recipe)
     counts = torch.bincount(public.labels, minlength=classes).tolist()
@@ -117,7 +118,8 @@ def train_backbone(
 def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     """Read the public images with their labels, and return them with the number of classes.
 
-    If the data set has several kinds of labels ('data.target'), the recipe chooses one.
+    If the data set has several kinds of labels (setting 'data.target'), the recipe's ``target`` is
+    used.
 
     Raises:
         DataError: there are fewer than 20 public images.
@@ -138,10 +140,10 @@ def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Sp
 def backbone_file(common: CommonSettings) -> Path:
     """Return the path of the file that 'vit.backbone-weights' names.
 
-    A relative name is within the cache's folder of backbones. The file need not exist.
+    A relative path is below the folder of backbones in the cache. The file need not exist.
 
     Raises:
-        SettingError: the setting is empty, 'timm' or 'random', which names no file.
+        SettingError: the setting is empty, 'timm' or 'random', which do not name a file.
     """
     named = common.backbone_weights
     if named in ("", "timm", "random"):
@@ -167,7 +169,7 @@ class _Trainer:
         self.scaler = self.compute.scaler()
         self.order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
         rows = torch.randperm(len(public), generator=self.order)
-        # The generator goes on to shuffle and augment, so the seed decides all of the training
+        # The same generator also shuffles and augments, so the seed decides the whole training
         self.held_out = rows[::_HELD_OUT]
         self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
         task = Task(tuple(public.inputs.shape[1:]), classes)
@@ -197,17 +199,19 @@ class _Trainer:
     def run(self, say: Callable[[str], None]) -> dict[str, float]:
         """Train for all epochs, and return the metrics on the held-out images after the last one.
 
-        ``say`` gets a line with the metrics after each tenth of the epochs.
+        ``say`` is called with a line of metrics after each tenth of the epochs and after the last
+        epoch.
 
         Raises:
-            SettingError: the loss of an epoch, or the output after it, is not finite.
+            SettingError: the mean loss of an epoch, or the network's output after an epoch, is not
+                finite.
         """
         began, recipe, metrics = time.monotonic(), self.recipe, {}
         with seed_generators(recipe.seed, "pretraining", "steps", device=self.compute.device):
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
                 self.network.eval()
-                # The loss is from before the last step, which may have broken the weights
+                # The loss was computed before the last step, which may have broken the weights
                 with torch.no_grad():
                     answers = self._logits(self.public.inputs[self.held_out[:1]])
                 if not math.isfinite(loss) or not answers.isfinite().all():
@@ -234,7 +238,11 @@ class _Trainer:
         return loss / self.steps
 
     def _step(self, images: Tensor, labels: Tensor) -> float:
-        """Take one optimiser step, with gradients clipped to norm 1; return the loss before it."""
+        """Take one optimiser step, with gradients clipped to norm 1.
+
+        Returns:
+            The loss of the batch before the step.
+        """
         self.optimiser.zero_grad(set_to_none=True)
         with self.compute.autocast():
             logits, targets = self._logits(images), self.compute.bring(labels)
@@ -250,9 +258,9 @@ class _Trainer:
         return loss.item()
 
     def _logits(self, images: Tensor) -> Tensor:
-        """Compute the logits (n, classes), float32 on the device, of 8-bit images (n, 3, s, s).
+        """Compute the logits (n, classes), float32 on the device, for 8-bit images (n, 3, s, s).
 
-        Pixels are scaled as in a run, so that a run can use the weights unchanged.
+        Pixels are scaled as in a run, so a run can use the weights unchanged.
         """
         pixels = float_inputs(self.compute.bring(images)) * self.scale + self.offset
         logits: Tensor = self.network(pixels)
@@ -273,9 +281,9 @@ class _Trainer:
 def class_weights(labels: Tensor, classes: int) -> Tensor:
     """Compute the loss weight of each class, float32 (classes,), from labels (n,).
 
-    A weight is proportional to 1 / sqrt(number of images). A class without images has weight 0, and
-    the other weights have mean 1. Seven of ten dermoscopic images are nevi, so without weights the
-    other classes are hardly learnt.
+    A weight is proportional to 1 / sqrt(number of images of the class). A class without images has
+    weight 0, and the other weights have mean 1. Seven of ten dermoscopic images are nevi, so
+    without weights the other classes are hardly learnt.
     """
     counts = torch.bincount(labels, minlength=classes).float()
     weights = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), torch.zeros(()))
@@ -283,12 +291,12 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Augment 8-bit images (n, 3, side, side) at random; the shape and the type stay.
+    """Augment 8-bit images (n, 3, side, side) at random; the shape and the type stay the same.
 
-    A lesion has no upright position, so each image is turned by a random multiple of 90 degrees and
-    is mirrored with probability 0.5. Then a square of 60 to 100 % of the area is cut out and
-    resized, and brightness and contrast change by up to 20 % each. All random numbers come from
-    ``generator``, seven for each image.
+    Lesions do not have an upright position, so each image is turned by a random multiple of 90
+    degrees and mirrored with probability 0.5. Then a random square of 60 to 100 % of the area is
+    cut out and resized to the full side, and brightness and contrast change by up to 20 % each.
+    Seven random numbers are drawn from ``generator`` for each image.
     """
     from torchvision.transforms.v2 import functional as change
 

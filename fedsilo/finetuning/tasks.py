@@ -1,4 +1,4 @@
-"""The two tasks of fine-tuning: their data, pooled over sites, their training and metrics."""
+"""The two tasks of fine-tuning: their data (pooled over sites), their training and metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -57,11 +57,11 @@ class Pooled:
 def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
     """Return the names of the sites to fine-tune on, in the order of the data set.
 
-    These are the sites in ``wanted``, or all sites if it is empty.
+    These are the sites in ``wanted``, or all sites if ``wanted`` is empty.
 
     Raises:
         SettingError: the data set is a table, or a wanted site is unknown.
-        DataError: the data set has no sites on this machine.
+        DataError: this machine does not have any site of the data set.
     """
     if data_set(settings.dataset).is_table:
         raise SettingError(
@@ -78,7 +78,7 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
     """Read the images of the sites with their class labels, and pool them.
 
     Raises:
-        DataError: a split has no images, or the sites' images or classes differ.
+        DataError: a split is empty at all sites, or the sites' image shapes or classes differ.
     """
     silos = [load_silo(site, settings) for site in sites]
     # Pooled images share one network, so their shape and their classes must be equal
@@ -92,9 +92,9 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
     """Read the images of the sites with their masks, and pool them.
 
     Raises:
-        DataError: a split has no images; all training or all validation masks are empty; a mask has
-            another size than its image, or a value above 1; or the sites' images have different
-            sizes.
+        DataError: a split is empty at all sites; all training masks or all validation masks are
+            empty; masks differ in size from their images, or have a value above 1; or the sites'
+            images have different sizes. Test masks may all be empty.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -110,8 +110,8 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
             "'data.image-size'"
         )
     pooled = _pool_silos(settings, silos)
-    # Test images without any catheter can still be measured, but training images without one teach
-    # nothing, and validation images without one cannot choose an epoch by Dice
+    # Test images without any catheter can still be measured. But training images without a catheter
+    # teach nothing, and validation images without a catheter cannot choose an epoch by Dice
     for name in ("train", "val"):
         if not getattr(pooled, name).labels.any():
             raise DataError(
@@ -122,9 +122,9 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
 
 
 def _mask_fault(split: Split) -> str:
-    """Explain why a split's masks do not fit its images; empty if they do.
+    """Return why a split's masks do not fit its images, as text; "" if the masks fit.
 
-    The masks of images (n, c, h, w) must be (n, h, w), with no value above 1.
+    For images (n, c, h, w), the masks must be (n, h, w), and their values at most 1.
     """
     images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):
@@ -141,7 +141,9 @@ def _mask_fault(split: Split) -> str:
 
 
 def _pool_silos(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
-    """Concatenate each split over silos with the same task and classes, in the order of ``silos``.
+    """Concatenate each split over the silos, in order; the callers have checked that shapes agree.
+
+    The task and the classes are those of the first silo.
 
     Raises:
         DataError: a split is empty at all silos.
@@ -186,7 +188,7 @@ class Downstream:
         return build_classifier(settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the part of ``network`` whose arrays have the names that a run's network has."""
+        """Return the part of ``network`` whose arrays are named as in a run: here all of it."""
         return network
 
     def objective(self, network: nn.Module) -> Objective:
@@ -198,8 +200,8 @@ class Downstream:
     ) -> dict[str, float]:
         """Measure ``accuracy``, ``loss`` and the other metrics of ``measure``, name -> value.
 
-        The names in ``shown`` are among them. A metric that the split's labels do not define is
-        missing. There is no dropout unless 'train.mc-passes' is set.
+        The result includes the metrics in ``shown``, but a metric that the split's labels do not
+        define is missing. Dropout is off unless 'train.mc-passes' is set.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
@@ -226,7 +228,7 @@ class Segmentation(Downstream):
         return build_segmentation(self.network, settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the encoder, whose arrays have the names that a run's network has."""
+        """Return the part of ``network`` whose arrays are named as in a run: its encoder."""
         trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, (
             "choose_network gives no run's weights to a network without a trunk"
@@ -234,7 +236,10 @@ class Segmentation(Downstream):
         return trunk
 
     def objective(self, network: nn.Module) -> Objective:
-        """Return the loss of a batch of images and masks: cross-entropy plus soft Dice loss."""
+        """Return the loss function of ``network``: (images, masks) of a batch -> scalar.
+
+        The loss is the cross-entropy plus the soft Dice loss.
+        """
         return lambda inputs, masks: segmentation_loss(network(inputs), masks)
 
     def measure_split(
@@ -242,8 +247,8 @@ class Segmentation(Downstream):
     ) -> dict[str, float]:
         """Measure ``loss`` and the ``segmentation_metrics`` on a split, name -> value.
 
-        The loss is that of training, averaged over batches weighted by their number of images.
-        Metrics that the masks do not define are missing.
+        The loss is the training loss in eval mode, averaged over batches weighted by their number
+        of images. Metrics that the masks do not define are missing.
         """
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():
@@ -285,7 +290,7 @@ class TrainedSeed:
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
     """Yield logits (b, classes, h, w), float32 on the device, for at most 32 images at a time.
 
-    The network is put in eval mode. ``inputs`` (n, c, h, w) are in the form that a silo stores.
+    The network is put in eval mode. ``inputs`` are images (n, c, h, w) as a silo stores them.
     """
     network.eval()
     for part in in_batches(inputs):
@@ -297,7 +302,7 @@ def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Te
 def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
     """Predict the most probable class of each pixel: (n, h, w) int64 on the CPU.
 
-    ``inputs`` are images (n, c, h, w) in the form that a silo stores.
+    The network is put in eval mode. ``inputs`` are images (n, c, h, w) as a silo stores them.
     """
     classes = []
     with torch.no_grad(), compute.autocast():
@@ -318,8 +323,9 @@ def cosine_epochs(
 ) -> Iterator[float]:
     """Train ``network`` in place, and yield the mean loss after each epoch.
 
-    Each epoch is trained when its value is taken. The learning rate is 'train.learning-rate' in the
-    first epoch, and then falls along a half cosine towards 0 over ``epochs``.
+    An epoch is trained only when its loss is requested. The learning rate is constant within an
+    epoch. It starts at 'train.learning-rate', and falls along a half cosine that would reach 0
+    after the last epoch.
 
     Args:
         network: on the compute device.
@@ -328,7 +334,7 @@ def cosine_epochs(
         settings: the seed, the batch size and the optimiser.
         compute: the device and the precision.
         epochs: the number of epochs.
-        purpose: a name that, with the seed and the epoch, decides the order of the batches.
+        purpose: a name that decides the random numbers, together with the seed and the epoch.
     """
     optimiser = open_optimiser(network, settings)
     cosine = torch.optim.lr_scheduler.LambdaLR(

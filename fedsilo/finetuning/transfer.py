@@ -1,4 +1,4 @@
-"""Transfers weights into a new network, by copying arrays or by distillation, and reports it."""
+"""Transfers weights into a new network, by copying arrays or by distillation."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -33,15 +33,16 @@ class TransferReport:
     arrays: int  # number of the encoder's arrays that were copied
     of: int  # number of all arrays in the encoder
     share: float  # share of the encoder's numbers that were copied, 0 to 1
-    left: tuple[str, ...]  # names of the encoder's arrays that keep the seed's values, sorted
+    left: tuple[str, ...]  # names of the encoder's arrays that keep their initial values, sorted
     head: bool = False  # whether the run's head was copied too
     backbone: str = ""  # the 'vit.backbone-weights' that was loaded beside the arrays, or empty
 
     def summary(self) -> str:
         """Format the report in one line.
 
-        It has the number and share of the arrays that were copied, the backbone, whether the head
-        was copied, and up to three of the arrays that were left to the seed.
+        It has the number of arrays that were copied with their share of the encoder's numbers, the
+        backbone, whether the head was copied, and up to three of the arrays that keep their initial
+        values.
         """
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
@@ -57,17 +58,18 @@ class TransferReport:
 def transfer(
     trunk: nn.Module, source: Source, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy every array of ``source`` that fits into ``trunk``, in place, and report on it.
+    """Copy the arrays of ``source`` that fit into ``trunk``, in place, and return a report.
 
     Args:
         trunk: the network, or the part of it whose arrays have the names of a run's network.
         source: the model or the weights to copy from.
         settings: the settings of fine-tuning.
-        classes: the classes to learn; a run's head is copied only if the run had the same.
+        classes: the classes to learn; a run's head is copied only if the run learned the same
+            classes. Weights that are not from a run never give a head.
 
     Raises:
-        SettingError: no array of a run fits, the file or timm's name is unknown, or its weights are
-            for another architecture.
+        SettingError: none of a run's arrays fits; or the file or timm's name is unknown, or is for
+            another architecture.
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
@@ -83,9 +85,9 @@ def transfer(
 
 
 def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point arrays of ``trunk`` by name, without those of its head.
+    """Return the floating-point arrays of ``trunk`` by name, without the arrays of its head.
 
-    They share memory with the network, so they change with it.
+    The arrays share memory with the network, so they change when the network changes.
     """
     arrays = {}
     for name, tensor in trunk.state_dict().items():
@@ -103,7 +105,8 @@ def _report(
         encoder: all arrays of the encoder by name.
         names: the names of the arrays that were copied.
         head: whether a run's head was copied.
-        backbone: the backbone that was loaded from its own weights, or empty.
+        backbone: the name of the backbone that was loaded from its own file, or empty. With a
+            backbone, the ViT's arrays do not count as left.
     """
     copied, total, left = 0, 0, []
     for name in sorted(encoder):
@@ -111,7 +114,7 @@ def _report(
         total += size
         if name in names:
             copied += size
-        # A backbone that was loaded from its own file is not left to the seed
+        # A backbone that was loaded from its own file does not have its initial values
         elif not backbone or not name.startswith(_BACKBONE):
             left.append(name)
     return TransferReport(len(names), len(encoder), copied / total, tuple(left), head, backbone)
@@ -120,17 +123,17 @@ def _report(
 def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy the arrays of a run's model that fit into ``trunk``, and report on them.
+    """Copy the arrays of a run's model that fit into ``trunk``, and return a report.
 
     The head is copied only as a whole, and only if the run had the same ``classes``. If the run
-    trained only prompts, the pretrained backbone that they belong to is loaded first.
+    trained only prompts, the pretrained backbone that the prompts belong to is loaded first.
 
     Raises:
         SettingError: no array of the encoder fits.
     """
     if not run_model.has_backbone and hasattr(trunk, "vit"):
-        # Loading checks that the weights have not seen images of these silos. So the data settings
-        # must be those that are used here, not the run's.
+        # Loading checks that the backbone was not trained on images of these silos, so the data
+        # settings must be those of fine-tuning, not those of the run
         common = dataclasses.replace(
             run_model.common, dataset=settings.dataset, public_share=settings.public_share
         )
@@ -166,10 +169,10 @@ def _transfer_run(
 def _fit_array(
     name: str, arrays: Mapping[str, Tensor], target: Tensor, trunk: nn.Module
 ) -> Tensor | None:
-    """Return a run's array in the shape of ``target``, or None if it cannot have that shape.
+    """Return a run's array in the shape of ``target``; None if it is missing or does not fit.
 
-    Only a ViT's position embeddings are reshaped: they are resampled to the grid of patches in
-    ``trunk``, because the images may have another size.
+    Only position embeddings of a ViT are changed. If their number differs but not their width, they
+    are resampled to the grid of patches in ``trunk``, because the images may have another size.
 
     Args:
         name: the name of the array.
@@ -192,9 +195,9 @@ def _fit_array(
 
 
 def _fitting_head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
-    """Return the arrays of a run's head by name; empty unless all of them fit.
+    """Return the arrays of a run's head by name; empty if one is missing or has another shape.
 
-    ``state`` has the arrays of the network that receives them.
+    ``state`` has the arrays of the network that receives the head.
     """
     head: dict[str, Tensor] = {}
     for name, target in state.items():
@@ -231,21 +234,22 @@ def distil(
 ) -> DistilReport:
     """Train the encoder of ``network``, in place, to predict the tokens of a run's ViT.
 
-    The FedEFM paper initialises UNet and SwinUnet from its foundation ViT but does not say how.
-    Here one linear layer maps the encoder's last map to the ViT's token of each patch (Romero et
-    al. 2015, FitNets, equation 3). Tokens are normalised over their channels (Wei et al. 2022,
-    feature distillation). The linear layer is dropped afterwards, and labels are ignored.
+    The FedEFM paper initialises UNet and SwinUnet from its foundation ViT, but does not explain
+    how. Here a linear layer, trained with the encoder, maps the encoder's last map to the ViT's
+    token of each patch (Romero et al. 2015, FitNets, equation 3). The ViT's tokens are normalised
+    over their channels (Wei et al. 2022, feature distillation). The linear layer is dropped
+    afterwards.
 
     Args:
         network: the student, on the compute device.
         source: the run whose ViT is the teacher.
-        images: the training images; their labels are not used.
+        images: the training images; their labels are ignored.
         settings: the settings of the training.
         compute: the device and the precision.
         epochs: the number of epochs, at least 1.
 
     Raises:
-        SettingError: no array of the run's ViT fits a ViT for images of this size.
+        SettingError: none of the arrays of the run's ViT fits a ViT for images of this size.
     """
     shape = tuple(images.inputs.shape[1:])
     teacher = compute.place(build_run_vit(source, settings, shape)).eval()
@@ -270,10 +274,10 @@ def distil(
 
 
 def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
-    """Return the mean squared error of predicted tokens, a scalar.
+    """Return the mean squared error between predicted tokens and the ViT's tokens, a scalar.
 
-    True tokens are first normalised over their channels to mean 0 and variance 1, so that
-    predicting zeros has a loss of 1.
+    The ViT's tokens are first normalised over their channels to mean 0 and variance 1, so
+    predicting zeros gives a loss of 1. The predictions are not normalised.
 
     Args:
         maps: the predictions (batch, c, h, w), which are resized to the grid of patches.
@@ -289,12 +293,12 @@ def build_run_vit(
 ) -> PromptedViT:
     """Build the ViT of a run with the run's weights, all frozen, on the CPU.
 
-    ``settings`` are those of fine-tuning, of which the network's settings are replaced by the
-    run's. Arrays that do not fit images of ``input_shape`` (channels, height, width) keep random
-    values; position embeddings are resampled.
+    The network's settings are the run's; all other settings are ``settings``, those of fine-tuning.
+    Arrays that do not fit images of ``input_shape`` (channels, height, width) keep random values,
+    but position embeddings are resampled to fit.
 
     Raises:
-        SettingError: no array of the encoder fits.
+        SettingError: none of the encoder's arrays fits.
     """
     own: dict[str, Any] = {}
     for field, key in keys_of(CommonSettings).items():

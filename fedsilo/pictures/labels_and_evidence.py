@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NDArray = npt.NDArray[Any]
 
-_LEGEND = 18  # names for which a legend beside the picture has room
+_LEGEND = 18  # the most names that fit into a legend beside the picture
 
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:

@@ -220,7 +220,7 @@ def _draw_lines(
     Args:
         title: the title of the picture.
         panels: label of a panel -> name -> round -> value.
-        better_high: the label of the only panel in which a high value is good.
+        better_high: the label of the only panel where a high value is good.
         marks: round -> a remark. Each gets a vertical line in every panel, and its text below. None
             for no marks.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Point = tuple[float, float]
 Series = Mapping[Any, float]
 
-_LABELLED = 16  # lines up to which each has its weight written on it
+_LABELLED = 16  # the most lines that get their weight written on them
 _ONE_PANEL = 10  # lines that can be distinguished in one panel
 _STRETCH = 1.16  # names stand on a circle larger than the sites' circle by this factor
 
