@@ -26,5 +26,5 @@ class FedPerSettings(OwnSettings):
     personal_layers: int = setting(1, "last layers with weights that stay at the silo", ge=1)
 
     def personal(self, network: nn.Module) -> list[str]:
-        """Return the names of the arrays that stay at the site: those of the last layers."""
+        """Return the names of the arrays that stay at the site: 'personal-layers' last layers."""
         return last_layers(network, self.personal_layers)
