@@ -44,7 +44,7 @@ def plugin_entries(named: str) -> list[str]:
 
 
 def module_of(entry: str) -> str:
-    """Return the module's name for an entry of 'plugin': a file's name without '.py', or itself."""
+    """Return the module's name for an entry of 'plugin': a file loses '.py' and its folders."""
     return Path(entry).stem if entry.endswith(".py") else entry
 
 

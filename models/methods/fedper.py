@@ -1,4 +1,4 @@
-"""FedPer (Arivazhagan et al. 2019): the last layers are each silo's own, the others are averaged.
+"""FedPer (Arivazhagan et al. 2019): each silo keeps its last layers; other layers are averaged.
 
 Equations (arXiv:1912.00818):
   (algorithm 1, W_P) which layers stay -> models.methods.fedper.FedPerSettings.personal

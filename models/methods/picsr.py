@@ -43,7 +43,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class PICSRSettings(OwnSettings):
-    """Settings of PICSR, among them what the paper leaves open."""
+    """Settings of PICSR, including values that the paper does not give."""
 
     title = "PICSR"
     server = "fedsilo.strategies.methods.picsr:PICSR"
@@ -351,7 +351,7 @@ def routing_document(
     """Build routing.json: the weights that each site gives to each expert.
 
     Args:
-        values: site -> its test metrics, among them those of ``routing_metrics``.
+        values: site -> its test metrics, including the names of ``routing_metrics``.
         experts: the experts' sites.
         distances: the result of ``prototype_distances``.
 

@@ -1,12 +1,12 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates take the sites' own drift out of each step.
 
 Site i steps by g_i(y) - c_i + c, where c_i is its mean gradient of its last round and c the sites'
-mean of these, weighted by samples. Option II of the paper, c_i - c + (x - y) / (K eta), is for
-plain SGD the mean of the K steps' gradients; that mean is what is computed here, so any
-optimiser can take the steps.
+mean of all c_i, weighted by samples. Option II of the paper, c_i - c + (x - y) / (K eta), equals
+the mean of the K steps' gradients for plain SGD. This mean is computed here, so any optimiser can
+take the steps.
 
-In the paper all sites take the same number of steps K, with equal weights. Here site i has n_i samples
-and takes K_i steps. The model moves by the mean of y_i - x with the weights n_i / K_i. To first
+In the paper all sites have equal weights and take the same number of steps K. Here site i has n_i
+samples and takes K_i steps. The model moves by the mean of y_i - x, weighted by n_i / K_i. To first
 order y_i - x is K_i steps of -eta (g_i - c_i + c), so with these weights the corrections of all
 sites add up to 0, as in the paper, and the model moves by the mean gradient over all samples. With
 the weights n_i the corrections would not cancel: a site with many steps and a flat loss follows its

@@ -113,8 +113,8 @@ class CodeUse:
         """Return the metrics over all batches so far (at least one), by name.
 
         ``codeword-distance`` is the mean squared error between tokens and codewords,
-        ``codebook-loss`` the loss of eq. 6, 1.25 times that error, and ``perplexity`` that of the
-        code use.
+        ``codebook-loss`` the loss of eq. 6 (1.25 times this error), and ``perplexity`` the
+        perplexity of code use.
         """
         # Both terms of eq. 6 have this value; they differ only in their gradients and weights
         distance = self.squared / self.elements

@@ -56,8 +56,8 @@ class ConvEncoder(nn.Sequential):
     """Maps images (batch, in_channels, height, width) to (batch, 4w, height/8, width/8).
 
     It has three stages of widths w, 2w and 4w: a 3x3 convolution, a residual block and a 2x2
-    max-pool. With ``leading_norm`` batch norm and ReLU follow the convolution of a stage; the
-    authors' code has neither.
+    max-pool. With ``leading_norm``, batch norm and ReLU follow the first convolution of a stage;
+    the authors' code does not have them.
     """
 
     stages: nn.Sequential

@@ -49,7 +49,7 @@ def image_network(settings: CommonSettings) -> str:
 def check_network_settings(settings: CommonSettings) -> None:
     """Check that the network reads every setting of networks that was changed from its default.
 
-    Without this check a user would believe that such a setting has an effect.
+    Without this check a user would believe that an unread setting has an effect.
 
     Raises:
         SettingError: the network does not read a changed setting; 'network.classifier' is
