@@ -235,7 +235,7 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
     try:
         yield
         return
-    except Exception as error:  # whatever fails must fail inside the sum
+    except Exception as error:  # every failure must happen inside the sum
         kind = message.metadata.message_type
         is_summed = context.run_config.get("privacy.trust") == SUMS and kind not in (HELLO, SURVEY)
         if not (is_summed and opened.data):

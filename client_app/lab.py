@@ -61,10 +61,10 @@ class Outgoing:
     # The trained network: it is measured again, and it is sent unless ``send`` is given
     network: SiteNetwork | None = None
     _: KW_ONLY
-    # The arrays that leave, by name; None for those of ``network``.
+    # The arrays that leave, by name; None for the arrays of ``network``.
     # Nothing leaves if the server asks for no arrays
     send: Arrays | None = None
-    # The arrays that this site keeps, by name; None to keep none
+    # The arrays that this site keeps, by name; None to keep no arrays
     keep: Arrays | None = None
 
 
@@ -321,7 +321,7 @@ class Lab:
             ``<model>.<split>.<metric>`` -> value.
         """
         if self.session.cap:
-            # Only the first is the received model; others have their own names and stay here
+            # Only the first is the received model; other networks keep their own names
             received = next(iter(self.session.method.measured(self, network)))
             if model == INCOMING:
                 for split in splits:

@@ -43,7 +43,7 @@ class OpenedSite:
     settings: CommonSettings
     silo: Silo  # the site's data; a table's features are not standardised
     simulated: bool  # whether this is a site of a simulation
-    limits: Limits  # the hospital's floors and quotas; a simulated site has none
+    limits: Limits  # the hospital's floors and quotas; they limit nothing at a simulated site
     node_config: Mapping[str, Value]  # the node's own config, with a site file's limits in it
     run_config: Mapping[str, Value]  # the run's settings as the server sent them
     # The ledger of the hospital's own cap on epsilon over all runs; None without a cap

@@ -26,8 +26,8 @@ class APFLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train w on its own loss and v on the mixture's loss, on the same batches.
 
-        Two optimisers with the same settings take the steps. w is sent, v is stored, and the
-        network ends as the mixture.
+        Two optimisers with the same settings take the steps. w is sent and v is stored. The network
+        ends with the mixture's weights, so the mixture is measured.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

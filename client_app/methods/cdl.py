@@ -30,8 +30,8 @@ class CDLSite(DecentralisedSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the main model and the support model towards each other; send the main, store both.
 
-        In the first round only the main model is trained, and a copy of it becomes the support
-        model.
+        In the silo's first round only the main model is trained, and a copy of it becomes the
+        support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -55,9 +55,9 @@ class DisTransSite(SiteMethod):
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
         """Return the received arrays with this site's offset, and without the other sites' offsets.
 
-        If offsets stay at the sites, the stored offset is used; in the first round, the network's
-        initial one. Otherwise the received offset is used. A finished run's model has one offset
-        per site.
+        If offsets stay at the sites, this site's stored offset is used, or in the first round the
+        network's initial offset. Otherwise the received offset is used; a finished run's model has
+        one offset per site, named by site.
         """
         arrays = lab.arrays()
         if self._stays():

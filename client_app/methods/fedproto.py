@@ -16,7 +16,7 @@ class FedProtoSite(LocalSite):
     """Stores its network like ``local``; only prototypes leave.
 
     If ``inference`` is 'prototype', the model is measured with the received global prototypes,
-    which are those of the round before. If there are none, as in round 1, it is measured with its
+    which come from the round before. Without any, as in round 1, it is measured with its
     head.
     """
 

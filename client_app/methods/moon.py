@@ -28,7 +28,10 @@ class MoonSite(SiteMethod):
     settings: MoonSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received weights and, in training, the projection head."""
+        """Build the network with the received weights.
+
+        Except in the final evaluation, it also has the projection head.
+        """
         network = initial_classifier(lab.common, lab.silo)
         if lab.instruction.phase != EVALUATE:
             head = build_projection(lab.common.seed, network.channels)

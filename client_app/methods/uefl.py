@@ -1,8 +1,8 @@
 """UEFL at a site: train with the codebooks it receives, and cluster its features when asked.
 
 The phase ``train`` trains, ``uncertainty`` measures the averaged model on validation data, and
-``centroids`` clusters the training features. Centroids leave with their counts: those of an
-uncertain site start a new book, those of a certain site re-initialise the first one.
+``centroids`` clusters the training features. Centroids leave with their counts: the centroids of an
+uncertain site start a new codebook, those of a certain site re-initialise the first codebook.
 """
 
 from collections.abc import Iterable

@@ -41,7 +41,7 @@ class Ledger:
     """The number of releases in one run, or in a hospital's runs, and a cap on their epsilon."""
 
     path: Path  # the ledger's file
-    cap: float  # the cap on epsilon, whatever a server asks for; 0 for none
+    cap: float  # the cap on epsilon, independent of the server; 0 means no cap
     delta: float  # the delta that epsilon is computed for
     # A run's ledger points to the hospital's own ledger, if there is one, which counts the same
     hospital: Self | None = None
@@ -56,7 +56,7 @@ class Ledger:
             releases: (noise multiplier, sampling rate) -> number of releases.
 
         Raises:
-            EpsilonSpentError: epsilon would exceed a cap; then neither ledger changes.
+            EpsilonSpentError: epsilon would exceed a cap. Neither ledger changes.
             CheckpointError: a ledger is damaged, or cannot be written.
         """
         # One lock for both ledgers, so that no other run spends between the two entries

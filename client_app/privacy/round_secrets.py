@@ -46,7 +46,7 @@ class RoundSecrets:
     publics: dict[str, bytes] = field(default_factory=dict)
     # The splits that all sites measure, so that their metrics may be summed
     splits: list[str] = field(default_factory=list)
-    # This site's shares of its own secrets: of its own mask, and of its masks with the others
+    # This site's shares of its own secrets: of its own mask, and of its masking key
     own_shares: list[bytes] = field(default_factory=list)
     threshold: int = 0  # the number of shares that reconstruct a secret
     context: bytes = b""  # binds masks and signatures to run, round, names, keys and threshold

@@ -253,7 +253,7 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Check all sites' keys, and return a sealed share of this site's secrets for each site.
+        """Check all sites' keys; return sealed shares of this site's secrets for the other sites.
 
         Raises:
             SiteError: the server's lists of keys are malformed.

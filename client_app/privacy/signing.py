@@ -170,7 +170,7 @@ def _new_key() -> bytes:
 class KnownKey:
     """Another hospital's signing key, by codes; an unknown code is empty."""
 
-    compared: str = ""  # the code that both have compared
+    compared: str = ""  # the code that people at both hospitals have compared
     day: str = ""  # date when the keys were compared, ISO 8601
     received: str = ""  # the code of the site's latest signing key
     shown: str = ""  # the code that 'fedsilo hospital keys' has listed last for somebody to read

@@ -22,9 +22,9 @@ class Summand:
     """The weight of a site in a secret sum: its sample counts, and whether it could answer."""
 
     common: CommonSettings  # the run's settings
-    # Samples by split; those of ``train`` are its weight in the mean
+    # Samples by split; the number in ``train`` is the site's weight in the mean
     counts: Mapping[str, int] = field(default_factory=dict)
-    failed: bool = False  # whether it could not answer; then it adds only this mark
+    failed: bool = False  # whether the site could not answer; if so, it adds only this mark
 
     def numbers(
         self,

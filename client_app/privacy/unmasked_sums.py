@@ -183,7 +183,7 @@ class SummedBefore:
     terms: str
 
     def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
-        """Check that the same arrays were not summed before under other terms or more sites.
+        """Check that no earlier sum of the same arrays had other settings or a missing site.
 
         Arrays that were never summed pass.
 

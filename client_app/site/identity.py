@@ -180,8 +180,9 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     """Return the node config's 'site'; without one, the name of the silo number 'partition-id'.
 
     Raises:
-        SiteError: without 'site', if a real site reads a data set whose silo names come from files,
-            if there is no 'partition-id', or if it is at least the number of silos.
+        SiteError: the node config has no 'site', and a real site's data set names its silos by
+            files, or there is no 'partition-id', or 'partition-id' is not below the number of
+            silos.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])

@@ -31,7 +31,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, build, keys_with, setting
 
 SITE_FILE = "site-file"
-_SHOWN_GROUPS = 5  # groups of names in an error; the others are counted
+_SHOWN_GROUPS = 5  # groups of names in an error; further groups are counted
 
 
 def _lower_cap(one: float, other: float) -> float:
@@ -49,7 +49,7 @@ class SiteFile(Limits):
     """A hospital's rules, with the floors and quotas; docs/site-file.md explains each key.
 
     A text in a list may contain ``*`` for any characters. ``given`` has the single values that the
-    file names; the node config decides all others.
+    file names; the node config decides all other values.
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")

@@ -188,8 +188,8 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """Tell whether a state from before ``instruction`` must have existed and was deleted.
 
-    Called when no older state is on disk. In round 1, without any state, or if only states of the
-    requested round exist, this is the site's first round, and nothing was deleted.
+    Called when no older state is on disk. False in round 1, without any state, or if only states of
+    the requested round exist, because this is then the site's first round.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}

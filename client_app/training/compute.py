@@ -1,6 +1,6 @@
 """Choose the device and the precision for a site, and how repeatable its results are.
 
-As 'machine.deterministic' says, operations without a deterministic form are named or refused.
+'machine.deterministic' decides whether operations without a deterministic form are refused.
 PyTorch reports them by a warning or an error when it meets one.
 """
 
@@ -26,7 +26,7 @@ from fedsilo.models.networks.kinds import image_network
 
 _HELD = 2**31  # bytes; larger tensors are streamed to a GPU
 # oneDNN with AVX2 writes beyond the memory of a strided 1 x 1 convolution of fewer than 8
-# channels (PyTorch 2.15); these networks have none
+# channels (PyTorch 2.15); these networks have no such layers
 _CHANNELS_LAST_ON_CPU = ("conv", "vgg16-bn")
 M = TypeVar("M", bound=nn.Module)
 _BUFFERS = 2  # one buffer of a streamed tensor is filled while the other is copied

@@ -96,8 +96,8 @@ def measure(
             dropout).
         compute: the device and the precision.
         key: further keys of the dropout seed.
-        probe: sees the tokens of every batch and adds its own metrics; None for none.
-        counts_from: the fewest samples of each published outcome count; None to publish none.
+        probe: sees the tokens of every batch and adds its own metrics; None for no probe.
+        counts_from: the smallest outcome count to publish; None to publish no counts.
 
     Returns:
         Metric -> value.

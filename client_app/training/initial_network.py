@@ -80,7 +80,7 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
     """Check that each optimiser step uses at least ``minimum`` different samples.
 
     A sample counts only if its weight is more than a hundredth of the largest weight in its batch,
-    because a gradient with a smaller weight does not help to hide the others.
+    because a gradient with a smaller weight does not help to hide the other samples.
 
     Args:
         batches: the sample numbers of each step, (batch,) each; an empty list passes.

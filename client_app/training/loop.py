@@ -170,7 +170,7 @@ class LocalTraining:
     after_step: AfterStep | None = None
     # A second optimiser that steps after the network's, by the same gradients, or None
     beside: Optimizer | None = None
-    # The passes, each a list of batches of sample numbers, or None for those of the settings
+    # The passes, each a list of batches of sample numbers, or None for the passes of the settings
     plan: Iterable[list[Tensor]] | None = None
     # The optimiser whose moments the training continues from, or None for a new one
     optimiser: Optimizer | None = None
@@ -345,7 +345,7 @@ def continue_from_earlier_rounds(
 
     If the network has evidential losses, ``training.before_pass`` is set. ``training.counted`` is
     set if 'train.rate-decay' is not 'none', or if there is a schedule or warm-up and
-    ``training.plan`` is None, because a schedule does not apply to a given plan.
+    ``training.plan`` is None, because a schedule does not count the steps of a plan.
 
     Args:
         training: the training; its private mechanism and its floors must be set already.

@@ -72,7 +72,7 @@ class PrivateTraining:
             settings: 'train.micro-batch' is the number of samples computed at a time.
             compute: the device and the precision.
             penalty: returns a term that depends only on the parameters, which are private already,
-                so its gradient gets no noise; None for none.
+                so its gradient gets no noise; None for no penalty.
             scaler: always None, because 'fp16' is refused in private runs.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch

@@ -1,7 +1,7 @@
 """The learning rate of each step, from PyTorch's own schedulers over the steps of all rounds.
 
 The position of a step follows from its round. So a site that joins late, or continues after a
-crash, has the same rates as the others, and no state of a scheduler is stored or sent. Sites with
+crash, has the same rates as other sites, and no state of a scheduler is stored or sent. Sites with
 more samples take more steps per round, but all have the same rates at the start of each round.
 """
 

@@ -84,7 +84,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
         fresh = work / file.name
         try:
             HTTPDownloader(timeout=_TIMEOUT)(url, str(fresh), None)
-        except (OSError, ValueError) as error:  # those of requests are OSErrors
+        except (OSError, ValueError) as error:  # errors of requests are OSErrors
             fault = (
                 f"{url} cannot be downloaded ({_cause(error)}): check the network or name "
                 "another --base-url"
@@ -161,7 +161,7 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files ``sizes`` of a zip, counting the bytes, because stated sizes may be false.
+    """Unpack the files ``sizes`` of a zip; count the real bytes, because stated sizes may be false.
 
     Raises:
         DataError: the files together are larger than ``most_unpacked`` allows.

@@ -148,7 +148,7 @@ def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt
     fault = ""
     if numbers.dtype != dtype or (sample.shape != form and not is_flat):
         fault = f"is {kind_of(sample)}, but must be a sample {form} like the site's"
-    elif not np.isfinite(numbers).all():  # the site's own arrays have none either
+    elif not np.isfinite(numbers).all():  # as in the site's own arrays
         fault = "contains non-finite numbers"
     if fault:
         raise BrokenImageError(fault)

@@ -243,7 +243,7 @@ def decode_each(
     dtype: npt.DTypeLike,
     decode: Callable[[str], npt.NDArray[Any]],
 ) -> Decoded:
-    """Decode images one by one into one array, leaving out those that fail.
+    """Decode images one by one into one array; images that fail are left out.
 
     Args:
         names: the images' names.
@@ -305,7 +305,7 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
         where: the site's name.
         images: pairs (name in the error, file). A pair of equal names is not logged.
     """
-    # Where both names are equal the error has said everything
+    # If both names are equal, the error already names the file
     named = []
     for called, name in images:
         if called != name:
@@ -355,7 +355,7 @@ def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) 
     """
     headers: list[ImageHeader] = []
     for path in paths:
-        with suppress(BrokenImageError):  # they are counted among those left out
+        with suppress(BrokenImageError):  # such files are counted as left out
             headers.append(read(path))
     rows = [(header.width, header.height, header.bits) for header in headers]
     columns = np.array(rows, dtype=np.float64).reshape(-1, 3)

@@ -1,7 +1,7 @@
 """Images sorted into folders as for torchvision: folders name the sites, parts and classes.
 
 The layouts are ``SITE/CLASS/*``, ``SITE/{train,val,test}/CLASS/*``, or one of them without sites,
-which gives one silo to cut others from. Reading folders gives the same result as reading the
+which gives one silo to cut further silos from. Reading folders gives the same result as reading the
 manifests that ``fedsilo manifest folder`` writes.
 """
 

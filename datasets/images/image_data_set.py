@@ -1,7 +1,7 @@
 """Load silos of images: list a site's files, split them by patient or lesion, decode and cache.
 
 The images of one group (a patient or lesion) stay in one part. A hash of the group's name decides
-whether it is public, so that a group that two sites share is public at both or at neither.
+whether it is public, so that a group at two sites is public at both sites or at neither.
 """
 
 from abc import abstractmethod

@@ -78,7 +78,7 @@ class ListedImage:
 def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
     """Build the index of listed images in ``folder``, in their order.
 
-    The images must all have a part, or all have none.
+    Either all images or no image must have a part.
     """
     return ImageIndex(
         where=where,

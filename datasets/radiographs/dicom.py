@@ -119,7 +119,7 @@ def _read(path: Path, bits: int) -> Grey:
     raw = _decode_pixels(dataset)
     try:
         picture = _apply_display(dataset, raw)
-    except Exception:  # whatever a damaged table leads to
+    except Exception:  # a damaged table may lead to any error
         picture = np.full(1, np.nan)
     if not np.isfinite(picture).all():
         raise BrokenImageError("has a rescaling, window or lookup table that cannot be applied")
@@ -366,7 +366,7 @@ def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np
     value = dataset.get("PixelPaddingValue")
     if value is None:
         return np.zeros(raw.shape, dtype=bool)
-    # The limit may be above or below the value; without a limit the value alone is padding
+    # The limit may be above or below the value; without a limit only the value is padding
     ends = value, dataset.get("PixelPaddingRangeLimit", value)
     padded: npt.NDArray[np.bool_] = (raw >= min(ends)) & (raw <= max(ends))
     return padded

@@ -1,6 +1,6 @@
 """mini-MIAS: 322 real mammograms of 161 women (Suckling et al. 1994), divided by breast tissue.
 
-The sites are the three tissues, whose images look different as those of hospitals may. The user
+The sites are the three tissues, whose images differ as images of different hospitals may. The user
 provides the files, for research only: ``labels.csv`` and ``images/`` in the folder ``mini_mias`` of
 the data directory.
 """

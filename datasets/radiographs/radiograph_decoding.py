@@ -24,7 +24,7 @@ _DEPTHS = {"L": 8, "I;16": 16, "I;16B": 16, "I;16L": 16, "I": 16}  # Pillow's mo
 _EMPTY = 1 / 256  # pixels below this share of the span from darkest to brightest are air
 _LEVELS = 65535  # the largest number of 16 bits
 _INT16_ZERO = 32768
-_PHOTOMETRIC = 262  # TIFF's tag that says whether 0 is white
+_PHOTOMETRIC = 262  # TIFF's tag that decides whether 0 is white
 
 
 def read_grey(path: Path, bits: int) -> Grey:
@@ -42,7 +42,7 @@ def read_grey(path: Path, bits: int) -> Grey:
         values, depth = _grey_values(image)
         white_is_zero = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
     top = check_depth(depth, int(values.max()), bits)
-    # Pillow inverts files of 8 bits itself, but not those of 16
+    # Pillow inverts files of 8 bits itself, but not files of 16
     if white_is_zero and depth > 8:
         values = top - values
     picture: Grey = values.astype(np.float32)

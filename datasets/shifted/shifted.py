@@ -293,7 +293,7 @@ class ShiftedImages(DataSet):
                 "val": (pool.train_images[val], pool.train_labels[val]),
                 "test": (pool.test_images[test], pool.test_labels[test]),
             }
-            # A source with a validation part shares it out equally, whatever the sizes of silos are
+            # A source's own validation part is shared equally, independent of the silos' sizes
             if pool.val_images is not None and pool.val_labels is not None:
                 size = len(pool.val_labels) // settings.silos
                 own = slice(index * size, (index + 1) * size)

@@ -2,8 +2,8 @@
 
 Each class has a training folder with its images and ``GT-000xx.csv``; an image's name is its
 track's number and its frame's. The classes of the test images are in ``GT-final_test.csv``. Images
-have sides of 15 to 250 pixels; the whole image is resized to 32x32 (bilinear), whatever its shape,
-as the UEFL notes say.
+have sides of 15 to 250 pixels; the whole image of any shape is resized to 32x32 (bilinear),
+as in the UEFL notes.
 """
 
 import os

@@ -81,7 +81,7 @@ class Silo:
         fingerprints: split -> SHA-256 of its bytes.
         features: a table's feature names in column order; empty for images. A table's inputs stay
             as they were read, with NaN for a missing value, until they are standardised.
-        classes: the names of the classes; empty if they have none.
+        classes: the names of the classes; empty if the classes have no names.
         dropped: number of rows left out because a value was missing or out of range, or of images
             that could not be decoded.
         declared: mean and standard deviation from the data's schema, for standardising; None if the
@@ -136,7 +136,7 @@ class DataSet(ABC):
         settings: the keys that only some data sets read and that this one reads.
         headline: the metrics that its result tables show.
         silos_by_files: whether the files on each machine decide which silos exist, so that the
-            files of a server say nothing about the hospitals' silos.
+            server's files do not show which silos the hospitals have.
         origin: 'public' files, the user's 'own', or 'made-up' when they are first used.
         is_table: whether samples are rows of features, which are standardised before use.
     """
@@ -207,7 +207,7 @@ class DataSet(ABC):
         if name not in names:
             error = no_such_silo(name, names)
             if self.silos_by_files:
-                # The names of files may be those of patients
+                # The files may be named after patients
                 error = FileNamesError(str(error))
             raise error
         return self._load(name, settings, places)
@@ -234,8 +234,8 @@ class DataSet(ABC):
         """Return mean and std, (channels, 1, 1) each, to standardise an image with pixels in 0..1.
 
         Returns:
-            None, as in this base class, if silos have unscaled pixels, which networks scale
-            themselves.
+            Mean and std; None (as in this base class) if the silos' pixels are unscaled, because
+            networks then scale them.
         """
         return None
 

@@ -57,7 +57,7 @@ class Look:
         ground: brightness of the background, 0..1, per channel.
         contrast: factor for the content; below 0 the content is darker than the background.
         grain: standard deviation of the noise of each pixel.
-        field: radius of a round field of view that is surrounded by black; 0 for none.
+        field: radius of a round field of view that is surrounded by black; 0 for no field.
     """
 
     ground: tuple[float, ...]

@@ -99,7 +99,7 @@ class _Population:
     male: float
 
 
-# Sizes and label rates are those of the real sites without rows that lack a value.
+# Sizes and label rates come from the real sites without rows that lack a value.
 _POPULATIONS: Mapping[str, _Population] = {
     "cleveland": _Population(303, 139 / 303, 54, 246, 0.68),
     "hungary": _Population(261, 98 / 261, 48, 250, 0.72),

@@ -71,7 +71,7 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     ignored: list[tuple[str, ...]] = []
     for number, line in rows:
         tokens = reader.tokens(number, line)
-        # The label counts too: a row without one is of no use, whatever the policy says
+        # The label counts too, because a row without a label is useless under any policy
         lacking = reader.lacking(tokens, counts.missing)
         if label in lacking:
             counts.leave_out(lacking)

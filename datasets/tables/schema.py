@@ -51,7 +51,7 @@ class Column(FileModel):
         name: its name.
         kind: 'numeric', 'categorical' or 'ignored'.
         levels: the possible values of a categorical column.
-        mean, std: statistics to standardise a numeric column with; both or none.
+        mean, std: statistics to standardise a numeric column with; both or neither.
         edges: bin edges of its histogram in a survey; without them they follow from mean and std.
         range: lowest and highest possible value of a numeric column, in its ``unit``. ``fedsilo
             predict`` refuses other values; ``TableSchema.out_of_range`` decides about training

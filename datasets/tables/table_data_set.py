@@ -75,7 +75,7 @@ class TableDataSet(DataSet):
                 outside = schema.find_out_of_range(table)
                 rows += int(np.any(list(outside.values()), axis=0).sum())
                 values.update({name: int(of.sum()) for name, of in outside.items()})
-        except FedsiloError:  # the site itself says so
+        except FedsiloError:  # the site itself reports it
             return []
         parts = []
         for column in schema.columns:
@@ -210,7 +210,7 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
                 values[split] = rows[:, place]
             measures.append(Measure(column.name, values, column.survey_edges(), may_lack=may_lack))
         elif column.kind == "categorical":
-            # The first level has no feature: it is number 0, the features of the others 1, 2, ...
+            # The first level has no feature: it is number 0, other levels are numbers 1, 2, ...
             places = [features.index(f"{column.name}={level}") for level in column.levels[1:]]
             numbers = np.arange(1.0, len(column.levels))
             for split, rows in inputs.items():

@@ -44,7 +44,7 @@ _EXCEL = (".xlsx", ".xlsm")
 _OLD_EXCEL = ".xls"
 _PARQUET = (".parquet", ".pq")
 _GZIP = ".gz"
-# The first bytes of a file -> its kind, for files whose name says nothing
+# The first bytes of a file -> its kind, for files whose name does not show it
 _SIGNATURES = {
     b"PK\x03\x04": ".xlsx",
     b"PAR1": ".parquet",
@@ -122,7 +122,7 @@ def _kind_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             start = file.read(4)
-    except OSError:  # reading it as text says why
+    except OSError:  # reading it as text gives the reason
         return ""
     for signature, kind in _SIGNATURES.items():
         if start.startswith(signature):

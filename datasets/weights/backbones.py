@@ -97,7 +97,8 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 
     Raises:
         SettingError: the weights are missing, unreadable, not finite or of another architecture; a
-            ViT's were trained on images of this run's silos; or a ResNet-22's are not a file.
+            ViT's weights were trained on images in this run's silos; or a ResNet-22's weights are
+            'timm' or 'random' instead of a file.
     """
     if settings.network == "resnet22" and settings.backbone_weights:
         path = weights_file(settings)
@@ -213,7 +214,7 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
         # The head is kept, because without one timm accepts files that lack arrays, and those
         # arrays would silently stay random
         model = timm.create_model(name, pretrained=True)
-    except Exception as error:  # no network, no such weights, no such name
+    except Exception as error:  # no network, unknown weights or an unknown name
         raise SettingError(
             f"cannot download timm's weights for '{name}' ({reason_of(error)}): check the network, "
             f"or name a file in '{key}'"

@@ -77,7 +77,7 @@ def run_beside(weights: Path) -> CommonSettings | None:
         values = tomllib.loads(config.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError):
         return None
-    # The tables of the launch and of the method would not flatten, and say nothing about the data
+    # The tables of the launch and of the method would not flatten, and do not concern the data
     known = groups_of(CommonSettings).keys() | defaults(CommonSettings).keys() | RENAMED.keys()
     for key in values.keys() - known:
         del values[key]

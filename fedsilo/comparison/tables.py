@@ -112,7 +112,10 @@ def _next_to_published(spread: Any, median: bool) -> str:
 
 
 def published_cell(spread: Any) -> str:
-    """Format the paper's number, with its deviation if it has one; empty without a number."""
+    """Format the paper's number, with its deviation if it has one.
+
+    The text is empty if the paper does not have the number.
+    """
     if pd.isna(spread.published):
         return ""
     cell = f"{spread.published:.3f}"

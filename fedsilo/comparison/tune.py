@@ -381,7 +381,7 @@ def chosen_document(
     """Build the content of ``chosen.json``: the best point, the reason, warnings and all points.
 
     Warnings are about values at an edge of the grid, settings without effect, and failed points.
-    ``ranked`` has the points, best first.
+    ``ranked`` has all points, best first.
     """
     best = ranked[0]
     failed, digests, settings = [], [], []

@@ -1,9 +1,9 @@
 """Settings as frozen dataclasses, whose values pydantic checks.
 
 A class of settings has a ``group``, and its field ``batch_size`` is the run-config key
-``train.batch-size``. A method's group is the name of its file, unless its class says another one.
-Keys without a group stand for themselves. Values come as Flower's run config gives them (bool, int,
-float, str); it knows no lists, and so we do not.
+``train.batch-size``. A method's group is the name of its file, unless its class sets ``group``. If
+a class has no group, its keys have no prefix. Values have the types of Flower's run config (bool,
+int, float, str), so a value cannot be a list.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ S = TypeVar("S")
 _LARGEST = 2**63 - 1  # the largest whole number that Flower's run config can hold
 _LONGEST = 4096  # the most characters that a value may have
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-# pydantic's bounds of a number, in the order in which they are read
+# pydantic's bounds of a number, in the order errors list them
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 # pydantic's names for a value of another type; every other fault is outside the allowed range
 _OTHER_TYPES = {"bool_type", "int_type", "float_type", "string_type"}
@@ -39,11 +39,12 @@ class SettingRule:
     Attributes:
         help: one line that describes the setting.
         kind: bool, int, float or str.
-        roles: further lists of settings that it belongs to, see ``common_settings``.
+        roles: further lists that contain the setting, see ``common_settings``.
         allowed: the allowed values in words; empty if every value of the kind is allowed.
         choices: the texts that the field's ``Literal`` allows; empty without one.
-        minimum, maximum: the bounds of a number, themselves allowed or not.
-        is_internal: whether fedsilo sets it, and no user.
+        minimum, maximum: the bounds of a number. ``allowed`` tells whether the bounds themselves
+            are allowed.
+        is_internal: whether only fedsilo sets the setting, never a user.
     """
 
     help: str
@@ -77,9 +78,10 @@ def setting(
         default: the default. A value must be of the default's type, but an int may stand for a
             float.
         help: one line that describes the setting.
-        roles: further lists of settings that it belongs to; ``keys_with`` selects by them.
+        roles: further lists that contain the setting; ``keys_with`` selects by role.
         wording: describes allowed texts that no ``Literal`` lists.
-        is_internal: whether only fedsilo sets it, never a user; lists of settings leave it out.
+        is_internal: whether only fedsilo sets the setting, never a user. Lists of settings leave
+            out internal ones.
         gt: the number must be greater.
         ge: the number must be greater or equal.
         lt: the number must be less.
@@ -91,7 +93,7 @@ def setting(
     # pydantic reads its own names in a field's metadata, so the class stays a plain dataclass
     checked: dict[str, Any] = {"description": help}
     if not isinstance(default, str):
-        checked["strict"] = True  # true is no number here, and 3.0 no whole number
+        checked["strict"] = True  # true is not a number here, and 3.0 is not a whole number
     for name, bound in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)):
         if bound is not None:
             checked[name] = bound
@@ -124,9 +126,10 @@ def _owner_of(cls: type, field_name: str) -> type:
 
 
 def _group_of(cls: type) -> str:
-    """Return the group of a settings class; empty if its keys have none.
+    """Return the group of a settings class; an empty text if its keys have no group.
 
-    It is the class's own ``group``, or the name of the file for a class in ``models/methods``.
+    The group is the class's own ``group``, not an inherited one. A class in ``models/methods``
+    without its own ``group`` has the name of its file as group.
     """
     if "group" in vars(cls):
         return str(vars(cls)["group"])
@@ -137,7 +140,10 @@ def _group_of(cls: type) -> str:
 
 
 def _key_in_group(group: str, field_name: str) -> str:
-    """Return the run-config key of a field, ``<group>.<name>``, without saying the group twice."""
+    """Return the run-config key of a field, ``<group>.<name>``; without a group, only the name.
+
+    A name that begins with the group loses this prefix: ``run_name`` in ``run`` is ``run.name``.
+    """
     key = key_of(field_name)
     if not group:
         return key
@@ -179,7 +185,7 @@ def groups_of(cls: type) -> dict[str, type]:
 def _rules(cls: type) -> Mapping[str, SettingRule]:
     """Read the rules of all settings of a class: run-config key -> rule.
 
-    Fields that were not declared by ``setting`` have none.
+    Fields that were not declared by ``setting`` are left out.
     """
     rules = {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -218,7 +224,7 @@ def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
-    """Return the texts in a type's ``Literal``, which may be part of a union; empty without one."""
+    """Return the texts in a type's first ``Literal``, also in a union; empty without a Literal."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     for part in get_args(hint):
@@ -228,7 +234,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def rule_of(cls: type, key: str) -> SettingRule:
-    """Return the rule of the setting ``key``, a run-config key of ``cls``."""
+    """Return the rule of the setting ``key``, a run-config key; raises KeyError if unknown."""
     return _rules(cls)[key]
 
 
@@ -241,7 +247,7 @@ def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
     """Return the keys of all settings in the given groups, in declaration order.
 
     Raises:
-        ValueError: there is no such group.
+        ValueError: ``cls`` does not have one of the groups.
     """
     unknown = set(groups) - groups_of(cls).keys()
     if unknown:
@@ -257,7 +263,7 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     """Return the keys of all settings that have any of ``roles``, in declaration order.
 
     Raises:
-        ValueError: no setting has one of the roles, because it is misspelt.
+        ValueError: one of ``roles`` is misspelt, because no setting of ``cls`` has that role.
     """
     unknown = set(roles)
     found = []
@@ -282,7 +288,7 @@ def as_mapping(settings: Any) -> dict[str, Value]:
 
 
 def without_groups(settings: Any) -> dict[str, Value]:
-    """Return name -> value of a settings object, where names lack the group: ``batch-size``."""
+    """Return name -> value of a settings object, with names without a group: ``batch-size``."""
     cls: type = type(settings)
     return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
@@ -290,8 +296,8 @@ def without_groups(settings: Any) -> dict[str, Value]:
 def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
     """Select from a run config the values of the settings that ``cls`` declares, in its order.
 
-    Keys of other classes are ignored, because a run config has the common settings and those of
-    every method.
+    A setting that the run config lacks is left out. Keys of other classes are ignored, because a
+    run config has the common settings and the settings of every method.
     """
     return {key: values[key] for key in _rules(cls) if key in values}
 
@@ -300,8 +306,9 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     """Build a settings object from values by key; settings without a value get their default.
 
     Raises:
-        SettingError: ``cls`` declares no such key (select by ``values_of`` first), a value has the
-            wrong type or is not allowed, or the class itself refuses the values together.
+        SettingError: ``cls`` does not declare a key (select keys by ``values_of`` first), a value
+            has the wrong type or is not allowed, or the class's ``__post_init__`` refuses the
+            combination of values.
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
@@ -334,7 +341,7 @@ def build_from_file(
         cls: the class of settings.
         content: the mapping.
         place: prefix of the keys in errors, such as the group and a dot; empty for none.
-        more: further keys that the mapping may have; they are ignored here.
+        more: further keys that the mapping may have; their values are ignored.
 
     Raises:
         SettingError: a key is unknown, or a value has the wrong type or is not allowed.
@@ -351,13 +358,13 @@ def build_from_file(
 
 
 def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
-    """Return a value in the form that pydantic takes, and refuse what no setting takes.
+    """Return a value in the form that pydantic checks, after checks that pydantic does not make.
 
-    If a text setting allows 'true' or 'false', a bool becomes that text.
+    A bool becomes 'true' or 'false' if the setting's choices include that text.
 
     Raises:
-        SettingError: a whole number is beyond 64 bits, or a text setting got no text, or a text
-            that cannot be the value of any setting.
+        SettingError: a whole number does not fit into 64 bits, the value of a text setting is not a
+            text, or ``_text_fault`` finds a fault in the text.
     """
     if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
@@ -379,10 +386,10 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
     Args:
         key: the setting.
         value: the value as it was given.
-        rule: the setting's rule, which says what is allowed.
+        rule: the setting's rule, which describes the allowed values.
         fault: pydantic's name for the fault, such as 'greater_than'.
     """
-    # A number's range needs no type: 'must be above 0'. A text's range says what the text may be
+    # A number's range needs no type: 'must be above 0'. A text's range describes the allowed texts
     has_kind = type(value) is rule.kind or (rule.kind is float and type(value) is int)
     wanted = rule.allowed
     if fault == "too_large":
@@ -405,7 +412,11 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 
 
 def _text_fault(text: str) -> str | None:
-    """Return the rule that a text breaks, as a predicate; None if it can be a setting's value."""
+    """Return the rule that a text breaks, as a predicate; None if a setting may have the text.
+
+    The text must be printable, have at most 4096 characters, and not begin with '~' and the name of
+    an unknown user.
+    """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"
     # Python leaves '~name' unchanged if there is no such user, and would make a folder of that name

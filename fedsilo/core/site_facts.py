@@ -48,7 +48,7 @@ class SiteFacts:
 
     Attributes:
         site: the site's name.
-        distribution: the group of similar sites that its data belong to.
+        distribution: the group of sites with similar data that the site belongs to.
         input_shape: shape of one input, without the batch.
         classes: number of classes.
         label_counts: split -> samples of each class; empty if the site reveals sums only.
@@ -62,7 +62,7 @@ class SiteFacts:
         class_names: names of the classes; empty if they have none.
         floor: the site's 'sums-min-count': no mean over fewer samples leaves the site.
         software: versions, revision and device of a hospital, by name.
-        measured: the splits for which the site sends measurements; a hospital may withhold some.
+        measured: the splits that the site sends measurements for; a hospital may withhold some.
     """
 
     site: str
@@ -87,7 +87,10 @@ class SiteFacts:
         return {split: sum(counts) for split, counts in self.label_counts.items()}
 
     def measured_splits(self) -> list[str]:
-        """Return the splits that have samples and for which the site sends measurements."""
+        """Return the splits that have samples and that the site sends measurements for.
+
+        If the site reveals sums only, splits may lack samples, because their sizes are unknown.
+        """
         if not self.label_counts:
             return list(self.measured)
         return [split for split, size in self.sizes().items() if size and split in self.measured]
@@ -108,7 +111,7 @@ class SiteFacts:
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
-                record holds no facts; server and site then run different versions.
+                entries are not valid facts, because server and site run different versions.
         """
         config = {"software": "{}", **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
@@ -129,7 +132,7 @@ _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured
 
 
 def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
-    """Build facts from JSON without conversions.
+    """Build facts from JSON, without converting values to the wanted types.
 
     Raises:
         ValueError: a value has another type; the error names the first wrong place.
@@ -146,7 +149,11 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 
 
 def _split_fault(facts: SiteFacts) -> str:
-    """Return the first fault in the counts or splits, as a clause; empty if there is none."""
+    """Return the first fault in the counts or splits, as a clause; an empty text if all are right.
+
+    Label counts must match the number of classes, not be negative and include the split train. The
+    measured splits must be known.
+    """
     for split, counts in facts.label_counts.items():
         if len(counts) != facts.classes:
             return f"'label-counts' of {split} are {len(counts)} of {facts.classes} classes"
@@ -164,7 +171,8 @@ def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
     """Read the sums over a table's training rows from ConfigRecord entries; None without sums.
 
     Raises:
-        ValueError: a sum does not have ``features`` finite numbers, or a negative count or square.
+        ValueError: an array does not have ``features`` finite numbers, or a count or a sum of
+            squares is negative.
     """
     if "sums-count" not in config:
         return None

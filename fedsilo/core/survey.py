@@ -45,8 +45,8 @@ class MeasuredFeature(Part):
     Attributes:
         name: the feature's name.
         edges: rising edges of a number's cells.
-        levels: the levels of a category. Without edges and levels there is no histogram.
-        lacking: whether one more cell counts the samples without a value.
+        levels: the levels of a category. A feature without edges and levels gets no histogram.
+        lacking: whether the histogram has one more cell, for the samples without a value.
     """
 
     name: Text
@@ -64,7 +64,7 @@ class MeasuredFeature(Part):
 
     @property
     def cells(self) -> int:
-        """The number of cells in the histogram, or 0 if there is no histogram."""
+        """The number of cells in the histogram; 0 for a feature without edges and levels."""
         # k edges make k + 1 cells, because values below the first and above the last count too
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
         return known + self.lacking if known else 0
@@ -80,7 +80,7 @@ class About(Part):
         dataset: the data set's name.
         on: day of the answer, YYYY-MM-DD. A hospital repeats its first answer, with that day.
         changed: whether the data have changed since that day.
-        floor: counts below it are suppressed.
+        floor: counts below this number are suppressed.
         classes: names of the classes.
         features: the features in ``histograms``, ``means`` and ``percentiles``.
         file_features: the features in ``files`` and ``file_percentiles``.
@@ -109,9 +109,10 @@ class LeftOut(Part):
     """Samples that no split holds.
 
     Attributes:
-        count: number of rows with a missing value or one out of range, or of files that cannot be
-            decoded.
-        missing: column -> rows whose value there is missing or out of range; empty for images.
+        count: for a table, the number of rows with a value that is missing or out of range; for
+            images, the number of files that cannot be decoded.
+        missing: column -> number of rows with a missing or out-of-range value in that column; empty
+            for images.
     """
 
     count: Count
@@ -148,14 +149,22 @@ class Survey(Part):
 
     @model_validator(mode="after")
     def _fits(self) -> Survey:
-        """Check that each part counts the classes and features that ``about`` names."""
+        """Check that each part counts the classes and features that ``about`` names.
+
+        Raises:
+            ValueError: a part does not; only the first problem is named.
+        """
         problem = next(self._problems(), "")
         if problem:
             raise ValueError(problem)
         return self
 
     def _problems(self) -> Iterator[str]:
-        """Yield a sentence for each part whose classes or features are not those in ``about``."""
+        """Yield a sentence for each part whose classes or features do not match ``about``.
+
+        Labels need one count per class, and a histogram must have its declared cells. ``samples``
+        and ``left_out`` are not checked.
+        """
         about = self.about
         for cells in (self.labels or {}).values():
             if len(cells) != len(about.classes):
@@ -190,8 +199,8 @@ class Survey(Part):
         """Build the answer from the entries of a ConfigRecord.
 
         Raises:
-            ValueError, RecursionError: the record holds no answer to a survey; server and site may
-                run different versions.
+            ValueError, RecursionError: the entries are not a valid answer to a survey; server and
+                site may run different versions.
         """
         content = {}
         for key, value in config.items():
@@ -213,7 +222,8 @@ def _cell_problems(
     Args:
         part: the name of the part, for errors.
         by_name: feature -> counts.
-        measured: the declared features, whose names must differ.
+        measured: the declared features. If two of them have the same name, this is one more
+            sentence.
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):

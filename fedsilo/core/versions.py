@@ -38,7 +38,8 @@ def installed_software() -> dict[str, str]:
 def git_revision() -> str:
     """Return the git revision of the checkout that this code runs from.
 
-    Outside a checkout it is $FEDSILO_REVISION, which the container images set, or 'unknown'.
+    Outside a checkout the result is $FEDSILO_REVISION, which the container images set, or else
+    'unknown'.
     """
     folder = Path(__file__).resolve().parent
     try:
@@ -54,10 +55,11 @@ def git_revision() -> str:
 
 
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
-    """Check that a server's versions are those of this site.
+    """Check that the server's versions of fedsilo and Flower match those of this site.
 
-    fedsilo's must be equal, Flower's in the first two numbers. A version that the server does not
-    send is accepted. ``server`` has ConfigRecord entries as ``own_versions`` returns them.
+    The versions of fedsilo must be equal; those of Flower must agree in their first two numbers. A
+    version that the server does not send is accepted. ``server`` has ConfigRecord entries in the
+    form of ``own_versions``.
 
     Raises:
         SiteError: a version differs.

@@ -162,7 +162,10 @@ class Deployment:
         return replace(self, nodes=self.nodes | {site: node}).write()
 
     def without(self, site: str) -> Deployment:
-        """Remove ``site``; write and return the changed deployment."""
+        """Return a copy of the deployment without ``site``, and write it to deployment.json.
+
+        The site's files and processes stay.
+        """
         rest: dict[str, Any] = {}
         for part in ("ports", "node_config", "started", "nodes"):
             rest[part] = dict(getattr(self, part))

@@ -43,7 +43,9 @@ class RulesError(FedsiloError):
 
 
 def read_rules_given(options: RuleOptions) -> dict[str, Any]:
-    """Return the rules that the options state, by key of the site file.
+    """Return the rules given by the options, by key of the site file.
+
+    Options that were not given are left out.
 
     Raises:
         SettingError: a rule lacks '=', a key is given twice or is 'site', or a value is not valid
@@ -109,12 +111,13 @@ def check_rules(
     Args:
         text: the file's text.
         site: the hospital's name.
-        options: the command's options. A service manager may give the same options at each start.
+        options: the command's options. An option equal to the file's value is accepted, because a
+            service manager may give the same options at each start.
         trusted_elsewhere: whether the node config has the level of trust.
 
     Raises:
-        RulesError: the file cannot be used, belongs to another site, lacks a level of trust that
-            the node config does not give either, or an option contradicts it.
+        RulesError: the file cannot be used, belongs to another site, or an option contradicts it;
+            or neither the file nor the node config has a level of trust.
     """
     try:
         content = with_numbers(parse_yaml(text))

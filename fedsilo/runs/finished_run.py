@@ -55,9 +55,9 @@ class FinishedRun(RunFiles):
 
     Attributes:
         path: the run directory.
-        name: the name of the run; by default the folder's.
+        name: the name of the run; by default the folder's name.
         experiment: the name that runs share if they differ only in their seed; by default the
-            folder's without its seed.
+            folder's name without its end ``-seed<n>`` or ``-split<n>``.
         whole: for a view from ``shown``, the run with all metrics; None for the run itself.
     """
 
@@ -66,7 +66,10 @@ class FinishedRun(RunFiles):
     whole: FinishedRun | None = None
 
     def __post_init__(self) -> None:
-        """Refuse symbolic links out of the directory before any file is read, and set the names."""
+        """Refuse symbolic links out of the directory, and set default names if ``name`` is empty.
+
+        Given names stay unchanged, even an empty ``experiment``.
+        """
         refuse_links(self.path)
         if not self.name:
             # A frozen dataclass refuses assignments; this is its only way to fill its own fields
@@ -96,7 +99,7 @@ class FinishedRun(RunFiles):
         return run
 
     def chosen_sites(self, wanted: Sequence[str] = ()) -> list[str]:
-        """Return the names of the ``wanted`` sites in the run's order; by default of all its sites.
+        """Return the ``wanted`` sites in the run's order; all sites if ``wanted`` is empty.
 
         Raises:
             SettingError: a wanted site is not in the run.
@@ -104,9 +107,10 @@ class FinishedRun(RunFiles):
         return select_sites(list(self.silos), wanted, str(self.path))
 
     def class_names(self, site: str = "") -> list[str]:
-        """Return the names of the classes at a site; ``class 0``, ``class 1``, ... without names.
+        """Return the names of the classes at ``site``, by default the run's first site.
 
-        By default it is the run's first site.
+        Classes without names are called ``class 0``, ``class 1``, .... The list is empty if the
+        site sent neither names nor counts.
         """
         facts = self.silos[site or next(iter(self.silos))]
         if facts["classes"]:
@@ -116,9 +120,9 @@ class FinishedRun(RunFiles):
         return [f"class {label}" for label in range(len(counts))]
 
     def noun(self, number: int) -> str:
-        """Return the word for ``number`` samples: patients for a table, otherwise images.
+        """Return the word for ``number`` samples: "patients" for a table, otherwise "images".
 
-        For 1 the word is in the singular.
+        For 1 sample the word is "patient" or "image".
         """
         word = "image"
         if data_set(str(self.summary["dataset"])).is_table:
@@ -129,7 +133,7 @@ class FinishedRun(RunFiles):
 
     @property
     def is_simulated(self) -> bool:
-        """Whether its sites were simulated; only a real hospital reports its software."""
+        """Whether the run was simulated: no site reported its software, as real hospitals do."""
         return not any("software" in facts for facts in self.silos.values())
 
     @property
@@ -144,7 +148,7 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites with a test metric or count that is not shown because of the floor."""
+        """The sites with a hidden test count, or whose whole test split is below the floor."""
         withheld = []
         for site in self.silos:
             # None means that the whole split is too small, so it counts as hidden too
@@ -154,7 +158,7 @@ class FinishedRun(RunFiles):
 
     @property
     def sent(self) -> list[Row]:
-        """The rows of ``metrics.csv`` that the sites sent, including those that are not shown."""
+        """The rows of ``metrics.csv`` that the sites sent, including rows that are not shown."""
         whole = self.whole or self
         return self.floors.sent_rows(whole.metric_rows)
 
@@ -167,7 +171,8 @@ class FinishedRun(RunFiles):
     def shown(self, name: str = "", experiment: str = "") -> Shown:
         """Return a view of the run without the metrics and counts that no page may show.
 
-        The rules are in ``shown.py``. ``name`` and ``experiment`` replace the run's own names.
+        The rules are in ``shown.py``. ``name`` and ``experiment`` replace the run's own names; an
+        empty text keeps the run's own name.
         """
         view = FinishedRun(self.path, name or self.name, experiment or self.experiment, whole=self)
         # Filling the caches of the view's properties keeps it from reading the whole files again
@@ -184,10 +189,10 @@ class FinishedRun(RunFiles):
     def local_settings(self, data_dir: Path | None = None) -> RunSettings:
         """Return the run's settings with the folders of this machine, to open data and networks.
 
-        ``data_dir`` replaces the run's data folder.
+        ``data_dir`` replaces the run's data folder; None keeps the run's own.
 
         Raises:
-            RunDirectoryError: settings contradict each other.
+            RunDirectoryError: the recorded settings are invalid or contradict each other.
         """
         try:
             settings = resolve_recorded(self.config.settings)
@@ -216,7 +221,7 @@ class FinishedRun(RunFiles):
         """
         from fedsilo.runs.trained_site import open_site
 
-        # A view has hidden counts, by which no site could be opened
+        # A view lacks the hidden counts, which are needed to open a site
         whole = self.whole or self
         rounds = int(whole.summary["rounds"])
         settings = self.local_settings(data_dir)
@@ -234,20 +239,21 @@ class FinishedRun(RunFiles):
     ) -> TrainedModel:
         """Open the final model with the data of a site.
 
-        The result's ``network`` is an ``nn.Module`` in eval mode; it takes ``inputs(split)``, which
-        are decoded and standardised samples. Its ``module()`` maps samples as they are read to
-        class probabilities.
+        The result's ``network`` is an ``nn.Module`` in eval mode. Its inputs are decoded and
+        standardised samples, which ``inputs(split)`` returns. Its ``module()`` is a network that
+        maps samples that are not yet standardised to class probabilities.
 
         Args:
-            site: the site's name. None for the first site whose data are on this machine, if all
-                sites share one model.
+            site: the site's name. None for the first site whose data are on this machine, which is
+                allowed only if all sites share one model.
             data_dir: the folder of the data files; None for the run's own.
-            state_dir: the folder of the site's private state; None for that in the run directory.
+            state_dir: the folder of the site's private state; None for the state in the run
+                directory. It requires ``site``.
             best: whether to open the model of the best round ('server.early-stopping-metric').
 
         Raises:
-            FedsiloError: the run has no such site; its model or data are not on this machine or
-                have changed; or each site has a model of its own and none is named.
+            FedsiloError: the run does not have the site; the model or data are not on this machine
+                or have changed; or each site has its own model, but ``site`` is None.
         """
         from fedsilo.runs.trained_model import open_at_first_site, open_model
 
@@ -292,10 +298,11 @@ class FinishedRun(RunFiles):
     ) -> pd.DataFrame:
         """Predict the samples of a site's split: a data frame with one row per sample.
 
-        It is that of ``fedsilo.predict``, with the same arguments.
+        The frame is that of ``fedsilo.predict`` with the same arguments.
 
         Raises:
-            FedsiloError: as ``model``, or the split is unknown or empty, or differs from the run's.
+            FedsiloError: ``model`` raises it, the split is unknown or empty, or its samples differ
+                from those of the run.
         """
         # Through the public name, because this room must not import the rooms that use it
         public = import_module("fedsilo")
@@ -310,9 +317,9 @@ Shown = NewType("Shown", FinishedRun)
 
 
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
-    """Open a finished run, given as its directory.
+    """Open a finished run, given as its directory or as a run object.
 
-    ``plugin`` names the reader's own copies of the run's plugins.
+    ``plugin`` names the reader's own copies of the run's plugins; None for none.
 
     Raises:
         RunDirectoryError: see ``FinishedRun.open``.
@@ -324,7 +331,7 @@ def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:
     """Tell whether all runs (at least one) have the same sites with the same samples per split.
 
-    It is None if a site did not send the digests of its splits.
+    The result is None if a site in any run did not send the digests of its splits.
     """
     splits = []
     for run in runs:
@@ -338,7 +345,7 @@ def same_split(runs: Iterable[FinishedRun]) -> bool | None:
 def select_sites(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
     """Return the ``wanted`` names among ``sites``, in the order of ``sites``.
 
-    If none is wanted, all are returned. ``where`` names the run or data set in the error.
+    An empty ``wanted`` selects all sites. ``where`` names the run or data set in the error.
 
     Raises:
         SettingError: a wanted site is unknown.

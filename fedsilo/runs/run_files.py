@@ -41,8 +41,8 @@ _TRAFFIC_TYPES = {
 class RunFiles:
     """The content of a run directory's files; ``FinishedRun`` adds to it.
 
-    A property that reads a file raises a ``RunDirectoryError`` if the file is missing, damaged or
-    of another form. The error names the file.
+    A property that reads a file raises a ``RunDirectoryError`` if the file is missing, is damaged
+    or has another format. The error names the file.
 
     Attributes:
         path: the run directory.
@@ -52,16 +52,20 @@ class RunFiles:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The content of ``config.toml``: settings by key, engine, software versions."""
+        """The content of ``config.toml``: settings by key, engine, software versions.
+
+        'data.cache-dir' is always empty, so the run directory cannot choose the cache folder.
+        """
         config = read_run_config(self.path / CONFIG)
         # Decoded data are written to the cache, so a foreign run directory must not choose it
         return dataclasses.replace(config, settings=config.settings | {"data.cache-dir": ""})
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings of the run, which also can be read by key: ``settings["rounds"]``.
+        """The settings of the run, which can also be read by key: ``settings["rounds"]``.
 
-        The cache folder is this user's. Contradictions between settings are not checked.
+        The cache folder is that of the current user. Contradictions between settings are not
+        checked. An invalid setting raises a ``RunDirectoryError``.
         """
         try:
             return read_recorded(self.config.settings)
@@ -92,7 +96,7 @@ class RunFiles:
 
     @cached_property
     def traffic_rows(self) -> list[Row]:
-        """The rows of ``traffic.csv``, as text; earlier versions counted no steps."""
+        """The rows of ``traffic.csv``, as text; "0" for steps and samples that the file lacks."""
         rows = RunDirectory(self.path).read_csv("traffic.csv")
         return [{"steps": "0", "samples": "0", **row} for row in rows]
 
@@ -112,7 +116,10 @@ class RunFiles:
         return sites_frame(self.silos)
 
     def last_metrics(self, split: str) -> dict[str, dict[str, float]]:
-        """Return the metrics of a split in the last round: site -> metric -> value."""
+        """Return the metrics of a split in the last round: site -> metric -> value.
+
+        Sites without a metric in that round are left out.
+        """
         # The cells are text, so the round is compared as text too
         last = str(self.summary["rounds"])
         values: dict[str, dict[str, float]] = {}
@@ -135,7 +142,7 @@ def traffic_frame(rows: Sequence[Row]) -> pd.DataFrame:
 def sites_frame(silos: Document) -> pd.DataFrame:
     """Build a table with a row per site from silos.json.
 
-    The columns are the site, its distribution, its samples per split, and dropped samples.
+    The columns are the site, its distribution, its samples per split, and its dropped samples.
     """
     import pandas as pd
 

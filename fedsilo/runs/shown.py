@@ -8,8 +8,8 @@ With the floor f, the run's 'privacy.sums-min-count':
 - Balanced accuracy, AUC and average precision rest on every class. They are shown only if each
   class has f samples.
 - Metrics by class are shown only for classes whose count is shown.
-- Accuracy is hidden if it says that none or one of the hidden classes' samples is right, or wrong.
-  Then the site's counts by certainty are hidden too, because their sum is the same number.
+- Accuracy is hidden if it reveals that at most one sample of the hidden classes is right, or wrong.
+  Then the site's counts by certainty are hidden too, because they add up to the accuracy.
 
 For a run at 'trust: nobody', a page also shows only the metrics that such a hospital would send.
 """
@@ -40,8 +40,8 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 def rests_on_classes(metric: str) -> bool:
     """Tell whether a metric, or a family of metrics, is computed from each class separately.
 
-    Balanced accuracy, AUC and average precision are, also of another site's model, and so is the
-    family ``class``.
+    The metrics are balanced accuracy, AUC and average precision, also of another site's model or of
+    a site's own model. The only such family is ``class``.
     """
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
@@ -84,10 +84,10 @@ class Floors:
         return found
 
     def hidden_classes(self, site: str, split: str) -> frozenset[int] | None:
-        """Return the classes of a split whose count is hidden.
+        """Return the numbers of the classes whose count in a site's split is hidden.
 
-        The set is empty if nothing is hidden, or if the site sent no counts. None means that no
-        metric of the split may be shown.
+        The set is empty if nothing is hidden, or if the site sent no counts. None means that the
+        split has fewer samples than the floor, so none of its metrics may be shown.
         """
         if (site, split) not in self.counts:
             return frozenset()  # the site sent no counts, so its metrics are sums over sites
@@ -98,10 +98,10 @@ class Floors:
 
     @cached_property
     def sites_with_hidden_counts(self) -> set[str]:
-        """The sites with a hidden count in any split that the run used.
+        """The sites with a hidden count in any split that has samples at some site.
 
-        A class without samples in a split has no AUC there. So the number of metrics by class that
-        such a site sent would reveal that the hidden count is 0.
+        No page may show how many metrics by class such a site sent: a class without samples has no
+        AUC, so that number would reveal that the hidden count is 0.
         """
         # Only splits with samples at some site have metrics that could reveal a count
         used = set()
@@ -118,7 +118,11 @@ class Floors:
         return hiding
 
     def shown_silos(self) -> Document:
-        """Return the content of silos.json with None in place of each hidden count."""
+        """Return the content of silos.json with None in place of each hidden count.
+
+        A hidden label count becomes None, and so do all label counts of a split below the floor. A
+        size or number of dropped samples below the floor becomes None too.
+        """
         from fedsilo.client_app.summary.suppression import at_least
 
         floor = self.common.sums_min_count
@@ -144,8 +148,8 @@ class Floors:
     def shown_summary(self, summary: Document) -> Document:
         """Return the content of summary.json without hidden metrics.
 
-        If a metric of a split is hidden, the split's means are computed again over the shown
-        metrics.
+        The splits are test and validation. If any metric of a split is hidden, the split's means
+        are computed again over the shown metrics.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         whole = {"test": summary["sites"], "val": self.last["val"]}
@@ -173,8 +177,8 @@ class Floors:
     def sent_rows(self, rows: Sequence[Row]) -> list[Row]:
         """Select the rows of metrics.csv that the sites sent, whether they may be shown or not.
 
-        Norm and direction of an update are left out, because the server computes them. At 'trust:
-        nobody' only accuracy, loss and entropy remain.
+        The norm and direction of an update are left out, because the server computes them. At
+        'trust: nobody' only accuracy, loss and entropy remain.
         """
         private = self.common.trust == NOBODY
         sent = []
@@ -187,12 +191,13 @@ class Floors:
     def shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Tell whether a metric of round ``at`` may be shown.
 
-        The checks go from the split to the single metric, and each return is final. So a metric of
-        a small split, or with an unknown name, never reaches the rules about values.
+        An update's norm and direction are always shown. A metric is hidden if its name is not in
+        the grammar, if a hospital at 'trust: nobody' would not send it, or if its split is below
+        the floor. If a count of the split is hidden, the rules at the top of this module decide.
 
         Args:
-            at: the round. In the last one metrics by class are shown too, so the rule for
-                accuracy is stricter.
+            at: the round. In the last round metrics by class are shown too, so the rule for
+                accuracy is stricter there.
             site: the site's name.
             split: the split, or ``UPDATE`` for the norm and direction of an update.
             metric: the metric's name in metrics.csv.
@@ -225,11 +230,11 @@ class Floors:
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Tell whether an accuracy reveals a result of one or no sample.
+        """Tell whether an accuracy reveals that at most one sample is right, or is wrong.
 
-        It does if at most one sample in all is right, or wrong. In the last round the metrics by
-        class are shown too. With them, the accuracy tells how many samples of the ``hidden``
-        classes are right, so the rule holds for those samples as well.
+        The samples are those of the whole split. In the last round the metrics by class are shown
+        too, and with them the accuracy reveals how many samples of the ``hidden`` classes are
+        right. So for the plain metric 'accuracy' in the last round, these samples are checked too.
         """
         counts = self.silos[site]["label_counts"][split]
         # An accuracy times the samples is a whole number, apart from the rounding in the file

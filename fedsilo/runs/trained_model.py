@@ -30,7 +30,7 @@ class TrainedModel:
         sites: site -> its facts in silos.json, of all sites of the run.
         lab: the site's lab of the run's method, after the last round.
         measured: the measured network in eval mode, on the device.
-        own: whether the model belongs to this site only; if not, every site has the same one.
+        own: whether the model belongs to this site only; if false, all sites have the same model.
     """
 
     run_dir: Path
@@ -74,7 +74,7 @@ class TrainedModel:
         """Return the samples of a split.
 
         Raises:
-            SettingError: the site has no such split.
+            SettingError: the site does not have the split.
         """
         splits = self.silo.splits()
         if split not in splits:
@@ -101,9 +101,10 @@ class TrainedModel:
         return data_set(self.common.dataset).pixel_standardisation(self.common)
 
     def module(self) -> ProbabilityModel:
-        """Return a module that maps raw samples, as they are read, to class probabilities.
+        """Return a module that maps raw samples to class probabilities, on the run's device.
 
-        It has no dropout, and shares the network's weights and device.
+        Raw samples are as read from files, before standardisation. The module shares the network's
+        weights and computes without dropout.
         """
         pixels = self.pixel_standardisation()
         module = ProbabilityModel(self.network, self.silo.standardisation, pixels)
@@ -112,7 +113,8 @@ class TrainedModel:
     def weights_digest(self) -> str:
         """Return a SHA-256 over all numbers that decide a prediction.
 
-        They are weights, evidential priors and the standardisation of a table.
+        The numbers are all arrays of the network, its evidential priors and the standardisation of
+        a table.
         """
         arrays = {}
         for name, array in self.network.state_dict().items():
@@ -121,7 +123,7 @@ class TrainedModel:
             arrays[f"prior.{number}"] = evidence.prior.cpu().numpy()
         standardisation = self.silo.standardisation
         if standardisation:
-            # These names are part of the digest, by which a calibration recognises its model
+            # These names are part of the digest, and a calibration recognises its model by it
             arrays |= {"figures.mean": standardisation.mean, "figures.std": standardisation.std}
         return state_digest(arrays, {})
 
@@ -139,7 +141,7 @@ def open_model(
         best: whether ``lab`` has the model of the best round.
 
     Raises:
-        FedsiloError: the network's arrays, or the site's own part of them, cannot be read.
+        FedsiloError: the network's arrays, or the part of them that the site keeps, cannot be read.
     """
     try:
         network = lab.open()
@@ -168,7 +170,7 @@ def open_at_first_site(
     ``open_at`` opens the model with the data of a site, or raises a DataError.
 
     Raises:
-        DataError: no site's data are here; it is the first site's error.
+        DataError: the data of all sites are missing; this is the error of the first site.
     """
     errors: list[DataError] = []
     for site in sites:
@@ -183,8 +185,8 @@ def refuse_other_rows(model: TrainedModel, split: str) -> None:
     """Check that a split has the same samples as in the run.
 
     Raises:
-        SettingError: the site has no such split.
-        DataError: a sample was changed, added or left out since the run.
+        SettingError: the site does not have the split.
+        DataError: a sample was changed, moved, added or left out since the run.
     """
     model.samples(split)
     check_same_samples(model.run_dir, model.sites.get(model.site, {}), model.silo, split)

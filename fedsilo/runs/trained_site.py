@@ -59,13 +59,14 @@ def open_site(
         silos: site -> its facts in silos.json.
         rounds: how many rounds the run had.
         site: the site's name.
-        state_dir: the folder of the site's private state; None for that in the run directory.
-        best: whether to open the model of the best round, if the run stored it.
+        state_dir: the folder of the site's private state; None for the state in the run directory.
+        best: whether to open the model of the best round instead of the last.
         split: a split that must be unchanged since the run, because its samples will be shown;
             empty for none.
 
     Raises:
-        FedsiloError: no part of the run's model is on this machine, or the data have changed.
+        FedsiloError: the run's model (or that of the best round) is not on this machine, the ViT's
+            weights are others than in the run, or the data have changed.
     """
     common = settings.common
     if common.network == "vit" and site in silos:
@@ -119,8 +120,8 @@ def refuse_other_backbone(
 def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, split: str) -> None:
     """Check that a split has the same samples in the same order as in the run.
 
-    ``known`` is the site's entry in silos.json. A site that sent no fingerprints cannot be checked,
-    so it passes.
+    ``known`` is the site's entry in silos.json. If it lacks the split's fingerprint, the split
+    cannot be checked and passes.
 
     Raises:
         DataError: a sample was changed, moved, added or left out since the run.
@@ -136,7 +137,7 @@ def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, spli
 def _message_without_model(
     path: Path, common: CommonSettings, folder: Path, rounds: int, silo: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
-    """Build an evaluation message without weights, for a site whose whole model is its own state.
+    """Build an evaluation message without weights, for a site whose model is its private state.
 
     Args:
         path: the model file that the run directory does not have.
@@ -144,10 +145,10 @@ def _message_without_model(
         folder: the folder of the site's private state.
         rounds: how many rounds the run had; the message is for the next one.
         silo: the site's data.
-        best: whether the model of the best round is wanted, which no such run has.
+        best: whether the model of the best round is wanted; such a run never has one.
 
     Raises:
-        SettingError: the model of the best round is wanted, or the site's state is not here.
+        SettingError: ``best`` is true, or ``folder`` does not contain a state.
     """
     if best:
         raise SettingError(
@@ -174,8 +175,8 @@ def _rebuild_last_message(
 ) -> tuple[RecordDict, Instruction]:
     """Rebuild the last evaluation message to a site from the run's model file.
 
-    The server's side of the method makes the message as at the end of the run. So everything that
-    it adds to the weights, such as mixing weights or notes, is there again.
+    The server's side of the method builds the message as at the end of the run. So the message also
+    contains what the server adds to the weights, such as mixing weights or notes.
 
     Returns:
         The content of the message, and its instruction.

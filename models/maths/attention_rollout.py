@@ -19,8 +19,8 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
     Args:
         attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
         prefix: the number of prompt keys, which are the first columns.
-        renormalise: whether each row is scaled to sum to 1 again. Otherwise a row lacks the share
-            of the prompts, so the maps give the prompts a gradient.
+        renormalise: whether each row is scaled to sum to 1 again. If not, a row lacks the share of
+            attention that the prompts took, so the maps give the prompts a gradient.
 
     Returns:
         The mean attention between tokens, (batch, tokens, tokens).
@@ -34,8 +34,9 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
     """Compute how much the class token attends to each patch over all layers, (batch, patches).
 
-    It is the class token's row in the product of (A + I) / 2 over the layers, where I stands for
-    the residual connection. Prefix tokens are then dropped and the row is scaled to sum to 1.
+    The result is the class token's row in the product of (A + I) / 2 over the layers, where I
+    stands for the residual connection. Prefix tokens are then dropped, and the row is scaled to sum
+    to 1.
 
     Args:
         attentions: A of each layer, first to last, (batch, tokens, tokens).
@@ -45,7 +46,7 @@ def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
     # product of a vector and a matrix; the usual rollout multiplies two matrices
     row = torch.zeros_like(attentions[-1][:, :1])
     row[..., 0] = 1.0
-    # A map has values of about 1/196, for which bf16 with its three digits is too coarse
+    # A map has values of about 1/196, and bf16 with its three digits is too coarse for them
     with torch.autocast(row.device.type, enabled=False):
         for attention in reversed(attentions):
             row = (row @ attention + row) / 2
@@ -140,8 +141,8 @@ def distillation_loss(
 ) -> Tensor:
     """Compute the batch mean of the distillation loss (eq. 7), a scalar with gradient for ``maps``.
 
-    For each sample it is the sum of squared distances, at image resolution, from its map to the
-    buffer's maps of its class, divided by M. A class without maps in the buffer adds 0.
+    A sample's loss is the sum of squared distances, at image resolution, from its map to the
+    buffer's maps of its class, divided by M. It is 0 if the buffer lacks maps of the class.
 
     Args:
         maps: rollout maps a, (batch, cells).

@@ -13,7 +13,7 @@ from fedsilo.core.errors import SiteError
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """Target vectors by class; some classes may have no target.
+    """Target vectors by class; a class may lack a target.
 
     Attributes:
         values: (classes, d) float32, 0 for a class without a target.
@@ -31,9 +31,9 @@ class ClassTargets:
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
     """Return class -> number of samples for the classes whose mean may leave a site.
 
-    A class needs at least ``min_samples``, because a mean over few samples nearly reveals one of
-    them. ``counts`` are the training samples per class. Server and site both apply this rule, so
-    the server expects exactly the means that the site sends.
+    ``counts`` has the number of training samples per class. A class needs at least ``min_samples``
+    samples, because a mean over few samples nearly reveals one of them. Server and site both apply
+    this rule, so the server expects exactly the means that the site sends.
     """
     large: dict[int, int] = {}
     for label, count in enumerate(counts):
@@ -96,7 +96,7 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:
     """Compute the mean squared error between ``values`` (batch, d) and their classes' targets.
 
-    The result is a scalar. A sample whose class has no target adds 0, but counts in the mean.
+    The result is a scalar. A sample whose class lacks a target adds 0, but counts in the mean.
     """
     # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
     # weigh more than in torch's mse_loss

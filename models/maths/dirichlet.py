@@ -44,7 +44,7 @@ def skewed_prior(counts: Tensor) -> Tensor:
 def vacuity(alpha: Tensor) -> Tensor:
     """Compute the vacuity u = K / S from alpha (..., K): the share of missing evidence, (...).
 
-    It is above 0 and at most 1. It is 1 without evidence, because every prior sums to K.
+    The vacuity is above 0 and at most 1; it is 1 without evidence, because every prior sums to K.
     """
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
@@ -57,8 +57,8 @@ def belief(alpha: Tensor, prior: Tensor) -> Tensor:
 def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
     """Compute E |y - p|^2 for p ~ Dir(alpha), the first term of eq. 4, (batch,).
 
-    ``alpha`` and the one-hot ``targets`` y are (batch, K). It is the squared error of the mean plus
-    the variance.
+    ``alpha`` and the one-hot ``targets`` y are (batch, K). The result is the squared error of the
+    mean of p plus the variance of p, summed over classes.
     """
     # E (y - p)^2 = (y - E p)^2 + Var p. The variance falls with more evidence, which rewards
     # evidence; the squared error keeps evidence from growing for a wrong class
@@ -87,8 +87,8 @@ def annealing(epochs: int) -> float:
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
     """Compute the batch mean of the evidential loss (eq. 4), a scalar.
 
-    For each sample it is ``evidential_mse`` plus ``kl_weight`` times the divergence from the prior,
-    in which only the evidence for wrong classes counts.
+    A sample's loss is ``evidential_mse`` plus ``kl_weight`` times a KL divergence from the prior.
+    In this divergence only the evidence for wrong classes counts.
 
     Args:
         alpha: parameters of the Dirichlet distributions, (batch, K).

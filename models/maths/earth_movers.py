@@ -48,7 +48,8 @@ EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 def pooled_tokens(maps: Tensor, side: int) -> Tensor:
     """Convert maps (batch, rows, columns, channels) to tokens (batch, n, channels), row by row.
 
-    A side longer than ``side`` is first average-pooled to that length; 0 means no pooling.
+    A side of the map that is longer than ``side`` is first average-pooled to this length. A
+    ``side`` of 0 means no pooling.
     """
     rows, columns = maps.shape[1:3]
     if side and max(rows, columns) > side:
@@ -164,8 +165,8 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
     """Compute the cost of the optimal flow, (batch,) float64, with gradients for all arguments.
 
-    The gradients come from the dual variables. Arguments are those of ``optimal_flow``, but
-    ``solver`` is only ``pot`` or ``sinkhorn``, whose regularisation here is 0.002.
+    The gradients come from the dual variables. The arguments are those of ``optimal_flow``, but
+    ``solver`` can only be ``pot`` or ``sinkhorn``. Sinkhorn's regularisation is 0.002 here.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "pot":
@@ -255,7 +256,7 @@ def _program(rows: int, columns: int) -> Any:
 
 
 def _check_maps(u: Tensor, v: Tensor) -> None:
-    """Raise a ``SiteError`` unless two maps are finite and have one shape (batch, tokens, c)."""
+    """Raise a ``SiteError`` unless both maps are finite and have the same shape (batch, n, c)."""
     if u.shape != v.shape or u.ndim != 3:
         raise SiteError(
             f"the feature maps of student and teacher are {tuple(u.shape)} and {tuple(v.shape)} "
@@ -271,7 +272,7 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
 
 
 def refuse_large(tokens: int) -> None:
-    """Raise a ``SettingError`` for over 25 tokens, for which cvxpylayers would take too long."""
+    """Raise a ``SettingError`` for over 25 tokens, because cvxpylayers would take too long."""
     if tokens > LARGEST_LAYER:
         raise SettingError(
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, but this one has "

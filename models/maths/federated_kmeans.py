@@ -47,10 +47,10 @@ def local_centroids(
         features: (n, d), ordered by sample.
         clusters: the largest number of centres.
         seed: seed of K-means' first centres.
-        min_count: centres over fewer features are left out.
+        min_count: centres over fewer features than this are left out.
         each: number of features per sample.
-        min_samples: centres over fewer samples are left out. So are centres with a coordinate that
-            fewer samples decide: if all patients but one have 0 there, it reveals that patient.
+        min_samples: centres whose ``_effective_samples`` are fewer than this are left out: a
+            coordinate where all patients but one have 0 would reveal that patient. 1 for no check.
     """
     fitted = _kmeans(features, None, clusters, seed)
     centres, labels = fitted.cluster_centers_, fitted.labels_
@@ -85,8 +85,8 @@ def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> 
 def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatArray:
     """Merge the silos' centroids into at most ``clusters`` centres, (k, d) float32.
 
-    If there are more centroids, K-means clusters them, each weighted by its count; otherwise they
-    are returned as they are. ``seed`` draws K-means' first centres.
+    If there are more than ``clusters`` centroids, K-means clusters them, each weighted by its
+    count. Otherwise they are returned unchanged. ``seed`` decides K-means' first centres.
     """
     centres = np.concatenate([part.centres for part in parts])
     counts = np.concatenate([part.counts for part in parts])

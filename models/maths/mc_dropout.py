@@ -15,12 +15,12 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 
 @contextmanager
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
-    """Put ``module`` in eval mode except for its dropout layers inside a block.
+    """In a ``with`` block, put ``module`` in eval mode except for its dropout layers.
 
-    The modes of all layers are restored at the end. Dropout layers are in eval mode too if
-    ``dropout`` is false, or if they have the attribute ``only_trains``.
+    The modes of all layers are restored at the end. If ``dropout`` is false, dropout layers are in
+    eval mode too, and so are dropout layers with the attribute ``only_trains``.
     """
-    # module.train() would let batch norm learn from test batches. With module.eval() alone all
+    # module.train() would let batch norm learn from test batches. With only module.eval(), all
     # passes would be identical, as they are in UEFL's published code
     modes = [(part, part.training) for part in module.modules()]
     module.eval()

@@ -14,12 +14,12 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Check that 'train.pace' divides the epoch and that no changed setting is without effect.
+    """Check the settings of a round's length and 'train.micro-batch'.
 
     Raises:
-        SettingError: 'train.micro-batch' is 1; 'train.pace' is set without 'train.epoch-steps', or
-            does not divide it; or another setting of a round's length is set with
-            'train.epoch-steps'.
+        SettingError: 'train.micro-batch' is 1; 'train.pace' is changed without 'train.epoch-steps'
+            or does not divide 'train.epoch-steps'; or 'train.epoch-steps' is set, and the local
+            epochs, local steps or batch size are changed too.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:
@@ -77,8 +77,8 @@ def batch_of(samples: int, settings: CommonSettings) -> int:
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
     """Return the optimiser steps per round at a site with ``samples`` training samples.
 
-    They are 'train.pace' if epochs span rounds; otherwise 'train.local-steps', or as many as
-    'train.local-epochs' take if that is 0.
+    They are 'train.pace' if 'train.epoch-steps' is set, otherwise 'train.local-steps'. If both are
+    0, they are the steps of 'train.local-epochs' epochs; the last batch of an epoch may be smaller.
     """
     if settings.epoch_steps:
         return settings.pace

@@ -2,7 +2,7 @@
 
 For each feature a site sends the number of known values, their sum and the sum of their squares.
 Over all sites these give the mean and standard deviation of all training rows (PICSR notes, step
-1). With statistics of its own every site would have the mean row 0, and so all PICSR prototypes
+1). If each site used its own statistics, every site's mean row would be 0, and all PICSR prototypes
 would be equal.
 """
 
@@ -18,7 +18,7 @@ from fedsilo.core.site_facts import FeatureStatistics, Sums
 def sums_of(rows: Tensor) -> Sums:
     """Compute each feature's count, sum and sum of squares over ``rows`` (n, features).
 
-    NaN marks a missing value, which does not count.
+    NaN marks a missing value, which adds 0 to all three.
     """
     # float64, because pooling subtracts squares that nearly cancel
     values = rows.numpy().astype(np.float64)

@@ -1,7 +1,7 @@
-"""Find columns of a site's table whose values differ so much that their unit may be another.
+"""Find columns of a site's table whose values differ so much that the unit may be different.
 
-A change of unit multiplies the mean and the standard deviation by one factor: 5.2 mmol/l of
-cholesterol are 201 mg/dl. A column is unlike at two sites by one of two rules:
+A change of unit multiplies the mean and the standard deviation by the same factor: 5.2 mmol/l of
+cholesterol are 201 mg/dl. A column differs ("is unlike") between two sites by one of two rules:
 
 - The means differ by a factor of five or more. Also, either the means are further apart than one
   standard deviation of each site, or the standard deviations differ by about the same factor.
@@ -9,7 +9,7 @@ cholesterol are 201 mg/dl. A column is unlike at two sites by one of two rules:
 - The means differ by less, but are further apart than three standard deviations of each site, and a
   known change of unit converts one mean and one standard deviation to the other.
 
-Columns of 0 and 1 and the features of categories have no unit, so they are never compared.
+Columns of 0 and 1 and the features of categories are not compared, because they have no unit.
 """
 
 import math
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fedsilo.core.one_line import one_line
 from fedsilo.core.site_facts import FeatureStatistics, Sums
 
-_FACTOR = 5.0  # means that differ by this factor are unlike
+_FACTOR = 5.0  # means that differ by this factor may be unlike
 _FAR = 3.0  # standard deviations between means that only a change of unit explains
 _SAME_FACTOR = 2.0  # factors of mean and standard deviation agree up to this factor
 _SAME_MEAN = 1.2  # a conversion fits if it hits the other mean up to this factor
@@ -73,8 +73,8 @@ class UnlikeColumn:
         column: the column's name.
         site: the site's name; empty if a site compares itself.
         mean: the mean over the site's training rows.
-        others: the mean that it is compared with.
-        unit: the change of unit that explains the difference, or empty if none is known.
+        others: the mean that the site's mean is compared with.
+        unit: the change of unit that explains the difference; empty if no known change does.
     """
 
     column: str
@@ -103,9 +103,9 @@ class UnlikeColumn:
         return "is it in another unit, or not measured at one of them?"
 
     def relation(self) -> str:
-        """Describe in words how the two means differ, without giving either mean.
+        """Describe in words how the site's mean differs from the other mean, without numbers.
 
-        The mean of a few values would reveal a count.
+        Numbers are left out because the mean of a few values would reveal a count.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
@@ -117,16 +117,17 @@ class UnlikeColumn:
 def compare_sites(
     features: Sequence[str], sums: Mapping[str, Sums], floor: int
 ) -> list[UnlikeColumn]:
-    """Find the columns in which a site is unlike the other sites.
+    """Find the columns whose values at one site differ from those at the other sites.
 
-    A site is compared with the median of the other sites by mean, so one odd site does not make all
-    others look odd. If there are two median sites, the one with the nearer mean is taken. With only
-    two sites nobody can tell which one is odd, so only the first one by name is returned.
+    Features of categories are skipped, and so are columns with only 0 and 1 at all sites. A site is
+    compared with the site that has the median mean among the other sites, so one odd site does not
+    make all sites look odd. Of two middle sites, the one with the nearer mean is taken. If only two
+    sites have values, only the first by name is compared, because either could be the odd one.
 
     Args:
         features: names of the table's features.
         sums: site -> sums over its training rows, (features,) each.
-        floor: sites with fewer values of a column are not compared in it.
+        floor: for each column, sites with fewer values than this, or none, are left out.
 
     Returns:
         The unlike columns, in the order of ``features``, then by site.
@@ -144,7 +145,11 @@ def compare_sites(
 
 
 def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[UnlikeColumn]:
-    """Yield each site that is unlike the others in a column; ``spreads`` is site -> spread."""
+    """Yield each site whose values in a column differ from those at the other sites.
+
+    ``spreads`` is site -> spread, in the order of comparison. Of two sites only the first is
+    compared, and a single site yields nothing.
+    """
     compared = list(spreads)
     if len(spreads) == 2:
         compared = compared[:1]
@@ -162,7 +167,7 @@ def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[Unl
 def _median_spread(spreads: Sequence[Spread], mean: float) -> Spread:
     """Return the spread with the median mean; of two middle ones, the one nearer to ``mean``."""
     ordered = sorted(spreads, key=lambda spread: spread.mean)
-    # Not the mean of both: between mg/dl and mmol/l that is a value that no site has
+    # Not the mean of the two middle ones: between mg/dl and mmol/l no site has such a value
     middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
     return min(middle, key=lambda spread: abs(spread.mean - mean))
 
@@ -170,13 +175,16 @@ def _median_spread(spreads: Sequence[Spread], mean: float) -> Spread:
 def compare_with(
     features: Sequence[str], own: Sums, others: FeatureStatistics, floor: int
 ) -> list[UnlikeColumn]:
-    """Find the columns in which a site differs from pooled or declared statistics.
+    """Find the columns whose values at a site differ from pooled or declared statistics.
+
+    Features of categories are skipped, and so are columns with only 0 and 1 whose other mean is
+    from 0 to 1.
 
     Args:
         features: names of the table's features.
         own: sums over the site's training rows, (features,) each.
         others: the statistics to compare with, (features,) each.
-        floor: columns with fewer values at the site are not compared.
+        floor: columns with fewer values at the site than this, or none, are not compared.
 
     Returns:
         The unlike columns, in the order of ``features``, without a site's name.
@@ -187,7 +195,7 @@ def compare_with(
         if not known or _is_category(feature):
             continue
         mean, std = float(others.mean[place]), float(others.std[place])
-        # A site that has only 0 may have failed to measure a number, so the other mean decides
+        # A site with only 0 may have failed to measure a number, so the other mean decides
         if _is_binary(own, place) and 0.0 <= mean <= 1.0:
             continue
         spread, typical = _spread_of(own, place), Spread(mean, std)
@@ -203,12 +211,12 @@ def _is_category(feature: str) -> bool:
 
 
 def _is_binary(sums: Sums, place: int) -> bool:
-    """Tell whether all values of a column are 0 or 1, because only these equal their squares."""
+    """Tell whether a column has only 0 and 1: then its sum equals the sum of its squares."""
     return bool(sums.total[place] == sums.squares[place])
 
 
 def _spread_of(sums: Sums, place: int) -> Spread:
-    """Compute the spread of the column ``place`` from its sums."""
+    """Compute the spread of the column with index ``place``, which must have at least one value."""
     count = float(sums.count[place])
     mean = float(sums.total[place]) / count
     # Rounding may leave a variance slightly below 0
@@ -217,9 +225,9 @@ def _spread_of(sums: Sums, place: int) -> Spread:
 
 
 def _ratio(first: float, second: float) -> float:
-    """Divide the larger absolute value by the smaller one, at least 1.
+    """Divide the larger absolute value by the smaller one; the result is at least 1.
 
-    It is 1 if both are 0, and infinite if only one is.
+    It is 1 if both values are 0, and infinite if only one value is 0.
     """
     low, high = sorted((abs(first), abs(second)))
     if high == 0.0:
@@ -230,7 +238,7 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _is_unlike(one: Spread, other: Spread) -> bool:
-    """Tell whether one of the two rules in this module's docstring holds."""
+    """Tell whether two spreads differ by one of the two rules in this module's docstring."""
     means = _ratio(one.mean, other.mean)
     apart = abs(one.mean - other.mean)
     widest = max(one.std, other.std)
@@ -244,7 +252,8 @@ def _is_unlike(one: Spread, other: Spread) -> bool:
 def _explain(one: Spread, other: Spread) -> str:
     """Return the words of the known change of unit that fits best; empty if none fits.
 
-    A conversion fits if it hits the mean within a factor of 1.2 and the deviation within 2.
+    A conversion fits if it maps the smaller mean to the larger one within a factor of 1.2, and the
+    deviation within a factor of 2. Means of 0 or below are not converted.
     """
     small, large = sorted((one, other), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""

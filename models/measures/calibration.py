@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def rows_needed(coverage: float) -> int:
-    """Return the smallest number of calibration samples with a finite conformal threshold.
+    """Return the smallest number of calibration samples that gives a finite threshold.
 
     ``coverage`` is above 0 and below 1.
     """
@@ -88,7 +88,7 @@ def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
 
 
 def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
-    """Fit the temperature, within 1/20 to 20, under which the labels are most likely.
+    """Fit the temperature, from 1/20 to 20, that makes the labels most likely.
 
     ``probabilities`` are (n, classes), ``labels`` (n,) int64.
     """

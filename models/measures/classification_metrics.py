@@ -1,7 +1,8 @@
 """Metrics of a classifier's probabilities: calibration error, balanced accuracy, AUC and others.
 
-A metric that the labels leave undefined is left out: one class alone has no AUC. The values equal
-those of torchmetrics, as a test checks; torchmetrics takes seconds to import, so it is not used.
+A metric that is undefined for the given labels is left out, such as AUC if only one class occurs.
+The values equal those of torchmetrics, as a test checks; torchmetrics takes seconds to import, so
+it is not used.
 """
 
 import torch
@@ -45,7 +46,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
-        bins: the number of bins of equal width. A probability of exactly 1 falls in one bin more.
+        bins: the number of bins of equal width. A probability of exactly 1 falls in an extra bin.
     """
     confidence, predicted = probabilities.max(dim=1)
     confidence, right = confidence.float(), (predicted == labels).float()

@@ -43,9 +43,9 @@ def of_share(successes: int, samples: int) -> Estimate:
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     """Compute the 95 % interval of an AUC; None for an AUC of 0 or 1.
 
-    ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC. Hanley and
-    McNeil's standard error (Radiology 143:29, 1982) is used in Newcombe's form (Statistics in
-    Medicine 25:559, 2006), in which it does not matter which class is positive: SE² = A(1-A) (1 + N
+    ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC. The
+    standard error is Hanley and McNeil's (Radiology 143:29, 1982) in Newcombe's form (Statistics in
+    Medicine 25:559, 2006), which is the same if the classes are swapped: SE² = A(1-A) (1 + N
     (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in logit(A), so
     it stays within 0 and 1.
     """

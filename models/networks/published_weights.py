@@ -68,17 +68,20 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 
     Args:
         encoder: the network to fill.
-        content: a file's arrays by name; those of a classifier are ignored.
+        content: a file's arrays by name; arrays of a classifier are ignored.
         where: the file, for errors.
 
     Raises:
-        SettingError: arrays are missing, surplus, of another shape or not finite.
+        SettingError: arrays are missing, are surplus, have another shape or are not finite.
     """
     _fill(encoder, content, where, _VGG)
 
 
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load ResNet-22's weights into ``encoder``, a ``ResNet22``; see ``fill_vgg``."""
+    """Load ResNet-22's weights into ``encoder``, a ``ResNet22``; see ``fill_vgg``.
+
+    If ``content`` has the key 'model', the arrays are in the mapping under that key.
+    """
     _fill(encoder, content.get("model", content), where, _RESNET22)
 
 
@@ -89,8 +92,8 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
     fitting: dict[str, Tensor] = {}
     missing = []
     for name in wanted:
-        # Files of old versions of PyTorch lack batch norm's counters of batches, which nothing
-        # reads: the encoder keeps its own
+        # Files of old versions of PyTorch lack batch norm's counters of batches. Nothing reads
+        # these counters, so the encoder keeps its own
         if name.endswith("num_batches_tracked"):
             continue
         if isinstance(arrays.get(name), Tensor):
@@ -116,10 +119,10 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
 def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str, Any]:
     """Select the encoder's arrays in a file, and remove the prefix of their names.
 
-    The first of ``source.prefixes`` with which the first convolution exists is used.
+    The prefix is the first of ``source.prefixes`` for which the file has the first convolution.
 
     Raises:
-        SettingError: the file has the first convolution under none of them.
+        SettingError: the file lacks the first convolution under all prefixes.
     """
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
@@ -165,10 +168,11 @@ def _check_shapes(
 def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Load the classifier from Wu et al.'s file into ``head``, in place.
 
-    ``head`` is that of ``resnet22.build_published_head``; ``where`` names the file in errors.
+    ``head`` comes from ``resnet22.build_published_head``; ``where`` names the file in errors.
 
     Raises:
-        SettingError: the file has no classifier, or its arrays have other shapes or are not finite.
+        SettingError: the file lacks a classifier, or the classifier's arrays have other shapes or
+            are not finite. Arrays before the wrong one are already loaded then.
     """
     stored, wanted = content.get("model", content), head.state_dict()
     for name, array in _head_arrays(stored, where).items():
@@ -184,10 +188,11 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
     """Select the classifier's arrays in a file, under the names of our head.
 
-    Of the output layer only the two rows for malignant findings are taken.
+    From the output layer, only the two rows for malignant findings are taken. The left
+    cranio-caudal view is preferred to layers without a view's suffix.
 
     Raises:
-        SettingError: the file has no classifier.
+        SettingError: the file lacks a classifier.
     """
     for view in _VIEWS:
         arrays: dict[str, Tensor] = {}

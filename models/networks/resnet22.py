@@ -86,7 +86,7 @@ class ResNet22(nn.Module):
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        The sides shrink by about 64: 2048 x 2048 pixels give 32 x 32 places.
+        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
@@ -113,7 +113,7 @@ class RadiographClassifier(TokenClassifier):
 def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
     """Run a block, keeping only its input for the backward pass, which runs the block again.
 
-    The running statistics of its batch norms are updated only once.
+    The second run does not update the running statistics of batch norms.
     """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
@@ -130,8 +130,8 @@ def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
 def still_statistics(module: nn.Module) -> Iterator[None]:
     """Keep the running statistics of all batch norms unchanged inside a block.
 
-    This is needed in training mode. Inside the block the momentum is 0: the running mean becomes 1
-    times itself plus 0 times the batch's mean.
+    Inside the ``with`` block the momentum of each batch norm is 0, so even in training mode a batch
+    does not change the statistics. Afterwards the momenta are restored.
     """
     momenta = {}
     for part in module.modules():
@@ -164,7 +164,8 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
     """Build the classifier of the published weights: one hidden layer with ReLU, then logits.
 
     Raises:
-        SettingError: the data do not have two classes, malignant or not, as the weights have.
+        SettingError: the data do not have exactly two classes; the weights have two, malignant or
+            not.
     """
     if classes != 2:
         raise SettingError(

@@ -31,7 +31,7 @@ class SiteNetwork(nn.Module, ABC):
         """Map inputs (batch, *input_shape) to tokens (batch, l, c)."""
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Map tokens (batch, l, c) to the input of ``classify``; here the tokens themselves."""
+        """Map tokens (batch, l, c) to the input of ``classify``; by default they are unchanged."""
         return tokens
 
     @abstractmethod
@@ -111,7 +111,7 @@ class TokenClassifier(SiteNetwork):
 
 
 def evidences(module: nn.Module) -> list[Evidence]:
-    """Return all ``Evidence`` modules inside ``module``; none if the network is not evidential."""
+    """Return all ``Evidence`` modules inside ``module``; empty for a network without evidence."""
     return [part for part in module.modules() if isinstance(part, Evidence)]
 
 
@@ -122,9 +122,9 @@ class FrozenPart(nn.Module):
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
     """Return the arrays that sites exchange, by name, sorted: parameters and float buffers.
 
-    The arrays of a ``FrozenPart`` are left out, and so are integer buffers: a mean of batch norm's
-    step counters makes no sense, and they have no effect, because every batch norm here has a fixed
-    momentum. The arrays share memory with ``module``.
+    The arrays of a ``FrozenPart`` are left out. Integer buffers are left out too: a mean of batch
+    norm's step counters would be meaningless, and the counters are not used, because every batch
+    norm here has a fixed momentum. The arrays share memory with ``module``.
     """
     frozen: tuple[str, ...] = ()
     for name, part in module.named_modules():
@@ -142,7 +142,7 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
     """Copy ``arrays`` into ``module`` in place, either all of them or none.
 
     Raises:
-        SettingError: their names or shapes are not those of ``exchanged_arrays``.
+        SettingError: the names or shapes of ``arrays`` are not those of ``exchanged_arrays``.
     """
     targets = exchanged_arrays(module)
     if arrays.keys() != targets.keys():
@@ -172,11 +172,12 @@ def _list_names(names: Set[str]) -> str:
 def last_layers(module: nn.Module, count: int) -> list[str]:
     """Return the names of the exchanged arrays in the last ``count`` trainable layers.
 
-    A layer is a module with parameters of its own; the order is that of ``named_modules``.
+    A layer is a module with trainable parameters that do not belong to its submodules. The order is
+    that of ``named_modules``.
     """
     layers = []
     for name, part in module.named_modules():
-        # Without those of its sublayers, so a container is no layer
+        # Without the parameters of its sublayers, so that a container is not a layer
         if any(parameter.requires_grad for parameter in part.parameters(recurse=False)):
             layers.append(name)
     return _below(module, layers[-count:])

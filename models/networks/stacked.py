@@ -75,7 +75,7 @@ class StackedNetwork:
         return trained
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
-        """Train only the first ``sites`` sites from now on; the others have finished.
+        """Train only the first ``sites`` sites from now on; the remaining sites have finished.
 
         ``arrays`` still has the final weights of all sites. ``optimiser`` gets the shorter
         parameters and shorter moments, so the remaining sites step as before.
@@ -129,7 +129,7 @@ class _Layer(nn.Module):
     def current(self) -> dict[str, Tensor]:
         """Return name -> array (sites, ...) for the sites in the current batch.
 
-        They are the first sites of the stack; ``rows.sizes`` says how many.
+        These are the first sites of the stack, as many as ``rows.sizes`` has entries.
         """
         sites = len(self._rows.sizes)
         current = dict(self.arrays)
@@ -196,9 +196,9 @@ class _Norm(_Layer):
 
 
 class _Dropout(nn.Module):
-    """Dropout from each site's own generator.
+    """Dropout whose masks come from each site's own generator.
 
-    A site that trains alone on a CPU draws the same numbers, so both give the same masks.
+    A site that trains by itself on a CPU draws the same numbers, so the masks are the same.
     """
 
     def __init__(self, rate: float, rows: Rows) -> None:

@@ -14,13 +14,13 @@ from fedsilo.core.errors import SettingError
 SPENT = "epsilon is spent"  # starts a site's refusal; the server recognises it by these words
 # (noise multiplier z, sampling rate q) -> number of releases; q = 1 means no sampling
 Releases = Mapping[tuple[float, float], int]
-# Rényi orders. With too few orders the bound is valid but loose. Without sampling they reach from
-# just above 1, which almost no noise needs, to what tiny epsilons need. With sampling each order is
-# costly, and near 1 the series does not converge: hence whole orders from 2
+# Rényi orders. With too few orders the bound is valid but loose. Without sampling they range from
+# just above 1, for almost no noise, to the large orders that tiny epsilons need. With sampling each
+# order is costly, and near 1 the series does not converge, so only whole orders from 2 are used
 _FINE = tuple(1 + 2 ** (step / 32) for step in range(-208, 449))
 _WHOLE = (*range(2, 65), *range(68, 129, 4), 160, 192, 256, 384, 512, 1024)
-# The library's rounding may bring a divergence of almost nothing below 0. So many releases as no
-# computer can make, but a server can ask for, would then take back what others have spent
+# The library's rounding may bring a tiny divergence below 0. A server could then ask for so many
+# of these releases that epsilon already spent would be taken back
 _LEAST = 2.0**-46
 _MOST_NOISE = 2.0**20
 _PRECISION = 1e-3  # relative precision of the noise for a budget
@@ -31,7 +31,8 @@ _LEAST_COUNTS, _MOST_COUNTS = 0.5, 1e4  # bounds of the default noise on counts,
 def epsilon(releases: Releases, delta: float) -> float:
     """Compute an upper bound of epsilon at ``delta`` for all ``releases`` together.
 
-    It is 0 without releases, and infinite if a release has no noise.
+    Epsilon is 0 without releases (kinds with number 0 do not count), and infinite if a release is
+    made without noise.
     """
     made = []
     for kind, count in sorted(releases.items()):
@@ -85,17 +86,19 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
 
 
 def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) -> float:
-    """Find the least noise multiplier with which a run stays within a budget.
+    """Find the smallest noise multiplier that keeps a run within a budget.
 
     The result is at most 0.1 % larger than necessary, and never smaller.
 
     Args:
         budget: the largest allowed epsilon.
-        delta: the delta at which epsilon is computed.
-        made: maps a noise multiplier to the run's releases. More noise must not raise epsilon.
+        delta: the delta of (epsilon, delta).
+        made: a function from a noise multiplier to the run's releases. More noise must not raise
+            epsilon.
 
     Raises:
-        SettingError: no noise is enough, because other releases exceed the budget already.
+        SettingError: even a multiplier of 2^20 is not enough, because other releases of the run
+            already exceed the budget.
     """
     # Doubling finds an upper end; bisection then keeps ``high`` within the budget
     low, high = 0.0, 1.0
@@ -118,9 +121,9 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
 def counts_noise_for(budget: float, delta: float) -> float:
     """Choose the noise on a hospital's counts: its standard deviation, 0.5 to 10,000 patients.
 
-    Within this range the counts alone cost a quarter of ``budget``, the hospital's epsilon at
-    ``delta``. A Gaussian release adds 1 / noise², which grows with the square of epsilon. So a
-    quarter of epsilon is a sixteenth of that sum, and nearly all of the budget is left for
+    Within this range, releasing only the counts costs a quarter of ``budget``, the hospital's
+    epsilon at ``delta``. Releases add up by 1 / noise², which grows with the square of epsilon. So
+    a quarter of epsilon is only a sixteenth of the sum, and nearly all of the budget is left for
     training.
     """
     usual = noise_for(_OF_COUNTS * budget, delta, lambda noise: {(noise, 1.0): 1})

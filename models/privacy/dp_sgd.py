@@ -42,8 +42,8 @@ def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tenso
     """
     if rate >= 1:
         return torch.arange(count)
-    # Uniform numbers are k / 2^53. Exactly floor(q 2^53) of them pass, so the real rate is
-    # never above q, for which epsilon is computed; without the added step one more could pass
+    # Uniform numbers are k / 2^53. Exactly floor(q 2^53) of them pass, so the real rate is never
+    # above q, the rate in the computation of epsilon. Without the added step one more could pass
     return torch.nonzero(uniforms(count, rng) + _STEP <= rate).flatten()
 
 
@@ -76,12 +76,13 @@ def clipped_gradients(
         inputs: (batch, ...) float.
         labels: (batch,) int64.
         release: bounds each sample's gradient over all parameters together. If ``release.alone``,
-            each gradient is computed by itself.
+            each sample is computed in a batch of one, and ``size`` is ignored.
         size: number of samples whose gradients are in memory at once; 0 for as many as fit.
 
     Returns:
-        The sum of gradients by parameter, int64 in the release's units, and the sum of losses, a
-        scalar in which a loss that is not finite counts as 0.
+        Parameter -> sum of gradients, int64 in the release's units; and the sum of losses, a
+        scalar.
+        In the sum of losses, a loss that is not finite counts as 0. Without samples all sums are 0.
     """
     parameters = _trained_parameters(network)
     if release.alone:
@@ -113,7 +114,7 @@ def _trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _finite(losses: Tensor) -> Tensor:
-    """Bound losses (n,), and replace those that are not finite by 0."""
+    """Clip losses (n,) to -1e27..1e27, and replace NaN and infinite losses by 0."""
     # An infinite sum would show that one sample has such a loss
     finite = torch.nan_to_num(losses, nan=0.0, posinf=0.0, neginf=0.0)
     return finite.clamp(-_LARGEST_LOSS, _LARGEST_LOSS)
@@ -203,8 +204,9 @@ _CHANNELS = 8
 def with_group_norm(module: nn.Module) -> None:
     """Replace every batch norm inside ``module``, in place, by a group norm of the same channels.
 
-    Group norm (Wu and He 2018) normalises each sample by itself and has no running statistics. A
-    group has 8 channels if that divides them.
+    Group norm (Wu and He 2018) normalises each sample by itself, without running statistics. A
+    group has 8 channels if 8 divides the channels. Only ``BatchNorm1d`` and ``BatchNorm2d`` are
+    replaced, and never ``module`` itself.
     """
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

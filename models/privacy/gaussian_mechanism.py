@@ -50,7 +50,7 @@ def normals(
 ) -> Tensor:
     """Draw standard normal numbers of the given shape, on the CPU.
 
-    With ``rng`` None they come from the operating system, and nobody can repeat them.
+    If ``rng`` is None, the random bits come from the operating system and cannot be repeated.
     """
     if rng is not None:
         return torch.randn(shape, generator=rng, dtype=dtype)
@@ -64,9 +64,9 @@ def normals(
 
 
 def uniforms(count: int, rng: torch.Generator | None) -> Tensor:
-    """Draw ``count`` uniform numbers in [0, 1), float64.
+    """Draw ``count`` uniform numbers in [0, 1), float64, on the CPU.
 
-    With ``rng`` None they come from the operating system, and nobody can repeat them.
+    If ``rng`` is None, the random bits come from the operating system and cannot be repeated.
     """
     if rng is not None:
         return torch.rand(count, generator=rng, dtype=torch.float64)

@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from fedsilo.models.privacy.release import Release
 from fedsilo.models.privacy.summed_metrics import split_of
 
-LOSS_BOUND = 3.0  # nats; a sample with a larger loss counts with this one
+LOSS_BOUND = 3.0  # nats; a sample's larger loss counts as 3
 
 
 def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Compute each sample's contribution to the site's accuracy, loss and entropy.
 
-    A loss above ``LOSS_BOUND`` counts as that bound. Probabilities that are not finite count as
-    equal probabilities, because a sum that is not finite would reveal that sample.
+    A loss above ``LOSS_BOUND`` counts as ``LOSS_BOUND``. If one of a sample's probabilities is not
+    finite, all of them count as 1 / classes, because a sum that is not finite would reveal that
+    sample.
 
     Args:
         probabilities: (n, classes) float64.
@@ -51,10 +52,11 @@ def range_of(name: str, classes: int) -> float:
 
 
 def parts_bound(parts: Mapping[str, Tensor]) -> float:
-    """Return the largest L2 norm of one patient's contributions to all ``parts``.
+    """Return the largest possible L2 norm of one patient's contributions to all ``parts``.
 
-    A patient is in only one split, and contributes a number in [0, 1] to each of its m metrics: the
-    norm is at most the square root of the largest m.
+    ``parts`` has one entry for each metric of each split, named as ``incoming.val.loss``; only the
+    names are read. A patient is in one split and contributes a number in [0, 1] to each of its
+    metrics. So the bound is the square root of m, the number of metrics of the split with the most.
     """
     most = max(Counter(map(split_of, parts)).values())
     return math.sqrt(most)
@@ -65,14 +67,15 @@ def noisy_metrics(
 ) -> dict[str, float]:
     """Compute the site's metrics with noise, all in one release.
 
-    Each sum is divided by the number of samples that the site has reported, because the real number
-    must not become known.
+    Each noisy sum is divided by the number of samples that the site has reported (at least 1),
+    because the real number must stay secret.
 
     Args:
-        parts: metric -> contributions (n,) in [0, 1] from the n samples in its split.
+        parts: metric, as ``incoming.val.loss`` -> contributions (n,) in [0, 1] from the n samples
+            in the metric's split.
         reported: split -> number of samples, as the site has reported it.
         classes: number of classes, which bounds the entropy.
-        release: the release, whose bound must be that of ``parts_bound``.
+        release: clips and adds noise. Its bound must be that of ``parts_bound``.
 
     Returns:
         Metric -> value, clipped to its range.

@@ -11,7 +11,7 @@ from fedsilo.core.settings_schema import as_mapping, defaults
 def statistics_noise(common: CommonSettings) -> float:
     """Return the noise multiplier for class means, prototypes and measurements.
 
-    It is 'privacy.statistics-noise', or 'privacy.noise-multiplier' if that is 0.
+    It is 'privacy.statistics-noise', or, if that setting is 0, 'privacy.noise-multiplier'.
     """
     return common.statistics_noise or common.noise_multiplier
 
@@ -36,7 +36,8 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
 def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     """Yield an error message for each setting that contradicts DP-SGD.
 
-    Without 'privacy.sample-clip-norm' the messages name privacy settings that have no effect.
+    'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
+    norm is 0, the further messages are those of ``_find_without_effect``.
     """
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):
@@ -86,7 +87,10 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
 
 
 def _find_without_effect(common: CommonSettings) -> Iterator[str]:
-    """Yield an error message for each changed setting that has no effect without DP-SGD."""
+    """Yield an error message for each setting that is changed but has no effect without DP-SGD.
+
+    These are the largest epsilon, delta and the noise on statistics.
+    """
     values, usual = as_mapping(common), defaults(CommonSettings)
     for key in ("privacy.max-epsilon", "privacy.delta", "privacy.statistics-noise"):
         if values[key] != usual[key]:
@@ -124,7 +128,10 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
 
 
 def _find_unsummable(common: CommonSettings) -> Iterator[str]:
-    """Yield an error message for each setting with which secure aggregation cannot sum updates."""
+    """Yield an error message for each setting that secure aggregation does not allow.
+
+    The caller has checked that 'secure.aggregation' is on.
+    """
     if not needs_sums_only(common.method):
         yield (
             f"method '{common.method}' needs more than the sum of the sites' arrays: set "

@@ -1,7 +1,7 @@
 """The settings of the network and of its training at a site.
 
-Mappings and lists are texts of YAML, because Flower's run config has neither; files may have them
-as such.
+Mappings and lists are texts of YAML, because Flower's run config has neither type. A file may
+contain the mapping or list itself.
 """
 
 from dataclasses import dataclass

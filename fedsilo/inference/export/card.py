@@ -129,7 +129,7 @@ def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
 def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
     """Return the sites with fewer than 100 test samples, whose intervals are wide.
 
-    A hidden number counts as fewer. A site that does not report its number is left out.
+    A hidden number counts as fewer than 100. A site that does not report its number is left out.
     """
     few = []
     for site in sites:

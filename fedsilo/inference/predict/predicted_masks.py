@@ -49,7 +49,7 @@ class MaskPredictions:
     faults: Mapping[str, str]  # file -> why its mask is missing
 
     def lines(self) -> list[str]:
-        """Return the lines for a terminal: the numbers of masks and of faults, and the folder."""
+        """Return the lines for a terminal: the number of masks, any faults, and the folder."""
         found = sum(share > 0 for share in self.shares.values())
         lines = [f"{len(self.shares)} masks, a catheter in {found}"]
         if self.faults:

@@ -1,4 +1,4 @@
-"""The papers' numbers, as data, each with the setting in which it was measured.
+"""The papers' numbers, as data, each with the setting it was measured in.
 
 They are looked up whenever a finished run is read: the server and the hospitals know none of them.
 """

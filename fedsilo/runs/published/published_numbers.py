@@ -2,9 +2,9 @@
 
 Each YAML file here holds a paper's tables. ``names`` maps the paper's name of a method to the
 settings of a run with that method. ``conditions`` lists the settings and sites that a run must have
-for a row to be shown; a block with ``name`` or ``dataset`` applies to those rows only, and a row's
-own ``settings`` override all blocks. A run of the paper's method on its data that does not meet the
-conditions gets no number, and ``unlike`` describes the differences.
+for a row to be shown. A block with ``name`` or ``dataset`` applies only to rows of that method or
+data set, and a row's own ``settings`` override all blocks. If a run has the paper's method and data
+but does not meet the conditions, it gets no numbers, and ``unlike`` describes the differences.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -46,9 +46,10 @@ class Conditions:
     sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
-        """Return a phrase for each difference between a run and the conditions; empty without any.
+        """Return a phrase for each condition that a run does not meet; empty if it meets all.
 
-        ``values`` are all settings of the run by key, ``sites`` its sites.
+        ``values`` has all settings of the run by key, ``sites`` the names of its sites. Missing and
+        additional sites share one phrase.
         """
         phrases = self._other_sites(set(sites))
         for key, allowed in self.settings.items():
@@ -64,7 +65,10 @@ class Conditions:
         return phrases
 
     def _other_sites(self, sites: set[str]) -> list[str]:
-        """Return one phrase about missing and additional sites; empty if they are the paper's."""
+        """Return one phrase about missing and additional sites, in a list.
+
+        The list is empty if the sites are the paper's, or if the conditions name no sites.
+        """
         if not self.sites:
             return []
         missing = sorted(set(self.sites) - sites)
@@ -92,12 +96,15 @@ class Row:
     parts: Sequence[str]  # the sites, distributions or "all" that each line is for
     # A line of numbers per part; None where none is printed
     lines: Sequence[Sequence[float | None]]
-    # Part -> the parts of which it is the mean, where the paper prints none
+    # Part whose mean the paper does not print -> the parts to average
     means: Mapping[str, Sequence[str]]
     digits: int | None  # decimals of such a mean
 
     def numbers_by_part(self) -> Numbers:
-        """Return the row's numbers: site, distribution or "all" -> metric -> number."""
+        """Return the row's numbers: site, distribution or "all" -> metric -> number.
+
+        A number that the paper does not print is left out.
+        """
         printed: Numbers = {}
         for part, line in zip(self.parts, self.lines, strict=True):
             cells = zip(self.metrics, line, strict=True)
@@ -145,15 +152,15 @@ class Paper:
     rows: Sequence[Row]
 
     def rows_of(self, settings: Mapping[str, Value]) -> list[Row]:
-        """Return the rows for a run's method and data set."""
+        """Return the rows for a run's method and data set, whether or not their conditions hold."""
         wanted = self._name_of(settings), settings["dataset"]
         return [row for row in self.rows if (row.name, row.dataset) == wanted]
 
     def _name_of(self, settings: Mapping[str, Value]) -> str:
         """Return the paper's name for a run's method; empty if the paper has no such method.
 
-        A name has one or more groups of settings. The first name with a group whose settings are
-        all those of the run is returned.
+        Each name has one or more groups of settings. The first name is returned that has a group
+        whose settings all have the run's values.
         """
         for name, runs in self.names.items():
             for run in runs:
@@ -170,9 +177,9 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
         sites: the run's sites.
 
     Returns:
-        The numbers of the rows whose conditions the run meets. Otherwise no numbers, and the
-        differences from the row with the fewest; they are empty if no paper has the run's method on
-        its data.
+        The numbers of the rows whose conditions the run meets. If it meets none, ``numbers`` is
+        empty and ``unlike`` lists the differences from the row with the fewest differences.
+        ``unlike`` is empty too if no paper has the run's method on its data.
     """
     sites = list(sites)
     met = []
@@ -191,7 +198,7 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
 
 
 def in_words(differing: Sequence[str]) -> str:
-    """Join the first four differences with semicolons, and count the rest."""
+    """Join the first four differences with semicolons; if there are more, add "N more"."""
     phrases = [*differing[:_MOST_PHRASES]]
     more = len(differing) - _MOST_PHRASES
     if more > 0:
@@ -215,7 +222,7 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
 
     Args:
         content: the content of the paper's file, with the conditions.
-        table: the keys of the table, which hold for each of its rows.
+        table: the keys of the table, which apply to each of its rows.
         own: the keys of the row, which override the table's.
     """
     # The last mapping wins: a row's own keys, then those of its table
@@ -239,7 +246,7 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
 
 
 def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
-    """Divide the numbers of a line by ``scale``; None, for a number that is not printed, stays."""
+    """Divide the numbers of a line by ``scale``; None (a number that is not printed) stays None."""
     scaled: list[float | None] = []
     for number in line:
         if number is not None:
@@ -253,7 +260,8 @@ def _conditions(
 ) -> Conditions:
     """Merge the conditions of all blocks that apply to a row.
 
-    A later block overrides an earlier one, and ``settings``, the row's own, override all.
+    A later block overrides an earlier block, and the row's own ``settings`` override all blocks.
+    The blocks' lists of files and sites are joined.
     """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
@@ -281,7 +289,11 @@ def _conditions(
 
 
 def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
-    """Tell whether a block of conditions is for a row; without names it is for every row."""
+    """Tell whether a block of conditions applies to a row.
+
+    A block's ``name`` and ``dataset`` must contain those of the row. A block without these keys
+    applies to every row.
+    """
     keys = {"name", "dataset"} & block.keys()
     return all(row[key] in block[key] for key in keys)
 
@@ -289,8 +301,9 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
     """Merge the numbers of rows: the first row's, plus further metrics of the same runs.
 
-    A paper prints further metrics of a setting in another table. Rows with equal accuracies are
-    about the same runs; all others are ignored.
+    A paper may print further metrics of a setting in another table. A row is about the same runs if
+    all its accuracies equal the first row's; other rows are ignored. The first row's numbers take
+    precedence.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -13,7 +13,7 @@ from fedsilo.server_app.run.terminal import print_table, printer
 def print_published(
     summary: Mapping[str, Any], published: Published, headline: Sequence[str], console: Console
 ) -> None:
-    """Print a table of a run's and a paper's numbers, or why the paper has none for the run.
+    """Print a table of a run's and a paper's numbers, or why the paper has no numbers for the run.
 
     Nothing is printed if no paper has the run's method on its data.
 
@@ -34,8 +34,9 @@ def print_published(
 def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequence[str]) -> Table:
     """Build a table that compares a run's test metrics with a paper's numbers.
 
-    It has a row for each site, distribution or "all" that both have, and two columns for each
-    metric in ``headline`` that the paper prints. A cell is empty where one side lacks the number.
+    The table has a row for each site, distribution or "all" that both the run and the paper have.
+    It has two columns (run, paper) for each metric in ``headline`` that the paper prints. A missing
+    number gives an empty cell.
 
     Args:
         summary: the content of ``summary.json``.

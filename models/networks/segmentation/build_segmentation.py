@@ -56,10 +56,10 @@ class PyramidNetwork(Segmenter):
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return the part whose array names are those of a trained run's network, or None.
+        """Return the part that can load the weights of a trained run, or None.
 
-        It is the ViT itself, the convolutional encoder under the name 'encoder', or None for Swin.
-        So the run's weights can be loaded into it.
+        Its array names are those of the run's network. The part is the convolutional encoder under
+        the name 'encoder', or the whole ViT with its prompts; it is None for Swin.
         """
         if isinstance(self.pyramid, ConvPyramid):
             return nn.ModuleDict({"encoder": self.pyramid.encoder})

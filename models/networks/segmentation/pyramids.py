@@ -48,7 +48,7 @@ class Segmenter(nn.Module):
         """Map images to the encoder's last map (batch, c, rows, columns)."""
 
     def trunk(self) -> nn.Module | None:
-        """Return the part whose array names are those of a trained run's network, or None."""
+        """Return the part that can load the weights of a trained run; here always None."""
         return None
 
 
@@ -108,7 +108,7 @@ class ViTPyramid(Pyramid):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images to maps at 1/1, 1/2, ... of their size, finest first.
 
-        The first is a convolution of the image, the last the grid of patches.
+        The first map is a convolution of the image, and the last map is the grid of patches.
         """
         tokens = self.network.encode_with_layers(images)
         maps = [self.stem(images)]
@@ -196,7 +196,7 @@ def _halvings(patch: int) -> int:
 
 
 def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
-    """Build a 3x3 convolution with batch norm and ReLU; it keeps the size at stride 1."""
+    """Build a 3x3 convolution with batch norm and ReLU; at stride 1 the maps keep their size."""
     return nn.Sequential(
         nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(after),
@@ -205,7 +205,7 @@ def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
 
 
 def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize maps (batch, c, h, w) bilinearly to ``size`` (height, width)."""
+    """Resize maps (batch, c, h, w) bilinearly to ``size`` (height, width), if it differs."""
     if tuple(maps.shape[-2:]) == tuple(size):
         return maps
     return nn.functional.interpolate(maps, tuple(size), mode="bilinear", align_corners=False)

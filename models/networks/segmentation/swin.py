@@ -52,7 +52,10 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
 
 
 def _heads(width: int) -> int:
-    """Return the number of heads in the finest stage, one per 32 channels, but at least 1."""
+    """Return the number of heads in the finest stage: one per 32 of its channels, but at least 1.
+
+    The stage has 6 * ``width`` channels; the quotient is rounded down.
+    """
     return max(1, 6 * width // 32)
 
 
@@ -97,8 +100,8 @@ class SwinUnet(Segmenter):
         channels = swin.feature_info.channels()
         self.norm = nn.LayerNorm(channels[-1])
         self.expand, self.join, self.way_up = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
-        # The second coarsest scale comes first. Each kind of layer has a loop of its own, because
-        # the order in which layers are made decides their random weights
+        # The second coarsest scale comes first. Each kind of layer has its own loop, because the
+        # order of construction decides the random weights
         finer = range(len(channels) - 2, -1, -1)
         for scale in finer:
             self.expand.append(PatchExpand(channels[scale + 1], 2, channels[scale]))
@@ -173,10 +176,10 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
 def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     """Choose the number of stages and the window of a Swin Transformer for images of ``size``.
 
-    Each stage after the first halves the grid of 4-pixel patches; there are at most four, and at
-    least 4 cells per side must be left. The window is the largest up to 8 that divides the last
-    grid, and therefore all grids. Images of 224 pixels get four stages and a window of 7, as
-    published; images of 64 pixels get three stages and a window of 4.
+    Each stage after the first halves the grid of 4-pixel patches. There are at most four stages,
+    and the last grid must have at least 4 cells per side. The window is the largest number up to 8
+    that divides the last grid, and therefore all grids. Images of 224 pixels get four stages and a
+    window of 7, as published; images of 64 pixels get three stages and a window of 4.
 
     Raises:
         SettingError: the image is too small, or its sides are not multiples of 8.
