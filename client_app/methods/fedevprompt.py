@@ -162,7 +162,7 @@ class FedEvPromptSite(SiteMethod):
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
-    """Return what is wrong with the received maps of a site and class; None if they are valid.
+    """Describe the fault of the received maps of a site and class; None if they are valid.
 
     Args:
         lab: the lab of the message.

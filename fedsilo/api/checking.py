@@ -150,7 +150,18 @@ def server(
     port: Annotated[int | None, "port of the Control API (default: 8000)"] = None,
     hospital: Annotated[Sequence[str], "a hospital that the registry must know"] = (),
 ) -> Iterator[Finding]:
-    """Check the server, by the arguments of flower-superlink."""
+    """Check the server, by the arguments of flower-superlink.
+
+    With ``deployment`` the arguments are the deployment's. A failed check is a finding, not an
+    error.
+
+    Yields:
+        A finding for each check, in the order of the checks.
+
+    Raises:
+        SettingError: ``deployment`` is given together with another option.
+        FedsiloError: the deployment cannot be read.
+    """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine
     from fedsilo.deployment.doctor.server import CHECKS, ServerSetup

@@ -51,7 +51,11 @@ def add(
     deployment: DeploymentFolder = _FOLDER,
     tell: Tell = silent,
 ) -> Sequence[MadeKit]:
-    """Register hospitals on other machines, and make a kit for each."""
+    """Register hospitals on other machines, and make a kit for each.
+
+    Raises:
+        FedsiloError: a name is not allowed or already exists, or the server does not answer.
+    """
     from fedsilo.deployment.joining import add
 
     return add(Path(deployment), several(names), tell)
@@ -64,7 +68,14 @@ def renew(
     deployment: DeploymentFolder = _FOLDER,
     tell: Tell = silent,
 ) -> MadeKit | str:
-    """Replace a hospital's key and kit, or the certificate of the server."""
+    """Replace a hospital's key and kit, or the certificate of the server.
+
+    Returns:
+        The new kit of a hospital on another machine; otherwise a sentence about what was done.
+
+    Raises:
+        FedsiloError: ``member`` is not in the deployment, or the server does not answer.
+    """
     from fedsilo.deployment.joining import renew
 
     return renew(Path(deployment), member, tell)
@@ -74,7 +85,16 @@ def renew(
 def revoke(
     member: Annotated[str, "a site"], *, deployment: DeploymentFolder = _FOLDER, tell: Tell = silent
 ) -> str:
-    """Exclude a hospital for good."""
+    """Exclude a hospital for good.
+
+    If its process runs on this machine, the process is ended.
+
+    Returns:
+        The sentence '<member> is revoked'.
+
+    Raises:
+        FedsiloError: ``member`` is not in the deployment, or the server does not answer.
+    """
     from fedsilo.deployment.joining import revoke
 
     revoke(Path(deployment), member, tell)
@@ -83,7 +103,10 @@ def revoke(
 
 @command
 def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
-    """List the members of a deployment, and whether each one runs."""
+    """List the members of a deployment, and whether each one runs.
+
+    The server comes first. If the server is down, all sites count as offline.
+    """
     from fedsilo.deployment.commands import status
 
     return status(Path(deployment))
@@ -98,7 +121,14 @@ def logs(
     deployment: DeploymentFolder = _FOLDER,
     lines: Annotated[int, "number of lines"] = 40,
 ) -> str:
-    """Print the last lines of a member's log."""
+    """Print the last lines of a member's log.
+
+    In Python, nothing is printed; the lines are returned as one text.
+
+    Raises:
+        FedsiloError: ``lines`` is below 1, ``member`` is not in the deployment, or its log does not
+            exist because it has not run yet.
+    """
     from fedsilo.deployment.commands import logs
 
     refuse_below(1, "lines", lines)
@@ -115,7 +145,16 @@ def run(
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Path:
-    """Run an experiment on the deployment, and wait for its end."""
+    """Run an experiment on the deployment, and wait for its end.
+
+    Afterwards the pictures are drawn here, because the server does not draw any.
+
+    Returns:
+        The run directory, which is in the server's folder; ``out`` is ignored.
+
+    Raises:
+        FedsiloError: a member is down, the run directory cannot be used, or the run failed.
+    """
     from fedsilo.deployment.deployed_run import run
     from fedsilo.pictures.learning_curves import draw_pictures
     from fedsilo.server_app.records.run_directory import RunDirectory
@@ -128,7 +167,11 @@ def run(
 
 @command
 def down(*, deployment: DeploymentFolder = _FOLDER) -> str:
-    """Stop all processes; the folder stays."""
+    """Stop all processes; the folder stays.
+
+    Returns:
+        A sentence with the number of members that were running and the path of the folder.
+    """
     from fedsilo.deployment.commands import down
 
     there, ended = down(Path(deployment))

@@ -23,7 +23,14 @@ def start(
     tell: Tell = silent,
     **options: Unpack[HospitalOptions],
 ) -> None:
-    """Open a kit, confirm its code and the rules, and become the hospital's node."""
+    """Open a kit, confirm its code and the rules, and become the hospital's node.
+
+    The process is replaced by Flower's SuperNode, so this function does not return. Without ``yes``
+    the user must type 'yes'.
+
+    Raises:
+        FedsiloError: the user does not confirm, or the kit or an option cannot be used.
+    """
     from fedsilo.client_app.privacy.signing import own_code
     from fedsilo.deployment.doctor.hospital_checks import (
         HospitalRequest,
@@ -105,7 +112,17 @@ def keys(
     ] = (),
     forget: Annotated[Sequence[str], "a hospital to remove from the list; may be repeated"] = (),
 ) -> list[str]:
-    """List the signing keys of this hospital and of others, and mark keys as compared."""
+    """List the signing keys of this hospital and of others, and mark keys as compared.
+
+    Keys are first marked as ``compared``, then those in ``forget`` are removed from the list.
+
+    Returns:
+        A line for this hospital's key, then a line for the key of each other hospital, by name.
+
+    Raises:
+        FedsiloError: the folder lacks a signing key, ``compared`` names this hospital itself, a
+            name or code is wrong, or the list of keys is damaged.
+    """
     from fedsilo.deployment.hospital_keys import describe_keys, find_own_folder, mark_keys
 
     own = find_own_folder(Path(folder))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FOLDS = 5
-_FEWEST = 4  # samples; t-SNE of fewer has no neighbourhoods to preserve
+_FEWEST = 4  # samples; with fewer, t-SNE lacks neighbourhoods to preserve
 _MARKERS = "oxs^vDP*+<"  # markers of class 0, 1, ...
 
 Array = npt.NDArray[Any]
@@ -359,7 +359,7 @@ def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
     for label in range(len(cloud.classes)):
         chosen = order[cloud.label[order] == label]
         line_width = 0.0
-        if _marker(label) in "x+":  # these markers have no area, only lines
+        if _marker(label) in "x+":  # these markers are only lines, without area
             line_width = 1.0
         axes.scatter(
             panel.points[chosen, 0],

@@ -69,7 +69,7 @@ def explain_by_grad_cam(
         label: the class whose map is drawn; None for the predicted class.
 
     Raises:
-        SettingError: the network has no convolutional maps, mixes several networks, or its last
+        SettingError: the network lacks convolutional maps, mixes several networks, or its last
             maps have a single cell.
     """
     last_maps(network)  # refuses unsuitable networks before anything is computed
@@ -95,7 +95,7 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
         label: the number of the class.
 
     Raises:
-        SettingError: the network has no convolutional maps, mixes several networks, or its last
+        SettingError: the network lacks convolutional maps, mixes several networks, or its last
             maps have a single cell.
     """
     from captum.attr import LayerGradCam

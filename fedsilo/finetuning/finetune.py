@@ -164,7 +164,7 @@ def train_seed(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
 
     The best epoch has the highest validation headline metric. A tie is decided by the lower
     validation loss, then by the earlier epoch. An undefined metric loses to any value. The network
-    ends with the best epoch's arrays, which alone are measured on the test images.
+    ends with the best epoch's arrays, and only these are measured on the test images.
 
     Raises:
         SiteError: the validation loss of an epoch is not finite, because training diverged.
