@@ -105,7 +105,7 @@ def folder_of(run: AnyRun) -> Path:
     """Return the directory of a run, given as a run object or as a path, which is not checked.
 
     Raises:
-        SettingError: ``run`` is not a path or text and has no ``path``.
+        SettingError: ``run`` is not a path or text, and lacks the attribute ``path``.
     """
     if isinstance(run, Path | str):
         return Path(run)

@@ -176,16 +176,17 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
 
 @dataclass(frozen=True)
 class Notes:
-    """Typed values that a method's server sends its sites besides arrays; this class has none.
+    """Typed values that a method's server sends to its sites in addition to arrays.
 
-    A method derives a class with one field per note, next to its settings, and both ends use that
-    class. A field with a default may be missing. On the wire a note is a plain value or JSON.
+    This base class has no values. A method derives a class with one field per note, next to its
+    settings, which both server and site use. A field with a default may be missing on the wire,
+    where a note is a plain value or JSON.
     """
 
     def to_values(self) -> dict[str, Value]:
         """Convert the notes to the values of ``Instruction.notes``.
 
-        A single number, text or bool stays as it is; anything else becomes JSON.
+        A single number, text or bool stays unchanged; any other value becomes JSON.
         """
         values: dict[str, Value] = {}
         for name, value in dataclasses.asdict(self).items():

@@ -1,7 +1,7 @@
 """The table of methods: server and sites find a method's classes by its line here.
 
 A line names a class of ``models/methods``, such as ``FedProxSettings``, and describes the method in
-one sentence. The class has the method's settings and says what the method is (see ``OwnSettings``):
+one sentence. The class has the method's settings and facts about the method (see ``OwnSettings``):
 its title, where its server side and its site side are, whether private training suits it, and
 whether secure sums are enough for it. Classes are imported when they are first used.
 
@@ -23,7 +23,7 @@ from fedsilo.core.settings_schema import Value, defaults
 class Entry(NamedTuple):
     """One line of the table of methods."""
 
-    settings: str  # ``module:Class``, the method's settings and what it says about itself
+    settings: str  # ``module:Class``, the class of the method's settings and facts
     # One sentence for lists of methods. It stands here and not in the class because the modules of
     # many classes import PyTorch, and a list must not wait for that.
     description: str

@@ -15,7 +15,7 @@ LONGEST = 300
 _NAME = 80  # characters of one name in a list of names
 _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Markup of Markdown and HTML, and what begins a link by itself in GitHub's Markdown
+# Markup of Markdown and HTML, and texts that GitHub's Markdown turns into links
 _INLINE = r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):"
 # Signs that begin a heading, a list or a quotation count at the start of a line only
 _MARKUP = re.compile(rf"{_INLINE}|^[#+=>-]")

@@ -68,7 +68,7 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
         suffix: the part of the class's name that follows the name of the server class.
 
     Returns:
-        The class; None if the module has no class of that name.
+        The class; None if the module does not have a class of that name.
 
     Raises:
         SettingError: the class does not extend the room's base class, lacks a function or has a
@@ -150,7 +150,7 @@ def _refuse_undeclared(settings: type, what: str) -> None:
     odd = []
     if is_dataclass(settings):
         odd = [field.name for field in fields(settings) if "description" not in field.metadata]
-    # A Field that is still in the class has no annotation, so dataclass did not see it
+    # A Field that is still in the class lacks an annotation, so dataclass did not see it
     odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
     if is_dataclass(settings) and not odd:
         return

@@ -44,7 +44,7 @@ def plugin_entries(named: str) -> list[str]:
 
 
 def module_of(entry: str) -> str:
-    """Return the module's name for an entry of 'plugin': a file's name without '.py', or itself."""
+    """Return the module's name for an entry of 'plugin': a file loses '.py' and its folders."""
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
@@ -197,8 +197,8 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
         ours: fedsilo's own names, which the error lists.
 
     Raises:
-        SettingError: the name has no form of a plugin's name, and no installed package offers it.
-            Whether the module exists is not checked.
+        SettingError: the name is not in the form of a plugin's name, and installed packages do not
+            offer it. Whether the module exists is not checked.
     """
     entries: dict[str, str] = {}
     if ":" not in name:

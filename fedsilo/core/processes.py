@@ -52,8 +52,8 @@ def app_folder() -> Path:
     """Return the folder of pyproject.toml, which ``flwr run`` bundles.
 
     Raises:
-        ProcessError: the folder has no pyproject.toml, because fedsilo is not installed from a
-            checkout.
+        ProcessError: the folder does not contain pyproject.toml, because fedsilo is not installed
+            from a checkout.
     """
     folder = installed_folder()
     if not (folder / "pyproject.toml").is_file():

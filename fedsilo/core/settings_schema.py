@@ -406,7 +406,7 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
         given = f"{given} ({type(value).__name__})"
     sentence = f"'{key}' must be {wanted}, but is {given}"
     if "." in key:
-        # A key of a site file has no group, and no place in the list of settings
+        # A key of a site file is without a group, and is not in the list of settings
         sentence += f"; 'fedsilo settings {key}' describes it"
     return SettingError(sentence)
 
@@ -419,7 +419,7 @@ def _text_fault(text: str) -> str | None:
     """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"
-    # Python leaves '~name' unchanged if there is no such user, and would make a folder of that name
+    # Python leaves '~name' unchanged if the user does not exist, and would make a folder '~name'
     if text.startswith("~") and os.path.expanduser(text) == text:
         return "must name a user whose home folder is on this machine"
     return None

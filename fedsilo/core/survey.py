@@ -185,7 +185,7 @@ class Survey(Part):
     def to_config(self) -> dict[str, str]:
         """Convert the answer to ConfigRecord entries, a JSON text for each part.
 
-        Withheld parts have no entry.
+        Withheld parts are left out.
         """
         config = {}
         for name, value in self.model_dump(mode="json", exclude_none=False).items():

@@ -64,8 +64,8 @@ class RunFiles:
     def settings(self) -> RunSettings:
         """The settings of the run, which can also be read by key: ``settings["rounds"]``.
 
-        The cache folder is that of the current user. Contradictions between settings are not
-        checked. An invalid setting raises a ``RunDirectoryError``.
+        The cache folder is the current user's, not the run's. Contradictions between settings are
+        not checked. An invalid setting raises a ``RunDirectoryError``.
         """
         try:
             return read_recorded(self.config.settings)

@@ -75,7 +75,7 @@ def open_site(
         )
     silo = load_silo(site, common)
     known = silos.get(site, {})
-    # A run whose silos.json has no schema passes
+    # A run whose silos.json lacks a schema passes
     if silo.schema != known.get("schema", silo.schema):
         raise DataError(
             f"the data of site {site} have another schema (columns, classes, size) than in the run "

@@ -87,8 +87,8 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
     def masses(tokens: Tensor, others: Tensor) -> Tensor:
         products = torch.einsum("bnc,bc->bn", tokens, others.mean(dim=1))
-        # Without the floor two maps that are opposite on average would have no mass at all, and the
-        # normalisation would be 0 / 0
+        # Without the floor, the masses of two maps that are opposite on average would all be 0, and
+        # the normalisation would be 0 / 0
         relevance = products.relu().double() + _LEAST_MASS
         return relevance / relevance.sum(dim=1, keepdim=True)
 

@@ -77,7 +77,7 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
 def average_precision(scores: Tensor, positive: Tensor) -> float:
     """Compute the area under the precision-recall curve as a sum of steps, as scikit-learn does.
 
-    ``scores`` and ``positive`` are those of ``roc_auc``.
+    The arguments are those of ``roc_auc``. The result is from 0 to 1.
     """
     false, true = _count_positives(scores, positive)
     precision = (true / (true + false)).flip(0)

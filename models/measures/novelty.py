@@ -1,4 +1,4 @@
-"""The distance of a sample from the training samples, and the score at which it is unusual.
+"""The distance of a sample from the training samples, and the score above which it is unusual.
 
 The score is the largest of three parts. Each part is scaled so that 1 is about the edge of the
 training samples:
@@ -8,7 +8,7 @@ training samples:
   (Lee et al. 2018, eq. 2, without their input noise);
 - the pattern of missing values.
 
-Held-out samples decide, as in split conformal prediction, from which score on a sample is unusual.
+Held-out samples decide above which score a sample is unusual, as in split conformal prediction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Booleans = npt.NDArray[np.bool_]
 
 FEWEST = 20  # training samples; with fewer the covariance is mostly chance
 _EDGE = 0.99  # share of training samples within 1, for the distance and for missing values
-_FEW_VALUES = 10  # a feature with at most so many different values is taken as categorical
+_FEW_VALUES = 10  # a feature with at most 10 different values is taken as categorical
 _CERTAINTY = 0.9  # probability that at most the chosen share of new samples exceeds the limit
 _RARE = 20  # the least edge of missing values: one value that 1 in 20 samples lacks
 
@@ -46,9 +46,9 @@ class Seen:
     def beyond(self, values: Floats) -> Floats:
         """Score new values (k,) of the feature: 0 if familiar, else 1 plus the gap to training.
 
-        A value is familiar if it is one of few training values, or lies between the lowest and the
-        highest of many. The gap is the distance to the nearest of ``values``. The score is 1 if
-        every training sample lacks the feature.
+        If ``few``, a value is familiar if it equals one of ``values``. Otherwise it is familiar if
+        it lies between the lowest and the highest. The gap is the distance to the nearest of
+        ``values``. All scores are 1 if every training sample lacks the feature.
         """
         if not len(self.values):
             # The feature was missing in every training sample, so any value is new
@@ -56,7 +56,7 @@ class Seen:
         gap = np.abs(values[:, None] - self.values).min(axis=1)
         if not self.few:
             gap = np.where((values > self.values[0]) & (values < self.values[-1]), 0.0, gap)
-        # The tolerance is that of float32, in which features are stored
+        # The tolerance is that of float32, because features are stored in float32
         far: Floats = np.where(gap > 1e-5 * (1 + np.abs(values)), 1.0 + gap, 0.0)
         return far
 
@@ -66,9 +66,9 @@ class Novelty:
     """The novelty of k samples in three parts; 1 is about the edge of the training samples.
 
     Attributes:
-        values: (k, f), for each value; 0 within the training values.
-        distance: (k,), for the whole sample.
-        missing: (k,), for the pattern of missing values.
+        values: (k, f), the score of each value; 0 within the training values.
+        distance: (k,), the score of the whole sample.
+        missing: (k,), the score of the pattern of missing values.
     """
 
     values: Floats
@@ -127,7 +127,8 @@ def estimate_region(
         samples: (n, f) training samples: standardised and imputed rows, or a network's features.
         missing: (n, f) bool, which values are imputed.
         groups: (n,) the group of each sample, such as its class. A new sample's distance is to the
-            nearest group mean. None, for rows, means one group, and single features are scored too.
+            nearest group mean. None, for table rows, means one group, and only then are single
+            features scored too.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -158,8 +159,8 @@ def limit_of(scores: Floats, share: float) -> float:
 
     With probability 0.9 at most ``share`` of all similar samples exceed the limit: the share beyond
     the k-th smallest of n scores is distributed as Beta(n + 1 - k, k) (Vovk 2012). With too few
-    scores for that, the limit is the largest score, which a share of 1 / (n + 1) exceeds on
-    average. If even that is more than ``share``, the limit is infinite.
+    scores for this guarantee, the limit is the largest score, which a share of 1 / (n + 1) exceeds
+    on average. If 1 / (n + 1) is more than ``share``, the limit is infinite.
 
     Args:
         scores: (n,) scores of held-out samples.

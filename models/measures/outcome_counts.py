@@ -27,9 +27,9 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
-        minimum: the smallest number of samples. With fewer in all the result is empty. A number of
-            class c is left out if its denominator, the samples of c or all others, is smaller.
-            Single bins may be smaller.
+        minimum: the smallest number of samples. With fewer samples in all, the result is empty.
+            ``right`` needs this many samples of class c, ``false`` this many of other classes, and
+            ``auc`` both; otherwise it is left out. Single bins may be smaller.
     """
     if len(labels) < minimum:
         return {}
@@ -78,7 +78,7 @@ class Bin:
     mean: float
 
     def share(self) -> Estimate:
-        """Return the share of right answers with its interval."""
+        """Return the share of right answers with its 95 % interval; the bin must not be empty."""
         return of_share(self.right, self.count)
 
     def with_(self, other: "Bin") -> "Bin":
@@ -102,14 +102,14 @@ def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
                 n, k, weighted = total.get(number, (0, 0, 0.0))
                 weighted += found.count * found.mean
                 total[number] = (n + int(found.count), k + int(found.right), weighted)
-    # A hospital may add noise to its counts, and a share of more than 1 has no interval
+    # A hospital may add noise to its counts, but a share above 1 does not have an interval
     return [Bin(n, min(k, n), w / n) for _, (n, k, w) in sorted(total.items())]
 
 
 def merge_bins(found: Sequence[Bin], floor: int) -> list[Bin]:
     """Merge neighbouring bins until each has at least ``floor`` samples.
 
-    A bin that is too small joins the next bin; a last one that is too small joins the bin before.
+    A bin that is too small joins the next bin; a last bin that is too small joins the bin before.
     The result is empty if all bins together have fewer than ``floor`` samples.
     """
     kept: list[Bin] = []

@@ -5,10 +5,10 @@ from torch import Tensor
 
 
 def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
-    """Count each image's true and false positive, true and false negative pixels, (n, 4) int64.
+    """Count the right and wrong pixels of each image by kind, (n, 4) int64.
 
-    The four columns have this order. ``predicted`` and the true ``masks`` are (n, h, w), 1 on the
-    catheter.
+    The columns are true positive, false positive, true negative and false negative pixels.
+    ``predicted`` and the true ``masks`` are (n, h, w), 1 on the catheter.
     """
     found, true = predicted.bool().flatten(1), masks.bool().flatten(1)
     pixels = torch.stack([found & true, found & ~true, ~found & ~true, ~found & true])
@@ -18,7 +18,7 @@ def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
 def image_dice(counts: Tensor) -> Tensor:
     """Compute each image's Dice score, (n,) float64, from the pixel counts of ``overlaps``.
 
-    It is NaN if both masks of an image are empty.
+    The score is NaN if both masks of an image are empty.
     """
     hit, false, _, missed = counts.double().unbind(dim=1)
     return 2 * hit / (2 * hit + false + missed)
@@ -28,9 +28,9 @@ def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
     """Compute metrics of predicted binary masks (n, h, w), by name; leave out undefined ones.
 
     With P and T the predicted and true pixels of the catheter, ``dice`` is 2 |P and T| / (|P| +
-    |T|) and ``jaccard`` is |P and T| / |P or T|, averaged over the images in which P or T is not
+    |T|) and ``jaccard`` is |P and T| / |P or T|, averaged over the images where P or T is not
     empty. ``dice-pooled`` is the Dice score over all pixels of all images. ``miou`` is the mean of
-    the pooled Jaccard for background and catheter.
+    the pooled Jaccard scores of background and catheter; an undefined one is left out of the mean.
     """
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)

@@ -33,10 +33,10 @@ class APFLSettings(OwnSettings):
 def mixture(
     own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: float
 ) -> dict[str, Tensor]:
-    """Mix the own model v and the shared model w, alpha v + (1 - alpha) w, array by array.
+    """Mix the site's own model v and the shared model w, alpha v + (1 - alpha) w, by array.
 
-    Running statistics of batch norm are those of v, because a mean of variances is not the variance
-    of the mixture.
+    Batch norm's running statistics are taken from v, because a mean of variances is not the
+    variance of the mixture.
     """
     # Starting from v keeps its running statistics
     mixed = dict(own)

@@ -20,7 +20,7 @@ from fedsilo.models.methods.decentralised import MatchaSettings, Topology
 
 @dataclass(frozen=True)
 class CDLSettings(MatchaSettings):
-    """Settings of CDL; with beta 0 the support model would change nothing that is exchanged."""
+    """Settings of CDL; beta 0, where the support model would have no effect, is not allowed."""
 
     title = "CDL"
     server = "fedsilo.strategies.methods.decentralised:CDL"

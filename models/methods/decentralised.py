@@ -30,7 +30,7 @@ from fedsilo.core.messages import Notes
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 
-MODEL = "model/"  # the consensus model Theta, for evaluation
+MODEL = "model/"  # the consensus model (Theta: the mean of the silos' models), for evaluation
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
 Topology = Literal["complete", "ring", "star", "matcha", "graph"]  # who is whose neighbour
 
@@ -108,12 +108,12 @@ def mix_models(
 ) -> dict[str, Tensor]:
     """Compute the weighted mean of models: array by name.
 
-    A site without a model, such as a neighbour that has failed, is left out, and the other weights
-    are scaled to sum to 1.
+    Sites that are missing in ``models``, such as a failed neighbour, are left out, and the
+    remaining weights are scaled to sum to 1. Arrays keep the type of the first site's.
 
     Args:
         models: site -> arrays by name.
-        weights: the mixing weight of each site, at least of those in ``models``.
+        weights: site -> mixing weight, for at least all sites in ``models``.
     """
     # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,
     # and float64

@@ -3,7 +3,7 @@
 An offset t has the size of an image. A network of two input channels sees each image twice, moved
 towards t and moved away from it, by alpha. One encoder and one dense part serve both channels; the
 last layer reads both results. A site trains network and offset together. docs/methods/baselines.md
-says where the authors' code differs.
+lists the differences from the authors' code.
 
 Equations (arXiv:2210.15025):
   (transformation) both channels of an image -> models.methods.distrans.transform_images
@@ -29,9 +29,9 @@ from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 
 OFFSET = "offset.weight"  # the name on the wire and in the network; (pixels, 1)
-OFFSETS = "offset/"  # offset/<site>, in a model with one for each site
+OFFSETS = "offset/"  # offset/<site>, in a model with one offset for each site
 _HIDDEN = 100  # hidden units of the embedding, as in the authors' code
-OFFSET_ALPHA = 0.2  # alpha, the share by which channels move towards the offset and away from it
+OFFSET_ALPHA = 0.2  # alpha: how far the channels move towards the offset and away from it
 EMBEDDING_LEARNING_RATE = 0.01  # step size of the embedding's SGD at the server
 
 
@@ -53,10 +53,12 @@ class DisTransSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the network's head can be doubled.
+        """Check that the network's head can be doubled, as far as the settings show.
+
+        Other networks are checked when they are built, by ``double_channels``.
 
         Raises:
-            SettingError: the network is timm's.
+            SettingError: the network is a classifier of timm.
         """
         if common.network.startswith(TIMM):
             raise no_head_to_double(common)
@@ -77,7 +79,7 @@ def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Ten
     The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x. ``images``
     and ``offsets`` are (batch, channels, height, width).
     """
-    # x -+ alpha (x - t) is the same as the two formulas, with one difference computed once
+    # Both formulas are x -+ alpha (x - t), so the difference is computed only once
     shift = alpha * (images - offsets)
     return images - shift, images + shift
 
@@ -85,7 +87,7 @@ def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Ten
 def to_pixels(values: Tensor, settings: CommonSettings) -> Tensor:
     """Map values from -1..1 to the range of the network's inputs.
 
-    They are unchanged, or 0..255 if the run trains on raw pixels.
+    The range is 0..255 if the run trains on raw pixels; otherwise the values are unchanged.
     """
     if settings.pixel_scale == "raw":
         return 127.5 * (values + 1)
@@ -109,10 +111,10 @@ def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) ->
 
 
 class DoubleHead(nn.Module):
-    """A dense part for both channels, and a layer of logits that reads the results of both.
+    """A dense part that both channels share, and a logit layer that reads both dense outputs.
 
-    Initially the logits are those of ``head`` for the mean of both results, so a run starts
-    from the same function as every other method.
+    Initially the logits equal those of the last layer of ``head`` for the mean of the two dense
+    outputs, so a run starts from the same function as every other method.
     """
 
     def __init__(self, head: nn.Sequential) -> None:
@@ -121,7 +123,7 @@ class DoubleHead(nn.Module):
         single = cast(nn.Linear, head[-1])
         self.logits = nn.Linear(2 * single.in_features, single.out_features)
         with torch.no_grad():
-            # Half the weights for each channel: together they read the mean of both
+            # Each channel gets half the weights, so the layer reads the mean of both channels
             self.logits.weight.copy_(single.weight.repeat(1, 2) / 2)
             self.logits.bias.copy_(single.bias)
 
@@ -170,8 +172,8 @@ class DoubleChannelClassifier(TokenClassifier):
         """Shift images (batch, channels, height, width) towards the offset and away from it.
 
         Returns:
-            (2 * batch, channels, height, width): first all shifted towards it, then all shifted
-            away.
+            (2 * batch, channels, height, width): first all images shifted towards the offset, then
+            all images shifted away from it.
         """
         # The small steps of the offset would be rounded away in bf16
         with torch.autocast(inputs.device.type, enabled=False):
@@ -202,14 +204,14 @@ def double_channels(
 ) -> DoubleChannelClassifier:
     """Turn a one-channel network into DisTrans's two-channel network with a random offset.
 
-    Initially the logits are those of ``single``'s last layer for the mean of both channels' dense
-    features.
+    Initially the logits are those of ``single``'s last layer for the mean of the two channels'
+    dense features.
 
     Args:
         single: the network, whose encoder and dense layers are taken over, not copied.
         settings: the run's settings.
         shape: the shape of an image, (channels, height, width).
-        key: what the random offset depends on besides the seed, such as the site's name.
+        key: further parts of the offset's random key besides the seed, such as the site's name.
 
     Raises:
         SettingError: the head of ``single`` does not end in a linear layer.

@@ -21,7 +21,7 @@ _BETA1 = 0.9  # decay of the mean of the deltas for FedAdam and FedYogi
 
 @dataclass(frozen=True)
 class AdaptiveSettings(OwnSettings):
-    """Common settings of the three methods; only the learning rate differs from the paper's."""
+    """Settings that all three methods share; only the learning rate differs from the paper's."""
 
     tau: float = setting(1e-3, "adaptivity: the smaller, the more", gt=0.0)
     server_learning_rate: float = setting(0.01, "eta of the server's step", gt=0.0)
@@ -45,8 +45,8 @@ class AdaptiveSettings(OwnSettings):
         Returns:
             The step, of the shape of ``delta``, and the new m and v, stacked.
         """
-        # Unlike Adam there is no bias correction. The paper starts v at tau^2 instead, which bounds
-        # the first steps
+        # Adam's bias correction is left out. The paper starts v at tau^2 instead, which bounds the
+        # first steps
         if moments is None:
             moments = np.zeros_like(delta), np.full_like(delta, self.tau**2)
         m, v = np.asarray(moments, np.float64)
@@ -74,7 +74,7 @@ class FedAdamSettings(AdaptiveSettings):
 
 @dataclass(frozen=True)
 class FedYogiSettings(FedAdamSettings):
-    """Settings of FedYogi, whose second moment moves by no more than the square."""
+    """Settings of FedYogi, whose second moment changes by at most the squared delta."""
 
     title = "FedYogi"
     server = "fedsilo.strategies.methods.fedavgm:FedAvgM"
@@ -90,7 +90,7 @@ class FedYogiSettings(FedAdamSettings):
 class FedAdagradSettings(AdaptiveSettings):
     """Settings of FedAdagrad, whose second moment is the sum of all squares.
 
-    As Adagrad has no momentum, the paper sets beta_1 to 0 (appendix D).
+    The paper sets beta_1 to 0, because Adagrad does not use momentum (appendix D).
     """
 
     title = "FedAdagrad"

@@ -92,8 +92,9 @@ class FedAlignCLSettings(OwnSettings):
         """Check that epochs span rounds, and that the warm-up ends before the run does.
 
         Raises:
-            SettingError: 'train.epoch-steps' is 0, the warm-up takes the whole run, or the run
-                aligns in fp16, whose loss scaling the alignment loss lacks.
+            SettingError: 'train.epoch-steps' is 0; the run aligns in fp16, which needs a loss
+                scaling that the alignment loss lacks; or alignment or curriculum are on, but the
+                warm-up takes the whole run.
         """
         if not common.epoch_steps:
             raise SettingError(
@@ -132,7 +133,7 @@ def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) 
 
 
 def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw the order pi of samples, (n,) int64 indices, in which high scores tend to come early.
+    """Draw a random order pi of samples, (n,) int64 indices; high scores tend to come early.
 
     Samples are drawn one by one without replacement, with probabilities proportional to their
     ``scores`` (n,).
@@ -144,14 +145,14 @@ def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
 
 
 class Discriminator(nn.Module):
-    """Tells a site's own embeddings from others': c-4-1 with ReLU (the paper's table IV)."""
+    """Tells a site's own embeddings from other sites': layers c-4-1 with ReLU (paper, table IV)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(channels, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1))
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """Map embeddings (n, c) to logits (n,) of being the site's own."""
+        """Map embeddings (n, c) to logits (n,), which are high for the site's own embeddings."""
         logits: Tensor = self.layers(embeddings)
         return logits.squeeze(1)
 
@@ -165,7 +166,7 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
         site: the site that sent it, for errors.
 
     Raises:
-        SiteError: arrays are missing, surplus, of another shape or not finite.
+        SiteError: arrays are missing, are surplus, have another shape or are not finite.
     """
     discriminator = Discriminator(channels)
     wanted = discriminator.state_dict()
@@ -189,8 +190,8 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
     """Compute L_D of eq. 2, -E log D(own) - E log(1 - D(other)), a scalar.
 
-    ``own`` are the site's embeddings (n, c), which get no gradient, and ``other`` noisy embeddings
-    (m, c) of another site.
+    ``own`` has the site's embeddings (n, c), which do not get a gradient. ``other`` has noisy
+    embeddings (m, c) of another site.
     """
     # -log sigmoid(z) of a logit z is softplus(-z), which does not overflow
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
@@ -217,9 +218,9 @@ def paired_alignment_loss(
 ) -> Tensor:
     """Compute L_F of eq. 3 with the other sites' discriminators D', a scalar.
 
-    It is -E log D(own) minus the mean over the other sites of E log D'(sent). ``own`` are the
-    site's embeddings (n, c) and ``sent`` the same with the noise that other sites see. Gradients
-    reach both, but no discriminator.
+    The loss is -E log D(own) minus the mean over the other sites of E log D'(sent). ``own`` has the
+    site's embeddings (n, c), and ``sent`` has the same embeddings with the noise that other sites
+    see. Gradients reach both tensors, but not the discriminators. ``others`` must not be empty.
     """
     with _freeze(discriminator, *others):
         # The own features are the source of the pair, the sent ones the target at each other site
@@ -232,7 +233,7 @@ def paired_alignment_loss(
 def _freeze(*modules: nn.Module) -> Iterator[None]:
     """Switch off gradients of the modules' parameters inside a block.
 
-    Gradients still flow through the modules to their inputs, unlike under ``torch.no_grad``.
+    Gradients still flow through the modules to their inputs, which ``torch.no_grad`` would stop.
     """
     trained = []
     for module in modules:
@@ -262,10 +263,10 @@ def perturb_arrays(
 ) -> dict[str, Tensor]:
     """Add Gaussian noise, Z of algorithm 1, to the arrays in ``names``; return all arrays.
 
-    With 'noise-scale' absolute the variance is 'noise-variance'; with relative the standard
-    deviation is 'noise-variance' times that of the array. A variance of 0 changes nothing. Noise
-    comes from ``rng``, or from the operating system if that is None. This is not differential
-    privacy: nothing is clipped, so the sensitivity is unbounded.
+    If 'noise-scale' is absolute, the noise has the variance 'noise-variance'. If it is relative,
+    the noise's standard deviation is 'noise-variance' times the array's. A variance of 0 changes
+    nothing. Noise comes from ``rng``, or from the operating system if ``rng`` is None. This is not
+    differential privacy: nothing is clipped, so the sensitivity is unbounded.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan et al. 2017): the weighted mean of what the sites trained.
+"""FedAvg (McMahan et al. 2017): the weighted mean of the weights that the sites trained.
 
 Equations (arXiv:1602.05629):
   (algorithm 1, server) mean weighted by samples -> strategies.loop.ask.weighted_mean

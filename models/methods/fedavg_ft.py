@@ -33,7 +33,7 @@ class FedAvgFTSettings(OwnSettings):
         """Check that at least one round of FedAvg comes before the fine-tuning.
 
         Raises:
-            SettingError: 'fedavg-ft.finetune-rounds' is not below 'rounds'.
+            SettingError: 'fedavg-ft.finetune-rounds' is at least 'rounds'.
         """
         if self.finetune_rounds >= common.rounds:
             raise SettingError(

@@ -23,5 +23,5 @@ class FedBNSettings(OwnSettings):
     why_not_private = "keeps each site's batch norms, and private training has none"
 
     def personal(self, network: nn.Module) -> list[str]:
-        """Return the names of the arrays that stay at the site: those of all batch norms."""
+        """Return the names of the arrays that stay at the site: all arrays of batch norms."""
         return batch_norms(network)

@@ -1,7 +1,7 @@
 """FedDyn (Acar et al. 2021): each site's loss gets a term that changes from round to round.
 
-At a fixed point all sites hold the same weights, at which their own losses' gradients, weighted by
-samples as everything here is, add up to 0.
+At a fixed point all sites have the same weights. There the gradients of the sites' own losses,
+weighted by samples like all means here, add up to 0.
 
 Equations (arXiv:2111.04263):
   (1, first term) the local gradient, as a slope -> models.methods.fedprox.linear_term

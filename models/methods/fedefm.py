@@ -1,8 +1,9 @@
 """FedEFM: neighbours train a silo's model; the silo distils from it by earth mover's closeness.
 
 Paper: "FedEFM: Federated Endovascular Foundation Model with Unseen Data", section 3. A silo's model
-is trained at its neighbours (eq. 1). They return experts, from which the silo's model is distilled
-on the silo's own data (eq. 2, 11), each weighted by the closeness of its feature map (eq. 3).
+is trained at its neighbours (eq. 1), who return the trained models as experts. The silo's model is
+then distilled from the experts on the silo's own data (eq. 2, 11). Each expert is weighted by the
+closeness of its feature map to that of the silo's model (eq. 3).
 
 Equations (arXiv:2501.16992):
   (1) training overseas -> client_app.methods.fedefm.FedEFMSite.overseas
@@ -84,8 +85,8 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
     """Compute EMD_ij: the mean closeness of two models' feature maps over a batch, 0 to 1.
 
-    ``own`` and ``other`` are (batch, rows, columns, channels). The result is a scalar without
-    gradient; a negative mean becomes 0.
+    ``own`` and ``other`` are (batch, rows, columns, channels), pooled to 'emd-grid' first. The
+    result is a scalar without gradient; a negative mean becomes 0.
     """
     own_tokens = pooled_tokens(own.detach().float(), settings.emd_grid)
     other_tokens = pooled_tokens(other.detach().float(), settings.emd_grid)
@@ -95,7 +96,7 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
 def map_tokens(
     network: TokenClassifier, input_shape: tuple[int, ...], settings: FedEFMSettings
 ) -> int:
-    """Return the number of a feature map's tokens that are compared, for one input."""
+    """Return the number of tokens that are compared for one input, after pooling the map."""
     feature_map = eval_mode_map(network, torch.zeros(1, *input_shape))
     return pooled_tokens(feature_map, settings.emd_grid).shape[1]
 
@@ -103,7 +104,7 @@ def map_tokens(
 def eval_mode_map(network: TokenClassifier, inputs: Tensor) -> Tensor:
     """Compute the last feature map (batch, rows, columns, channels) in eval mode.
 
-    The result has no gradient, and the network's modes are restored afterwards.
+    The result is without gradient, and the network's modes are restored afterwards.
     """
     with torch.no_grad(), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
@@ -118,12 +119,13 @@ def multishot_loss(
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute the multishot distillation loss of a batch (eq. 2 with 11).
 
-    It is (1 - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2
-    KL(expert j || network). EMD_j is the closeness of the expert's and the network's feature maps.
+    The loss is (1 - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2
+    KL(expert j || network). EMD_j is the closeness of the expert's and the network's feature maps
+    (``batch_closeness``).
 
     Args:
         network: the silo's network, in training.
-        experts: host -> the expert from that host, in eval mode; it gets no gradient.
+        experts: host -> the expert from that host, in eval mode and without gradient. May be empty.
         inputs: (batch, *input_shape).
         labels: (batch,) int64.
         settings: beta, the temperature T, and how the closeness is computed.

@@ -32,7 +32,7 @@ _SUM_TOLERANCE = 1e-3  # a map is a product of float32 softmaxes, so its sum is 
 
 @dataclass(frozen=True)
 class FedEvPromptSettings(OwnSettings):
-    """Settings of FedEvPrompt: shared are maps and, in the paper's ablation (table 2), prompts."""
+    """Settings of FedEvPrompt: sites share maps and, in the paper's ablation (table 2), prompts."""
 
     title = "FedEvPrompt"
     server = "fedsilo.strategies.methods.fedevprompt:FedEvPrompt"
@@ -63,8 +63,10 @@ class FedEvPromptSettings(OwnSettings):
         """Check that the network is a frozen ViT with prompts and evidential loss.
 
         Raises:
-            SettingError: it is not, or the settings average arrays although none are shared, or
-                share b-prompts although the network has none.
+            SettingError: one of four conditions fails. The network must be a ViT with prompts and a
+                frozen backbone. 'train.loss' must not be cross-entropy. If 'shared-prompts' is
+                'none', 'server.aggregation' must be 'auto' or 'mean'. If it is 'b', 'prompt-sets'
+                must not be 'g'.
         """
         if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
             raise SettingError(
@@ -92,7 +94,8 @@ class FedEvPromptSettings(OwnSettings):
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
     """Select which of the exchanged arrays in ``names`` are averaged over sites.
 
-    'fedevprompt.shared-prompts' decides: ``all`` of them, only the prompts ``b``, or ``none``.
+    'fedevprompt.shared-prompts' decides: ``all`` selects all names, ``b`` only 'prompts.b' (if it
+    is in ``names``), and ``none`` no name.
     """
     if settings.shared_prompts == "all":
         return names
@@ -104,8 +107,8 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
     """Return the indices of the ``count`` samples of class ``label`` with the lowest vacuity.
 
-    There are fewer if the class has fewer. ``vacuities`` are (n,), ``labels`` (n,) int64. If
-    vacuities are equal, the earlier sample is taken.
+    If the class has fewer samples, all of them are returned. ``vacuities`` are (n,), ``labels``
+    (n,) int64. Of samples with equal vacuity the earlier one comes first.
     """
     of_class = torch.nonzero(labels == label).flatten()
     # A stable sort keeps the samples' order where vacuities are equal
@@ -113,7 +116,7 @@ def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> T
 
 
 def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -> Tensor:
-    """Draw the indices of ``count`` random samples of class ``label``; all if it has fewer."""
+    """Draw the indices of ``count`` random samples of class ``label``; all if there are fewer."""
     of_class = torch.nonzero(labels == label).flatten()
     return of_class[torch.randperm(len(of_class), generator=rng)[:count]]
 

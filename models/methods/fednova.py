@@ -1,7 +1,7 @@
 """FedNova (Wang et al. 2020): updates are divided by the site's steps before they are averaged.
 
-The optimiser is the run's; ||a_i||_1, by which an update is divided, is the number of its steps, as
-for SGD without momentum.
+The optimiser is the run's. An update is divided by ||a_i||_1, which here is the number of its
+steps, as for SGD without momentum.
 
 Equations (arXiv:2007.07481):
   (6, d_i) normalised update -> client_app.methods.fednova.FedNovaSite.train

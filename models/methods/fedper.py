@@ -1,4 +1,4 @@
-"""FedPer (Arivazhagan et al. 2019): the last layers are each silo's own, the others are averaged.
+"""FedPer (Arivazhagan et al. 2019): each silo keeps its last layers; other layers are averaged.
 
 Equations (arXiv:1912.00818):
   (algorithm 1, W_P) which layers stay -> models.methods.fedper.FedPerSettings.personal
@@ -26,5 +26,5 @@ class FedPerSettings(OwnSettings):
     personal_layers: int = setting(1, "last layers with weights that stay at the silo", ge=1)
 
     def personal(self, network: nn.Module) -> list[str]:
-        """Return the names of the arrays that stay at the site: those of the last layers."""
+        """Return the names of the arrays that stay at the site: 'personal-layers' last layers."""
         return last_layers(network, self.personal_layers)

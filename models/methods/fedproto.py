@@ -1,8 +1,8 @@
 """FedProto (Tan et al. 2022): sites share the mean embeddings of classes, not weights.
 
-A site's prototype of a class is the mean embedding of its samples of that class (eq. 3), a global
-one the mean of the sites', weighted by their counts (eq. 6). An embedding is all tokens of a
-sample, flattened: (l * c,). On the wire: ``prototype/<class>``.
+A site's prototype of a class is the mean embedding of its samples of that class (eq. 3). A global
+prototype is the mean of the sites' prototypes, weighted by their counts (eq. 6). An embedding is
+all tokens of a sample, flattened: (l * c,). The wire name is ``prototype/<class>``.
 
 Equations (arXiv:2105.00243):
   (3) sums behind a site's prototypes -> models.maths.class_means.class_sums
@@ -47,8 +47,8 @@ class FedProtoSettings(OwnSettings):
 def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
     """Compute logits (batch, classes): minus the squared distance to each class's prototype.
 
-    So the largest logit is the paper's prediction, the nearest prototype. ``embeddings`` are
-    (batch, d). A class without a prototype gets minus infinity.
+    The largest logit belongs to the nearest prototype, which is the paper's prediction.
+    ``embeddings`` are (batch, d). A class without a prototype gets minus infinity.
     """
     wide = embeddings.float()
     # One class at a time, because (batch, classes, d) at once would take much more memory
@@ -59,7 +59,7 @@ def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
 class NearestPrototype(SiteNetwork):
     """A network that is evaluated by the nearest prototype instead of its head.
 
-    Without the head there is no dropout: all Monte Carlo passes are the same.
+    The head, which contains all dropout, is not used, so all Monte Carlo passes are the same.
     """
 
     def __init__(self, network: TokenClassifier, prototypes: ClassTargets) -> None:

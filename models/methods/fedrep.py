@@ -1,4 +1,4 @@
-"""FedRep (Collins et al. 2021): FedPer whose silos train the head first, then what is shared.
+"""FedRep (Collins et al. 2021): FedPer whose silos train the head first, then the shared layers.
 
 Equations (arXiv:2102.07078):
   (algorithm 1, line 7) steps of the head -> models.methods.fedrep.FedRepSettings.head_steps
@@ -29,13 +29,13 @@ class FedRepSettings(FedPerSettings):
     def head_steps(self, steps: int) -> int:
         """Return the number of a round's ``steps`` (at least 2) that train the head.
 
-        They are 'fedrep.head-share' of the steps, but at least one, and fewer than all.
+        It is 'fedrep.head-share' of the steps, rounded, but at least 1 and at most ``steps`` - 1.
         """
         # Whatever the rounding, head and body each get at least one step
         return min(max(round(self.head_share * steps), 1), steps - 1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that a round has two steps or more, because head and body take turns.
+        """Check that a round can have two steps, because head and body take turns.
 
         Raises:
             SettingError: 'train.local-steps' is 1.

@@ -1,10 +1,10 @@
-"""MOON, model-contrastive federated learning (Li, He and Song 2021): features near the global's.
+"""MOON, model-contrastive learning (Li, He and Song 2021): features stay near the global model's.
 
-A sample's representation is pulled towards the global model's and away from that of the site's own
-model of its last round (eq. 3, with cosine similarity). It is a projection head's output for the
-mean of the encoder's tokens. The paper puts that head between encoder and classifier; here it is
-next to the classifier, which therefore is the one that every other method trains, from the same
-initial weights. On the wire it is ``projection/<name>``.
+A sample's representation is pulled towards that of the global model and away from that of the
+site's own model after its last round (eq. 3, with cosine similarity). The representation is a
+projection head's output for the mean of the encoder's tokens. The paper puts the projection head
+between encoder and classifier. Here it is next to the classifier, so the classifier is the same as
+in every other method and starts from the same weights. Its wire names are ``projection/<name>``.
 
 Equations (arXiv:2103.16257):
   (3) model-contrastive loss -> models.methods.moon.contrastive_loss

@@ -43,7 +43,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 @dataclass(frozen=True)
 class PICSRSettings(OwnSettings):
-    """Settings of PICSR, among them what the paper leaves open."""
+    """Settings of PICSR, including values that the paper does not give."""
 
     title = "PICSR"
     server = "fedsilo.strategies.methods.picsr:PICSR"
@@ -97,9 +97,9 @@ class PICSRSettings(OwnSettings):
         """Check that silos' prototypes differ and that rounds are left for the router.
 
         Raises:
-            SettingError: data are standardised per site, which makes all prototypes equal; the sums
-                of a small site would reveal the prototype that it withholds; or experts take all
-                rounds.
+            SettingError: data are standardised per site, which makes all prototypes equal; a table
+                is standardised by pooled sums, and a site too small to send a prototype could still
+                send these sums, which reveal it; or experts take all rounds.
         """
         if common.standardise == "site":
             raise SettingError(
@@ -162,9 +162,9 @@ class Router(nn.Module):
     def scores(self, distances: Tensor) -> Tensor:
         """Split the experts' scores for one sample into additive terms, (experts, experts + 1).
 
-        ``distances`` (experts,) are those of the sample to the prototypes. Row i has what each
-        prototype's similarity adds to the score of expert i and, in the last column, the bias. The
-        softmax over the sums of the rows is h(x).
+        ``distances`` (experts,) are the distances of the sample to the prototypes. Row i has the
+        terms of expert i's score: one for each prototype's similarity and, in the last column, the
+        bias. The softmax over the sums of the rows is h(x).
         """
         similarities = invert_distances(distances, self.inversion)
         # (experts, experts): a linear layer would add up each row, here the terms stay apart
@@ -181,7 +181,10 @@ class Router(nn.Module):
 
 
 def invert_distances(distances: Tensor, inversion: str) -> Tensor:
-    """Convert distances to similarities of the same shape: -d, or 1 / (1 + d)."""
+    """Convert distances to similarities of the same shape.
+
+    ``inversion`` 'negative' gives -d, 'reciprocal' gives 1 / (1 + d).
+    """
     if inversion == "negative":
         return -distances
     return 1 / (1 + distances)
@@ -231,7 +234,7 @@ class PICSRNetwork(Mixture):
         self.experts.requires_grad_(False)
 
     def train(self, mode: bool = True) -> PICSRNetwork:
-        """Set the mode of the router; the experts stay in eval mode."""
+        """Set the mode of the network and its router; the experts stay in eval mode."""
         super().train(mode)
         self.experts.eval()
         return self
@@ -297,11 +300,11 @@ class RoutingProbe:
 def feature_contributions(
     router: Router, sample: Tensor, prototypes: Tensor, steps: int = 64
 ) -> Tensor:
-    """Split a sample's distance to each prototype into what each feature contributes.
+    """Split a sample's distance to each prototype into the contributions of the features.
 
     Contributions are integrated gradients along the line from the prototype to the sample, at
-    ``steps`` points. They sum to the distance over the features, exactly if f is linear. ``sample``
-    is (*input_shape); ``prototypes`` and the result are (experts, *input_shape).
+    ``steps`` points. Their sum over the features is the distance, exactly if f is linear.
+    ``sample`` is (*input_shape); ``prototypes`` and the result are (experts, *input_shape).
     """
     # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
     # p_i to the sample. The midpoint rule never evaluates p_i itself, where the norm has no
@@ -325,11 +328,11 @@ def prototype_distances(
 ) -> dict[str, list[list[float]]]:
     """Compute the distances between all pairs of prototypes, (experts, experts) lists.
 
-    ``prototypes`` are site -> (*input_shape).
+    ``prototypes`` is site -> prototype (*input_shape).
 
     Returns:
-        ``input`` has the L2 distances of the prototypes themselves, ``embedded`` those of their
-        embeddings by the router's f.
+        ``input`` has the L2 distances between the prototypes, ``embedded`` the distances between
+        their embeddings by the router's f.
     """
     stacked = torch.stack(list(prototypes.values()))
     flat = stacked.flatten(1).double()
@@ -348,13 +351,13 @@ def routing_document(
     """Build routing.json: the weights that each site gives to each expert.
 
     Args:
-        values: site -> its test metrics, among them those of ``routing_metrics``.
+        values: site -> its test metrics, including the names of ``routing_metrics``.
         experts: the experts' sites.
         distances: the result of ``prototype_distances``.
 
     Returns:
-        ``experts``; ``sites``, as site -> expert -> statistic -> value; and ``prototype
-        distances``.
+        ``experts``; ``sites``, which is site -> expert -> statistic -> value and is empty for an
+        expert without metrics; and ``prototype distances``.
     """
     sites: dict[str, dict[str, dict[str, float]]] = {}
     for site, metrics in values.items():

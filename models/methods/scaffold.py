@@ -1,17 +1,17 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates take the sites' own drift out of each step.
 
 Site i steps by g_i(y) - c_i + c, where c_i is its mean gradient of its last round and c the sites'
-mean of these, weighted by samples. Option II of the paper, c_i - c + (x - y) / (K eta), is for
-plain SGD the mean of the K steps' gradients; that mean is what is computed here, so any
-optimiser can take the steps.
+mean of all c_i, weighted by samples. Option II of the paper, c_i - c + (x - y) / (K eta), equals
+the mean of the K steps' gradients for plain SGD. This mean is computed here, so any optimiser can
+take the steps.
 
-In the paper all sites take the same number of steps K, and count alike. Here site i has n_i samples
-and takes K_i steps. The model moves by the mean of y_i - x with the weights n_i / K_i. To first
+In the paper all sites have equal weights and take the same number of steps K. Here site i has n_i
+samples and takes K_i steps. The model moves by the mean of y_i - x, weighted by n_i / K_i. To first
 order y_i - x is K_i steps of -eta (g_i - c_i + c), so with these weights the corrections of all
 sites add up to 0, as in the paper, and the model moves by the mean gradient over all samples. With
-the weights n_i a rest of the corrections stays: a site with many steps and a flat loss walks along
-its correction of the last round, the other sites' control variates answer a round later, and the
-two may rock each other up until the run diverges.
+the weights n_i the corrections would not cancel: a site with many steps and a flat loss follows its
+correction of the last round, the other sites' control variates respond a round later, and these
+movements may grow from round to round until the run diverges.
 
 Equations (arXiv:1910.06378):
   (3) local step -> models.methods.fedprox.linear_term

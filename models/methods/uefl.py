@@ -97,8 +97,8 @@ class UEFLSettings(OwnSettings):
         """Tell whether sites send centroids of their features after a round.
 
         Args:
-            uncertain: whether the question is about the uncertain sites, or the certain ones.
-            first: whether it is about the time before round 1, when all sites count as certain.
+            uncertain: True asks about the uncertain sites, False about the certain sites.
+            first: whether the time is before round 1, when all sites count as certain.
         """
         # New books start from the uncertain sites; the first book comes from the certain ones
         if uncertain:
@@ -108,7 +108,7 @@ class UEFLSettings(OwnSettings):
         return self.refresh == "kmeans"
 
     def list_disclosures(self) -> list[str]:
-        """List what leaves a site, one phrase for each kind of content, for privacy.json."""
+        """List the data that a site sends, one phrase for each kind, for privacy.json."""
         sentences = [
             "all weights and batch-norm statistics of the network, each round",
             "the codebooks that the site may use, trained, each round",
@@ -138,9 +138,10 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Tell whether ``round_`` is the last of ``iteration`` (from 1) and another one follows.
+        """Tell whether ``round_`` is the last of ``iteration`` (from 1) and an iteration follows.
 
-        None follows after 'uefl.max-iterations', nor in the last of the run's ``rounds``.
+        An iteration does not follow the 'uefl.max-iterations'-th one, nor the run's last round.
+        ``rounds`` is the run's number of rounds.
         """
         # The first iteration has a length of its own; all later ones have ``extension_rounds``
         end = self.iteration_rounds + (iteration - 1) * self.extension_rounds
@@ -149,8 +150,8 @@ class UEFLSettings(OwnSettings):
     def why_unfit(self, facts: SiteFacts) -> str | None:
         """Return the reason why UEFL cannot use a site; None if it can.
 
-        It cannot use a site that withholds its measurements on validation samples, unless the run
-        has only one iteration.
+        If the run can have more than one iteration, it cannot use a site that withholds its
+        measurements on validation samples.
         """
         if self.max_iterations == 1 or "val" in facts.measured:
             return None
@@ -168,8 +169,9 @@ class UEFLSettings(OwnSettings):
             features: number of training features, one per segment of a token.
 
         Raises:
-            SettingError: books are extended, but the site has no validation samples, or the first
-                book is refreshed by K-means and the site has fewer features than codewords.
+            SettingError: 'uefl.max-iterations' is above 1, and the site has 0 validation samples
+                or, if 'uefl.refresh' is 'kmeans', fewer features than 'uefl.codes'. A site whose
+                ``sizes`` lack the validation split passes.
         """
         if self.max_iterations > 1 and sizes.get("val") == 0:
             raise SettingError(
@@ -183,10 +185,11 @@ class UEFLSettings(OwnSettings):
             )
 
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
-        """Return a warning if some sites' clusters are probably too small to be sent; else empty.
+        """Return one warning, in a list, if some sites' clusters are probably too small to send.
 
         These are sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
-        features. ``features`` is site -> number of training features.
+        features. ``features`` is site -> number of training features. The list is empty without
+        such sites, or if no setting asks for K-means.
         """
         wanted = self.codes * self.centroid_min_count
         small = []
@@ -204,11 +207,12 @@ class UEFLSettings(OwnSettings):
         ]
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that uncertainty is measured, and that a book can be extended before the run ends.
+        """Check that uncertainty is measured, and that new codewords can be added before the end.
 
         Raises:
-            SettingError: there is no dropout or no Monte Carlo pass, the first iteration takes all
-                rounds, or private training would send centroids.
+            SettingError: private training would send centroids; the dropout rate or the number of
+                Monte Carlo passes is 0; or 'uefl.max-iterations' is above 1, but the first
+                iteration takes all rounds.
         """
         self.refuse_exact_centroids(common)
         if common.dropout == 0 or common.mc_passes == 0:
@@ -237,14 +241,14 @@ def uncertain_sites(
 ) -> list[str]:
     """Return the sites with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9), sorted.
 
-    ``entropies`` is site -> mean predictive entropy e_k. With ``threshold`` 'mean', the mean of all
-    e_j replaces the minimum (section 3.4).
+    ``entropies`` is site -> mean predictive entropy e_k, of at least one site. With ``threshold``
+    'mean', the mean of all e_j replaces the minimum (section 3.4).
     """
     values = list(entropies.values())
     level = min(values)
     if threshold == "mean":
         level = sum(values) / len(values)
-    # Eq. 9 says when a site is certain; all other sites are uncertain
+    # Eq. 9 is the condition for certain sites; all other sites are uncertain
     limit = (1 + gamma) * level
     return sorted(site for site, entropy in entropies.items() if entropy > limit)
 
@@ -253,9 +257,9 @@ def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int])
     """Describe how the codebooks changed, for plots: round -> text.
 
     Args:
-        extended: round, as text -> the sites that got new codewords; none if no cluster was large
+        extended: round, as text -> the sites that got new codewords; empty if no cluster was large
             enough.
-        refreshed: the rounds after which the first book was initialised again.
+        refreshed: the rounds that were followed by a new initialisation of the first book.
     """
     marks: dict[int, list[str]] = {}
     for number, sites in extended.items():

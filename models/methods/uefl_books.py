@@ -27,9 +27,9 @@ def cluster_tokens(
 ) -> Centroids:
     """Cluster a site's tokens (n, l, c) into at most 'uefl.codes' centroids (section 3.2).
 
-    Each token is first split into 'uefl.segments' features. A centroid is left out if fewer
-    features than 'uefl.centroid-min-count', or fewer samples than ``min_samples``, are behind it.
-    ``seed`` draws the first centres.
+    Each token is first split into 'uefl.segments' features. A centroid is left out if it is the
+    mean of fewer than 'uefl.centroid-min-count' features, or of (effectively) fewer than
+    ``min_samples`` samples. ``seed`` decides K-means' first centres.
     """
     features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
     return local_centroids(
@@ -52,8 +52,8 @@ def start_book(
 ) -> FloatArray:
     """Build the initial codewords (n, dimension) of a book that several sites share.
 
-    The sites' centroids are merged by weighted K-means; without centroids the codewords are
-    Gaussian.
+    The sites' centroids are merged by weighted K-means to at most 'uefl.codes' codewords. If
+    ``parts`` is empty, the codewords are Gaussian.
 
     Args:
         book: the book's number; 0 is the first book, which is refreshed.
@@ -61,7 +61,7 @@ def start_book(
         settings: the settings of UEFL.
         dimension: the length of a codeword.
         seed: the run's seed.
-        round_: the round after which the book starts; K-means is seeded by it too.
+        round_: the last round before the book starts; it is part of K-means' seed.
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
@@ -76,7 +76,7 @@ def start_book(
 def centroid_fault(
     arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
-    """Return the fault of a site's reply with centroids, as a clause; None if it has none.
+    """Return the fault of a site's reply with centroids, as a clause; None for a valid reply.
 
     Args:
         arrays: ``centroids`` (k, c / s) and ``counts`` (k,); empty if the site sends no centroids,

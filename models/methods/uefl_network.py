@@ -70,7 +70,7 @@ class UEFLNetwork(SiteNetwork):
     def features(self, tokens: Tensor) -> Tensor:
         """Return the nearest codewords of ``tokens``, (batch, l, c).
 
-        Their gradient passes to the tokens unchanged.
+        The gradient of the codewords passes to the tokens unchanged (straight-through).
         """
         return straight_through(tokens, self.nearest(tokens).codewords)
 
@@ -98,7 +98,11 @@ class CodeUse:
         self.elements = 0
 
     def see(self, tokens: Tensor) -> None:
-        """Count the codes of tokens (batch, l, c), and add up their distances to the codewords."""
+        """Add a batch of tokens (batch, l, c) to the counts and sums.
+
+        Each token segment counts its nearest codeword. The squared differences between tokens and
+        codewords are summed, and the elements of the tokens are counted.
+        """
         nearest = self.network.nearest(tokens)
         codes = nearest.codes.flatten().cpu()
         self.counts += torch.bincount(codes, minlength=len(self.counts))
@@ -106,10 +110,11 @@ class CodeUse:
         self.elements += tokens.numel()
 
     def values(self) -> dict[str, float]:
-        """Return the metrics over all batches so far, by name.
+        """Return the metrics over all batches so far (at least one), by name.
 
         ``codeword-distance`` is the mean squared error between tokens and codewords,
-        ``codebook-loss`` its value in eq. 6, and ``perplexity`` that of the codes.
+        ``codebook-loss`` the loss of eq. 6 (1.25 times this error), and ``perplexity`` the
+        perplexity of code use.
         """
         # Both terms of eq. 6 have this value; they differ only in their gradients and weights
         distance = self.squared / self.elements

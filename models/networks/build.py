@@ -26,8 +26,8 @@ from fedsilo.models.privacy.dp_sgd import with_group_norm
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     """Build the network that the settings name, with initial weights keyed on the seed.
 
-    It is evidential if 'train.loss' says so, or is 'auto' with a ViT. If training is private per
-    patient, group norm replaces batch norm.
+    The network is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
+    ViT. If training is private per patient, group norm replaces batch norm.
 
     Raises:
         SettingError: the network does not take such data, the images are too small for it, or a
@@ -62,10 +62,11 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
 def network_kind(settings: CommonSettings, task: Task) -> str:
     """Return the name of the network that the run trains, such as ``conv``.
 
-    'auto' is resolved by the data set. A plugin's network may take any data.
+    'auto' is resolved by the data set. The networks of plugins and of timm are not checked.
 
     Raises:
-        SettingError: a network for images is set but the data are a table, or the other way round.
+        SettingError: one of fedsilo's networks for images is set but the data are a table, or the
+            reverse.
     """
     networks: tuple[str, ...] = IMAGE_NETWORKS
     data = "images"

@@ -1,8 +1,9 @@
 """Encoders of images and rows, from inputs to maps (batch, channels, rows, columns).
 
 The grey-scale encoder is the UEFL paper's (section 4, "a convolutional network comprising three
-ResNet blocks"), the one for colour VGG16's features with batch norm (timm). At width w both end in
-4w channels, 512 at the paper's 128. A row of a table becomes a map of one place.
+ResNet blocks"). The encoder for colour images is VGG16's features with batch norm (timm). At width
+w both end in 4w channels, 512 at the paper's width of 128. A row of a table becomes a map of one
+place.
 """
 
 import itertools
@@ -11,7 +12,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-VGG_WIDTH = 128  # the width at which VGG16 is as published
+VGG_WIDTH = 128  # with this width VGG16 is as published
 
 
 def float_inputs(inputs: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ def float_inputs(inputs: Tensor) -> Tensor:
         axes = tuple(range(1, inputs.ndim))
         # The 32768 need not be added back: a shift of all pixels does not change the result
         spread, mean = torch.std_mean(pixels, dim=axes, keepdim=True, correction=0)
-        # An image of one brightness has no spread; the floor makes it 0 instead of NaN
+        # The spread of an image of one brightness is 0; the floor gives pixels of 0 instead of NaN
         return (pixels - mean) / spread.clamp_min(1e-5)
     return inputs
 
@@ -55,8 +56,8 @@ class ConvEncoder(nn.Sequential):
     """Maps images (batch, in_channels, height, width) to (batch, 4w, height/8, width/8).
 
     It has three stages of widths w, 2w and 4w: a 3x3 convolution, a residual block and a 2x2
-    max-pool. With ``leading_norm`` batch norm and ReLU follow the convolution of a stage; the
-    authors' code has neither.
+    max-pool. With ``leading_norm``, batch norm and ReLU follow the first convolution of a stage;
+    the authors' code does not have them.
     """
 
     stages: nn.Sequential

@@ -12,8 +12,8 @@ ROW_NETWORKS = ("logistic", "mlp")
 # Any other name is a plugin's or timm's
 OWN_NETWORKS = frozenset({"auto", *IMAGE_NETWORKS, *ROW_NETWORKS})
 TIMM = "timm:"  # prefix of the name of a timm classifier
-# UEFL's data sets in colour, for which 'auto' means its VGG16. They are listed by name: a rule by
-# channels would change the network of every run on a hospital's own photographs
+# For UEFL's data sets in colour, 'auto' means VGG16. They are listed by name: a rule by channels
+# would change the network of every run on a hospital's own photographs
 AUTO_NETWORKS = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
 # Setting -> the only network that reads it
 _APPLIES_TO = dict.fromkeys(keys_in(CommonSettings, "vit"), "vit") | {
@@ -37,9 +37,9 @@ class Task:
 
 
 def image_network(settings: CommonSettings) -> str:
-    """Return the name of the network that the settings mean for images.
+    """Return the name of the network for images: 'network.name', with 'auto' resolved.
 
-    It assumes that the data are images, because they are not read here.
+    The data are not read here, so they are assumed to be images.
     """
     if settings.network != "auto":
         return settings.network
@@ -47,13 +47,14 @@ def image_network(settings: CommonSettings) -> str:
 
 
 def check_network_settings(settings: CommonSettings) -> None:
-    """Check that no setting was changed that the network does not read.
+    """Check that the network reads every setting of networks that was changed from its default.
 
-    Otherwise the user would believe that the setting has an effect.
+    Without this check a user would believe that an unread setting has an effect.
 
     Raises:
-        SettingError: such a setting exists, 'network.classifier' is 'published' without a file of
-            weights, or no network has the name.
+        SettingError: the network does not read a changed setting; 'network.classifier' is
+            'published', but 'vit.backbone-weights' is empty; 'train.evidence' is changed, but the
+            loss is cross-entropy; or a plugin of the network's name cannot be imported.
     """
     if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
         resolve_plugin("network", settings.network, OWN_NETWORKS)

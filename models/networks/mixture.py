@@ -52,8 +52,8 @@ class Mixture(SiteNetwork):
     """The weighted mean of the experts' class probabilities; this base class weighs all equally.
 
     The tokens of a mixture are (batch, experts, l * c + 1): the flattened tokens of each expert
-    and, in the last place, the logarithm of its weight. Dropout changes none of these numbers, so
-    Monte Carlo dropout computes them only once.
+    and, in the last place, the logarithm of the expert's weight. These numbers do not depend on
+    dropout, so Monte Carlo dropout computes them only once.
     """
 
     def __init__(self, experts: Mapping[str, TokenClassifier]) -> None:

@@ -31,7 +31,8 @@ def build_plugged(
 ) -> TokenClassifier:
     """Build a plugin's or timm's network and check it with a batch of zeros.
 
-    A plugin may also return a ``TokenClassifier``, which is used as it is.
+    A plugin may also return a ``TokenClassifier``, which is used unchanged and without the trial
+    batch. If training is private, group norm replaces batch norm.
 
     Raises:
         SettingError: the network cannot be built, does not take such inputs, or does not return one
@@ -76,9 +77,10 @@ def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
 
 
 def _find_module_fault(module: Any) -> str | None:
-    """Return the reason why a builder's result cannot be trained; None if it can.
+    """Return the reason why a builder's result cannot be trained; None if it can be.
 
-    The text continues a sentence that begins with the network's name.
+    The text continues a sentence that begins with the network's name. The result must be a module
+    with at least one trainable parameter and without lazy layers.
     """
     if not isinstance(module, nn.Module):
         return f"must be an nn.Module, but is a '{type(module).__name__}'"
@@ -131,8 +133,9 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
 def _refuse_batch_dependence(name: str, network: nn.Module, task: Task) -> None:
     """Raise a ``SettingError`` if a sample's logits depend on the other samples of its batch.
 
-    Training computes each sample alone, but class means and measurements take whole batches. There
-    no clipping would bound the influence of one patient.
+    Private training computes each sample by itself, but class means and measurements use whole
+    batches, where clipping could not bound the influence of one patient. The network is in training
+    mode afterwards.
     """
     inputs = torch.linspace(-1, 1, _BATCH * prod(task.input_shape)).view(_BATCH, *task.input_shape)
     # Different inputs, because a mean over equal ones would change nothing
@@ -187,8 +190,8 @@ class PluggedClassifier(TokenClassifier):
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Map inputs (batch, *input_shape) to tokens (batch, l, c) and the last map.
 
-        The map is (batch, rows, columns, c). If the network has none, its tokens become a map of
-        one row.
+        The map is (batch, rows, columns, c). If the network's features are not a map, its tokens
+        become a map of one row.
         """
         inputs = inputs * self.scale + self.offset
         if self._split:
@@ -205,8 +208,8 @@ class PluggedClassifier(TokenClassifier):
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens (batch, l, c) to logits (batch, classes), or to log alpha if evidential.
 
-        Tokens get the shape of the network's features again for ``forward_head``. A network without
-        ``forward_head`` has its logits as tokens.
+        Tokens are first reshaped to the network's features for ``forward_head``. For a network
+        without ``forward_features`` and ``forward_head``, the tokens are already the logits.
         """
         logits: Tensor = features.flatten(1)
         if self._split:
@@ -224,15 +227,16 @@ class PluggedClassifier(TokenClassifier):
     def fill(self, state: Mapping[str, Any], where: str) -> None:
         """Load weights into the wrapped module, all or none.
 
-        A classifier for other classes keeps its own weights, and a first convolution for colour
-        images is adapted to other channels, as timm does it.
+        If the classifier's weights are missing in ``state`` or do not fit, the module keeps its own
+        classifier. A first convolution for another number of channels is adapted by timm.
 
         Args:
             state: arrays by the module's own names.
             where: the origin of the weights, for errors.
 
         Raises:
-            SettingError: arrays are missing, surplus, of another shape or not finite.
+            SettingError: other arrays are missing, are surplus or have another shape, or an array
+                is not finite.
         """
         given: dict[str, Tensor] = {}
         for name, array in state.items():
@@ -256,16 +260,16 @@ class PluggedClassifier(TokenClassifier):
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return timm's layer names as a tuple; timm gives one name, several or None."""
+    """Return timm's layer names as a tuple; ``given`` is one name, a tuple of names or None."""
     if isinstance(given, str):
         return (given,)
     return given or ()
 
 
 def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """Return the reason why arrays cannot replace a network's; None if they can.
+    """Return the reason why arrays cannot replace a network's arrays; None if they can.
 
-    They can if they have the names and shapes of ``wanted`` and are finite.
+    They can if all have the names and shapes of ``wanted`` and are finite.
     """
     for name in sorted(given.keys() | wanted.keys()):
         is_known = name in given and name in wanted
@@ -284,7 +288,8 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
     module is in training mode afterwards.
 
     Raises:
-        SettingError: the module does not take such inputs, or does not return logits.
+        SettingError: the module raises an error for such inputs, or does not return logits (2,
+            classes) or features (2, ...).
     """
     # Eval mode, because batch norm in training mode would take zeros into its running statistics
     inputs = torch.zeros(_BATCH, *task.input_shape)

@@ -16,8 +16,8 @@ class ProbabilityModel(nn.Module):
     Args:
         network: the trained network, whose mode becomes eval.
         rows: statistics that standardise the features of a table; None for images.
-        pixels: mean and standard deviation (channels, 1, 1) on the 0..1 scale, by which pixels of
-            0..255 are standardised; None if the network scales pixels itself.
+        pixels: mean and standard deviation (channels, 1, 1) on the 0..1 scale, which standardise
+            pixels of 0..255. None to scale images by ``float_inputs``. Ignored if ``rows`` is set.
     """
 
     mean: Tensor

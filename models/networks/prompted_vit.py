@@ -43,7 +43,7 @@ class _FrozenBackbone(_Backbone, FrozenPart):
         super().__init__(vit.eval().requires_grad_(False))
 
     def train(self, mode: bool = True) -> _FrozenBackbone:
-        """Keep eval mode, whatever ``mode`` says: dropout would change the frozen tokens."""
+        """Keep eval mode and ignore ``mode``, because dropout would change the frozen tokens."""
         return super().train(False)
 
 
@@ -56,8 +56,8 @@ def prefix_attention(
         layer: timm's attention.
         x: normalised tokens (batch, tokens, channels).
         prompts: keys and values (2, length, channels), or None for plain attention.
-        weights: whether to return the attention, which is slower, because fused attention does not
-            compute it.
+        weights: whether to return the attention. This is slower, because fused attention cannot be
+            used.
 
     Returns:
         New tokens (batch, tokens, channels), and the attention (batch, heads, tokens, length +
@@ -99,7 +99,7 @@ class PromptedViT(TokenClassifier):
         settings: CommonSettings,
         evidence: Evidence | None = None,
     ) -> None:
-        # One of the two and never both, because making a frozen part freezes the ViT
+        # Only one of these is built, because building a frozen part freezes the ViT
         backbone = _Backbone(vit) if settings.train_backbone else _FrozenBackbone(vit)
         head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(vit.embed_dim, task.classes))
         super().__init__(backbone, head, tokens=1, channels=vit.embed_dim, evidence=evidence)
@@ -117,11 +117,11 @@ class PromptedViT(TokenClassifier):
         return self.encoder.vit
 
     def slow_parameters(self) -> list[nn.Parameter]:
-        """Return the prompts that learn with the paper's rate mu_1: b-prompts, or the one set g."""
+        """Return the prompts with the paper's learning rate mu_1: b-prompts, or the only set g."""
         return [self.prompts[name] for name in ("b", "g") if name in self.prompts]
 
     def grid_size(self) -> tuple[int, int]:
-        """Return (rows, columns) of the grid of patches, which is that of a rollout map."""
+        """Return (rows, columns) of the grid of patches; a rollout map has the same grid."""
         return cast("tuple[int, int]", self.vit.patch_embed.grid_size)
 
     def image_size(self) -> tuple[int, int]:
@@ -149,8 +149,8 @@ class PromptedViT(TokenClassifier):
     ) -> tuple[Tensor, Tensor]:
         """Map images to the class token (batch, 1, c) and rollout maps (batch, patches).
 
-        Maps sum to 1. With ``renormalise``, each layer's attention to tokens is scaled up by the
-        share that the prompts took.
+        Each map sums to 1. With ``renormalise``, each row of a layer's attention between tokens is
+        scaled to sum to 1, as if the prompts had taken no share.
         """
         tokens, attentions = self._layers(
             self._patches(inputs), weights=True, renormalise=renormalise
@@ -195,7 +195,7 @@ class PromptedViT(TokenClassifier):
         Args:
             patches: embedded patches (batch, n, c).
             weights: whether to return each layer's attention.
-            hidden: a list to which the tokens before each layer are appended, or None.
+            hidden: a list that collects the tokens before each layer, or None.
             renormalise: whether rows of attention without the prompts are scaled to sum to 1.
 
         Returns:
@@ -220,7 +220,7 @@ class PromptedViT(TokenClassifier):
         return vit.norm(x), attentions
 
     def _layer_prompts(self) -> list[Tensor | None]:
-        """Return each layer's prompts (2, length, channels); all None if there are no prompts."""
+        """Return each layer's prompts (2, length, channels); None for each if prompts are off."""
         layers: list[Tensor | None] = []
         for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last
             if name in self.prompts:
@@ -254,7 +254,7 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
     The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 holds keys and values.
 
     Raises:
-        SettingError: b-prompts would take all layers, and t-prompts none.
+        SettingError: with 'b-t', b-prompts would take all layers and leave none for t-prompts.
     """
     depth, basic = len(vit.blocks), settings.basic_layers
     if settings.prompt_sets == "b-t" and basic >= depth:
@@ -276,8 +276,8 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
     ``more`` are further arguments of ``timm.create_model``.
 
     Raises:
-        SettingError: timm has no such ViT with plain blocks and a class token, or the images do not
-            fit it.
+        SettingError: timm cannot build the ViT, the ViT lacks plain blocks or a class token, or the
+            images do not fit it: their channels must be 1 or 3, and patches must divide them.
     """
     channels, *size = task.input_shape
     sizes = {

@@ -155,7 +155,7 @@ def _check_shapes(
         )
     for name, array in given.items():
         if array.shape != wanted[name].shape:
-            channels = 64  # the published number, if the first convolution has no shape
+            channels = 64  # the published number, if the first convolution is a scalar
             if first.ndim:
                 channels = first.shape[0]
             width = channels * source.width

@@ -211,7 +211,7 @@ class _Dropout(nn.Module):
         Padding is multiplied by 0.
         """
         kept = []
-        # Sites that have finished are no longer in ``sizes``, but keep their generator
+        # Finished sites are not in ``sizes`` any more, but keep their generator
         for size, source in zip(self._rows.sizes, self._rows.sources, strict=False):
             mask = torch.empty(size, *inputs.shape[1:])
             kept.append(mask.bernoulli_(self._keep, generator=source))

@@ -81,7 +81,7 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
 
     accountant = RdpAccountant(list(orders))
     accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)))
-    # dp_accounting has no public name for the divergences
+    # dp_accounting does not give the divergences a public name
     return tuple(max(float(divergence), _LEAST) for divergence in accountant._rdp)
 
 

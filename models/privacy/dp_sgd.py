@@ -197,7 +197,7 @@ def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) ->
     return {name: value / expected for name, value in release.with_noise(sums).items()}
 
 
-# Channels per group. A map of one place with one channel per group would have no variance
+# Channels per group. With one channel per group, the variance of a map of one place would be 0
 _CHANNELS = 8
 
 

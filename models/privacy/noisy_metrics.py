@@ -75,7 +75,7 @@ def noisy_metrics(
             in the metric's split.
         reported: split -> number of samples, as the site has reported it.
         classes: number of classes, which bounds the entropy.
-        release: clips and adds noise. Its bound must be that of ``parts_bound``.
+        release: clips and adds noise. Its bound must be ``parts_bound(parts)``.
 
     Returns:
         Metric -> value, clipped to its range.

@@ -5,7 +5,7 @@ written in whole units of C / 2^24. Parts and noise are added as whole numbers. 
 multiplying by the unit and dividing by an expected batch, see only numbers that are private
 already.
 
-One patient moves the sum by at most C, whatever the numbers are, for these reasons:
+One patient moves the sum by at most C, for any numbers. The reasons are:
 
 - The vector is divided by its largest number before its norm is taken in float64. The norm is then
   between 1 and the root of the length. It cannot overflow, nor vanish as the norm of (1e-24, 1e-24)

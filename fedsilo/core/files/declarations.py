@@ -141,7 +141,7 @@ _WORDS = {
 def _sentence(error: ErrorDetails, quoted: bool) -> str:
     """Build the sentence about one of pydantic's errors: place, then fault.
 
-    A sentence made by ``fault`` has no place added. If ``quoted``, the wrong value is quoted too,
+    No place is added to a sentence made by ``fault``. If ``quoted``, the wrong value is quoted too,
     unless it is a mapping.
     """
     said = str(error.get("ctx", {}).get("sentence", ""))

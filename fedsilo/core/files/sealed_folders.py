@@ -143,7 +143,7 @@ def _sealed_files(folder: Path) -> dict[str, str]:
     """Read a folder's seal: file name -> SHA-256.
 
     Raises:
-        FileNotFoundError: the folder has no seal.
+        FileNotFoundError: the seal is missing.
         ValueError: the seal is damaged, lists no files, or belongs to a folder of another name.
     """
     content = json.loads((folder / SEAL).read_text())

@@ -22,7 +22,7 @@ USUAL = 2**30  # bytes
 TIMES = 16  # the limit in multiples of the file's size on disk
 CELL_BYTES = 100  # least memory of a table's cell: a text and two references
 _PART = 2**20  # bytes that are inflated at once
-_BLOCK = 512  # bytes, in which st_blocks counts whatever the file system does
+_BLOCK = 512  # bytes of one block in st_blocks, on every file system
 # Packings of a member that is taken: others are inflated all at once
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
