@@ -194,8 +194,8 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    An existing ``target`` is moved away and deleted if ``replace``. Otherwise it stays, and the new
-    folder is deleted; a ``target`` that is not empty can only come from another process.
+    With ``replace``, an existing ``target`` is deleted. Without it, a ``target`` that is not empty
+    stays, because another process made it meanwhile, and the new folder is deleted.
 
     Raises:
         OSError: the folder cannot be written; for a full disk the error names ``target``. Errors
