@@ -43,7 +43,7 @@ class ListedSetting:
     help: str  # the description and the allowed values
 
     def lines(self, width: int) -> Iterator[str]:
-        """Yield the key with its default, then the help, wrapped to ``width`` characters."""
+        """Yield the key with its default (not wrapped), then the help, wrapped to ``width``."""
         yield f"  {self.key} = {self.default}"
         yield from textwrap.wrap(
             self.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6
@@ -59,7 +59,10 @@ class ListedGroup:
     settings: list[ListedSetting] = field(default_factory=list)
 
     def lines(self, width: int) -> Iterator[str]:
-        """Yield the heading and the lines of each setting, wrapped to ``width`` characters."""
+        """Yield the heading and the lines of each setting, wrapped to ``width`` characters.
+
+        The heading is the name of the group, or 'experiment' without a name, and its sentence.
+        """
         yield from textwrap.wrap(
             f"{self.name or _BARE}: {self.sentence}", width, subsequent_indent="  "
         )

@@ -100,7 +100,10 @@ class Instruction:
     notes: Mapping[str, Value] = field(default_factory=dict)
 
     def to_config(self) -> dict[str, Value]:
-        """Convert the instruction to ConfigRecord entries; a note's key is ``note.<name>``."""
+        """Convert the instruction to ConfigRecord entries, with '-' in place of '_' in keys.
+
+        The notes become one entry each, with the key ``note.<name>``.
+        """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]
         for name, value in self.notes.items():

@@ -109,7 +109,11 @@ def read_metric(name: str) -> Metric | None:
 
 
 def _read_member(family: str, rest: str) -> Metric | None:
-    """Parse ``rest``, ``<place>.<part>``, of a family member's name; None if it is not allowed."""
+    """Parse ``rest``, ``<place>.<part>``, of the name of a family's member.
+
+    The result is None if the part is not one of the family's, or the place is not a site's name
+    (routing), a whole number (class) or a bin number below ``BINS``.
+    """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
     if part not in _PARTS[family]:

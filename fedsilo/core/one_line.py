@@ -157,7 +157,10 @@ def markdown_cell(text: str) -> str:
 
 
 def markdown_code(text: object) -> Markdown:
-    """Write a text as a Markdown code span; backticks become apostrophes, and no text gives ''."""
+    """Write a text as a Markdown code span on one line; backticks become apostrophes.
+
+    An empty text gives an empty text without a code span.
+    """
     line = " ".join(terminal_text(str(text)).split())
     if not line:
         return Markdown("")

@@ -85,7 +85,11 @@ def read_plugin(path: Path) -> bytes:
 
 
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
-    """Execute one plugin file and register it as a module; see ``load_plugins``."""
+    """Execute one plugin file and register it in ``sys.modules``; see ``load_plugins``.
+
+    The pin is compared first. If the same file with the same bytes is already loaded, nothing is
+    executed; a changed file is executed again and replaces its module.
+    """
     name = path.stem
     content = read_plugin(path)
     digest = hashlib.sha256(content).hexdigest()
@@ -114,7 +118,10 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Tell whether Python finds a module called ``name`` in any other file than ``path``."""
+    """Tell whether Python has a module called ``name`` from any other source than ``path``.
+
+    A loaded module without a spec, such as ``__main__``, counts too.
+    """
     try:
         spec = find_spec(name)
     except (ImportError, ValueError):

@@ -196,7 +196,10 @@ def _rules(cls: type) -> Mapping[str, SettingRule]:
 
 
 def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
-    """Build the rule of a setting from its field's metadata and its type ``hint``."""
+    """Build the rule of a setting from its field's metadata and its type ``hint``.
+
+    ``allowed`` describes choices and wording, else the pattern, else the bounds of a number.
+    """
     said = field.metadata
     choices = _choices(hint)
     words = []

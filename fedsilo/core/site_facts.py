@@ -96,7 +96,11 @@ class SiteFacts:
         return [split for split, size in self.sizes().items() if size and split in self.measured]
 
     def to_config(self) -> dict[str, Any]:
-        """Convert the facts to ConfigRecord entries; mappings and lists of texts become JSON."""
+        """Convert the facts to ConfigRecord entries; mappings and lists of texts become JSON.
+
+        Sums become lists of numbers, ``sums-count`` and so on. Empty ``software`` and missing sums
+        are left out.
+        """
         said = {key_of(name): getattr(self, name) for name in _PLAIN}
         said |= {key_of(name): json.dumps(getattr(self, name)) for name in _AS_JSON}
         if not self.software:

@@ -296,7 +296,10 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 
 
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
-    """Build the content of embeddings.json: selection, separability, and a point per sample."""
+    """Build the content of embeddings.json: selection, separability, and a point per sample.
+
+    Coordinates are rounded to 4 decimals. The embeddings themselves are left out.
+    """
     cloud = panel.cloud
     points = []
     for index, (x, y) in enumerate(panel.points):

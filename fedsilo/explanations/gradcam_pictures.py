@@ -262,7 +262,11 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 
 
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
-    """Raise a SettingError if a run's images or classes differ from those of the first run."""
+    """Check that a run's images in ``split``, and its classes, are those of the first run.
+
+    Raises:
+        SettingError: the fingerprints of the split or the class names differ.
+    """
     # A fingerprint is a SHA-256 of the split, so it tells images apart that have the same names
     same = first.fingerprints[split] == silo.fingerprints[split]
     if not same or first.class_names() != silo.class_names():

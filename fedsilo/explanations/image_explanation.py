@@ -99,8 +99,8 @@ class ImageExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as lines of text.
 
-        These are the title, a line per class with its probability, the vacuity of an evidential
-        network, and the most important place.
+        These are the title, a line per class with its probability, and the most important place.
+        An evidential network also gets the belief in each class, and a line with the vacuity.
         """
         return [*self._answer_lines(), self.saliency.place]
 
@@ -116,9 +116,9 @@ class ImageExplanation:
         return lines
 
     def figure(self) -> Figure:
-        """Draw the image, and next to it the image with its map; the title is the text.
+        """Draw the image, and next to it the image with its map over it.
 
-        The title has all of ``lines`` except the important place.
+        The title of the figure has all ``lines`` except the last, the important place.
         """
         from matplotlib.figure import Figure
 

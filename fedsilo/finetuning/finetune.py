@@ -95,9 +95,10 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
-    """Train one starting point with the seeds 0, 1, ...; None for a start from scratch.
+    """Train a network from one starting point with each of the seeds 0, 1, ...
 
-    ``say`` gets a line about the transferred arrays, once, and a line for each trained seed.
+    ``source`` is None for a start from scratch. ``say`` is called once with a line about the
+    transferred arrays (not for scratch), and with a line for each trained seed.
     """
     label, method, headline = SCRATCH, "", study.downstream.headline
     if source:

@@ -267,7 +267,10 @@ class _Trainer:
         return logits.float()
 
     def _metrics(self) -> dict[str, float]:
-        """Measure accuracy and the ``classification_metrics`` on the held-out images."""
+        """Measure ``accuracy`` and the ``classification_metrics`` on the held-out images.
+
+        The network is put in eval mode.
+        """
         self.network.eval()
         parts = []
         with torch.no_grad(), self.compute.autocast():

@@ -148,7 +148,11 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites with a hidden test count, or whose whole test split is below the floor."""
+        """The sites with a hidden test count, in the run's order.
+
+        Sites whose whole test split is below the floor are included. Sites that sent no counts are
+        not.
+        """
         withheld = []
         for site in self.silos:
             # None means that the whole split is too small, so it counts as hidden too

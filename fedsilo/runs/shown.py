@@ -137,7 +137,7 @@ class Floors:
         return shown
 
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Select the rows of metrics.csv that may be shown."""
+        """Select the rows of metrics.csv that may be shown (see ``shows``), in their order."""
         shown = []
         for row in rows:
             where = int(row["round"]), row["site"], row["split"]

@@ -46,7 +46,7 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
 def _by_class(
     probabilities: Tensor, predicted: Tensor, labels: Tensor, minimum: int
 ) -> dict[str, float]:
-    """Compute the three numbers of each class; see ``outcome_counts``."""
+    """Compute ``right``, ``false`` and ``auc`` of each class; see ``outcome_counts``."""
     counts = {}
     for label in range(probabilities.shape[1]):
         of_class = labels == label

@@ -220,7 +220,7 @@ class PromptedViT(TokenClassifier):
         return vit.norm(x), attentions
 
     def _layer_prompts(self) -> list[Tensor | None]:
-        """Return each layer's prompts (2, length, channels); None for each if prompts are off."""
+        """Return one entry per layer: prompts (2, length, channels), or None without prompts."""
         layers: list[Tensor | None] = []
         for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last
             if name in self.prompts:

@@ -86,7 +86,10 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
 
 
 def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
-    """Check a file's arrays and load them into ``encoder``; see ``fill_vgg``."""
+    """Check a file's arrays and load them into ``encoder`` as float32; see ``fill_vgg``.
+
+    Batch norm's counters of batches are not loaded.
+    """
     setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
     arrays = _select_arrays(content, where, source)
     fitting: dict[str, Tensor] = {}
@@ -144,7 +147,10 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
 def _check_shapes(
     given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, source: _Architecture
 ) -> None:
-    """Raise a ``SettingError`` if an array has another shape than the encoder's."""
+    """Raise a ``SettingError`` if the shape of an array in ``given`` differs from ``wanted``.
+
+    A different number of image channels is reported first.
+    """
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
     # Weights for colour with grey images are the likeliest mistake, so this is reported first

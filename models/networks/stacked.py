@@ -117,7 +117,10 @@ class _Layer(nn.Module):
         return self.of_sites(self._rows.split(inputs)).flatten(0, 1)
 
     def of_sites(self, inputs: Tensor) -> Tensor:
-        """Map rows (sites, most, ...) to outputs of the layer, each site with its own weights."""
+        """Map rows (sites, most, ...) to the layer's outputs, each site by its own weights.
+
+        The number of sites is that of the current batch (see ``current``).
+        """
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:
             mapped: Tensor = functional_call(self._of_one[0], arrays, (own,))
@@ -220,7 +223,10 @@ class _Dropout(nn.Module):
 
 
 def _stack(layer: nn.Module, sites: int, rows: Rows) -> _Layer:
-    """Wrap a layer for several sites, choosing the class that computes it fastest."""
+    """Wrap a layer for several sites: batch norm in ``_Norm``, an ``nn.Linear`` in ``_Linear``.
+
+    Other layers, and subclasses of ``nn.Linear``, are wrapped in ``_Layer``.
+    """
     if isinstance(layer, _BatchNorm):
         return _Norm(layer, sites, rows)
     if type(layer) is nn.Linear:  # a subclass may compute something else

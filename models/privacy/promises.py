@@ -102,7 +102,11 @@ def _find_without_effect(common: CommonSettings) -> Iterator[str]:
 
 
 def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
-    """Yield an error message for each setting that breaks the promise of 'privacy.trust'."""
+    """Yield an error message for each setting that breaks the promise of 'privacy.trust'.
+
+    Trust 'sums' needs secure aggregation, forbids DP-SGD and, for a table, pooled standardisation.
+    Trust 'nobody' needs DP-SGD.
+    """
     if common.trust == SUMS and common.secure_aggregation == "none":
         yield (
             "setting 'privacy.trust' is 'sums', but 'secure.aggregation' is 'none': the server "

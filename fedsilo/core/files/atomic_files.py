@@ -183,7 +183,7 @@ def _remove_left(scratch: Path) -> None:
 
 @contextmanager
 def _open_folder(folder: Path) -> Iterator[int]:
-    """Open a folder inside a block, and yield its descriptor, which can be locked."""
+    """Open a folder, yield its descriptor for locking, and close it after the ``with`` block."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield handle

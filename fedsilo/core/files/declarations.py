@@ -158,7 +158,11 @@ def _sentence(error: ErrorDetails, quoted: bool) -> str:
 
 
 def place_of(path: tuple[int | str, ...]) -> str:
-    """Describe a path of keys and list positions in words: "'columns', item 2, 'mean'"."""
+    """Describe a path of keys and list positions in words: "'columns', item 2, 'mean'".
+
+    Positions count from 1 in the words, and from 0 in ``path``. A final "[key]", pydantic's sign
+    for a wrong key, is dropped.
+    """
     steps = list(path)
     if path[-1:] == ("[key]",):
         # pydantic's sign for a wrong key, which is the step before, and may be a number

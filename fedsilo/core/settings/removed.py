@@ -153,7 +153,7 @@ class _Notes:
             self._unsaid[former] = key
 
     def tell(self) -> None:
-        """Log one note with the names that were read since the last note, if there are any."""
+        """Log one warning that lists the names read since the last note; nothing without names."""
         if not self._unsaid:
             return
         pairs = ", ".join(f"'{former}' is now '{key}'" for former, key in self._unsaid.items())

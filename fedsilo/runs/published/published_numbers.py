@@ -246,7 +246,7 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
 
 
 def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
-    """Divide the numbers of a line by ``scale``; None (a number that is not printed) stays None."""
+    """Divide the numbers of a line by ``scale``; None, for a missing number, stays None."""
     scaled: list[float | None] = []
     for number in line:
         if number is not None:
