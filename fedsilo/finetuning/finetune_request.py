@@ -215,7 +215,7 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
-    """Return why a model does not have an encoder that the run trained; "" if it has one.
+    """Explain why a model does not have an encoder that the run trained; "" if it has one.
 
     ``arrays`` are the model's arrays by name. Arrays with only prompts, and not the ViT that the
     prompts were trained for, count as an encoder unless that ViT was random, because then it cannot

@@ -122,7 +122,7 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
 
 
 def _mask_fault(split: Split) -> str:
-    """Return why a split's masks do not fit its images, as text; "" if the masks fit.
+    """Explain why a split's masks do not fit its images; "" if the masks fit.
 
     For images (n, c, h, w), the masks must be (n, h, w), and their values at most 1.
     """

@@ -66,7 +66,7 @@ def decode_text(content: bytes) -> str:
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
-    """Return why a path must not be read as a whole; None if it may be read.
+    """Explain why a path must not be read as a whole; None if it may be read.
 
     The reason is a predicate: the path is a pipe or a device, or has more than ``most`` bytes. A
     folder and a missing or forbidden file give None, because reading them raises a better error.

@@ -320,7 +320,7 @@ def _requests(setup: SiteSetup) -> Verdict:
 
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """Return what a site sends in the first round: record names, and sentences about the data.
+    """List the record names and the data (as sentences) that a site sends in the first round.
 
     The names have the form used in the site file's rule 'records', such as ``arrays/head.weight``.
     """
