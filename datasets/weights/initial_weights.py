@@ -220,7 +220,7 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 
 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename SAM's arrays to timm's names, and remove the prefix that precedes 'blocks.'."""
+    """Return SAM's arrays under timm's names, without the prefix before 'blocks.'."""
     prefix = _find_prefix(state)
     renamed = {}
     for name, array in state.items():
