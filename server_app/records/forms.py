@@ -60,15 +60,15 @@ def check(form: Any, content: Any, where: str) -> None:
 
 
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
-    """Check the columns and cells of metrics.csv or traffic.csv; other files pass.
+    """Check the columns of metrics.csv or traffic.csv, and the cells of any table.
 
     Args:
-        path: the file.
+        path: the file. Files of other names need no particular columns.
         columns: the cells of its first line.
         rows: its other lines, column -> cell.
 
     Raises:
-        RunDirectoryError: a column is missing, or a cell is invalid; names the first line at fault.
+        RunDirectoryError: a column is missing, or a cell is invalid; names the first faulty line.
     """
     fault = ""
     for column in COLUMNS.get(path.name, ()):
@@ -85,7 +85,11 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 
 
 def _line_fault(cells: Mapping[Any, Any]) -> str:
-    """Return the fault of a table's line, as the end of "line 7 ..."; empty if it has none."""
+    """Explain what is wrong with one line of a table; empty if nothing is.
+
+    The text continues "line 7 ...". Faults are too many or too few cells, an invalid cell, and a
+    'value' that its metric cannot have.
+    """
     # csv.DictReader has the key None for cells too many, and the value None for cells too few
     if None in cells or None in cells.values():
         return " has more or fewer cells than the first"
