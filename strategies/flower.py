@@ -110,7 +110,10 @@ class FlowerStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the final model's metrics, weighted by samples; None before the last round."""
+        """Return the final model's metrics in the last round, and None before.
+
+        They are averaged over sites by samples elsewhere, so ``replies`` is not used.
+        """
         if server_round != self.rounds:
             return None
         return self._metrics.record()

@@ -60,18 +60,16 @@ def check(form: Any, content: Any, where: str) -> None:
 
 
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
-    """Check the columns and cells of metrics.csv or traffic.csv.
-
-    A file of another name needs no particular column, but its cells are checked too.
+    """Check the columns of metrics.csv or traffic.csv, and the cells of any table.
 
     Args:
-        path: the file.
+        path: the file. Files of other names need no particular columns.
         columns: the cells of its first line.
         rows: its other lines, column -> cell.
 
     Raises:
         RunDirectoryError: a column is missing, or a cell is invalid. The message names the first
-            line at fault.
+            faulty line.
     """
     fault = ""
     for column in COLUMNS.get(path.name, ()):
@@ -88,7 +86,11 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 
 
 def _line_fault(cells: Mapping[Any, Any]) -> str:
-    """Return the fault of a table's line as the end of "line 7 ...", or "" without a fault."""
+    """Explain what is wrong with one line of a table, or return "" if nothing is wrong.
+
+    The text continues "line 7 ...". Faults are too many or too few cells, an invalid cell, and a
+    'value' that its metric cannot have.
+    """
     # csv.DictReader has the key None for cells too many, and the value None for cells too few
     if None in cells or None in cells.values():
         return " has more or fewer cells than the first"

@@ -219,7 +219,8 @@ class Recorder(Hook):
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means of securely summed metrics under the site name "all".
 
-        Metrics belong to the same rounds as in ``phase_ended``.
+        Metrics of the received model count for the round before, or for this round in the phase
+        'evaluate', as in ``phase_ended``.
         """
         described = round_ - 1
         if phase == messages.EVALUATE:

@@ -49,10 +49,11 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
 def unlike_columns_document(
     participants: Participants, common: CommonSettings
 ) -> list[dict[str, str]]:
-    """Build 'unlike-columns' of summary.json: column, title, site, relation and question of each.
+    """Build 'unlike-columns' of summary.json: columns in which a site differs from the others.
 
-    Means are left out, because pages show the entry, and the mean of a column with few different
-    values is a count.
+    Each entry has the column, its title, the site, their relation and a question for the site. It
+    has no means, because pages show the entry, and the mean of a column with few different values
+    reveals a count.
     """
     found = find_unlike_columns(participants, common)
     entries = []

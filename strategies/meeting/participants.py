@@ -70,7 +70,11 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Describe the feature sums in the sites' hellos, in one sentence; empty without sums."""
+        """Return a sentence on the sums over table features that sites send in their hellos.
+
+        The list is empty if no sums are sent, because the inputs are not standardised with pooled
+        statistics.
+        """
         if self.standardisation() is None:
             return []
         return [

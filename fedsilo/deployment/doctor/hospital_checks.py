@@ -357,7 +357,7 @@ def lock_and_build_command(
 
 @contextmanager
 def _lock_during(home: Path, site: str) -> Iterator[None]:
-    """Lock a kit's folder during the block; errors as ``lock_kit_folder``."""
+    """Hold the lock of the kit folder ``home`` during the block; raises as ``lock_kit_folder``."""
     lock = lock_kit_folder(home, site)
     try:
         yield
