@@ -122,8 +122,9 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     """Answer a training phase or, if ``final``, the final evaluation.
 
-    A hospital that declares its data opens them only here, and not for phases of secure
-    aggregation.
+    Other hospitals open their data before this. A hospital that has described its data in a
+    declaration opens the data themselves only here; the phases of secure aggregation that exchange
+    keys or unmask a sum do not open them.
     """
     from fedsilo.client_app.answer import answer, evaluate, open_declared
     from fedsilo.client_app.lab import Lab

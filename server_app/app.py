@@ -24,7 +24,8 @@ class _WithoutTraceback(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return False to hide a log record that repeats an error that the app has logged.
 
-        A record that carries a FedsiloError is hidden, and so are "Exit Code" records after it.
+        A record whose exception is a FedsiloError is hidden. After such a record, each record that
+        starts with "Exit Code" is hidden too. All other records pass.
         """
         error = None
         if record.exc_info:

@@ -111,9 +111,9 @@ class FlowerStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the final model's metrics, averaged over sites by samples.
+        """Return the final model's metrics in the last round, and None before.
 
-        Returns None if ``server_round`` is not the last round.
+        They are averaged over sites by samples elsewhere, so ``replies`` is not used.
         """
         if server_round != self.rounds:
             return None

@@ -274,12 +274,13 @@ class KnownKeys:
         return known
 
     def mark(self, site: str, code: str = "") -> str:
-        """Mark another site's key as compared today, and return its code.
+        """Record that another site's key was compared today, and return the key's code.
 
         Args:
             site: the site that has the key.
-            code: the code that the other hospital read out. If it is empty, the last received key
-                is marked, which must also be the last one shown.
+            code: the code that the other hospital read out. It is stored even if another key, or
+                none, was received. If it is empty, the last received key is marked, which must not
+                have changed since it was listed.
 
         Raises:
             SettingError: the site's name or the code is malformed; or, without a code, no key was

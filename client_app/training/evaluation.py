@@ -225,10 +225,10 @@ def predict_batches(
 def _in_parts(
     function: Callable[[Tensor], Tensor], inputs: Tensor, compute: Compute
 ) -> list[Tensor]:
-    """Apply ``function`` to consecutive parts of ``inputs``, on the device; return a list.
+    """Apply ``function`` to consecutive parts of ``inputs``; return the results as a list.
 
-    On a CPU a part has at most 128 images, so that the activations stay in the CPU's cache. This
-    halves the time.
+    The results stay on the device. For images on a CPU a part has at most 128 inputs, so that the
+    activations stay in the CPU's cache. This halves the time.
     """
     size = batch_size(inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:

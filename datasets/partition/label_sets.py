@@ -93,9 +93,10 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 
 
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
-    """Yield all divisions that keep each silo's share within the tolerance.
+    """Yield the divisions in which each silo's share of private labels is close to ``share``.
 
-    Every silo has at least one label, and each shared label is at two or more silos.
+    Private labels are dealt as evenly as possible. Every silo has at least one label, and each
+    shared label is at two or more silos. There may be no such division.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)

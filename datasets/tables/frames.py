@@ -210,9 +210,10 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 
 
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
-    """Log a warning about texts that are probably not levels of their own.
+    """Log a warning if some of a column's texts are probably not levels of their own.
 
-    These are texts that differ only by case, words for a missing value, and many numbers.
+    The warning names texts that differ only by case and words for a missing value, and says if many
+    texts are numbers.
     """
     remarks = []
     by_case: dict[str, str] = {}

@@ -112,10 +112,10 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
 
 
 def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> dict[str, str]:
-    """Describe the experiments that share an entry and a method: names -> text of their line.
+    """Return the list's lines for the experiments of one entry and one method: names -> text.
 
-    All experiments share one line, with their names written as ``a-{x,y}``. If ``found`` lacks a
-    combination of its experiments' values, each experiment gets its own line instead.
+    If ``found`` has every combination of the experiments' values, there is one line, under a name
+    such as ``a-{x,y}``. Otherwise each experiment has a line of its own.
     """
     # A cell is one combination of the values of a matrix
     cells = [file.cells[name] for name in found]

@@ -298,10 +298,10 @@ def site_class(name: str) -> type[Any]:
 
 
 def _class_of_side(name: str, side: str) -> type[Any]:
-    """Return a method's class for one ``side``, "server" or "site", built-in or a plugin's.
+    """Return the class of a method, built-in or a plugin's, for ``side``: "server" or "site".
 
     Raises:
-        SettingError: see ``server_class``.
+        SettingError: no such method exists, or its class cannot be used (see ``server_class``).
     """
     if name not in METHODS:
         if side == "site":

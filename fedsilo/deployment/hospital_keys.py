@@ -9,15 +9,14 @@ from fedsilo.core.errors import SettingError
 
 
 def find_own_folder(folder: Path) -> Path:
-    """Find the folder where a hospital keeps its keys and private state over all runs.
+    """Return the folder where a hospital keeps its keys and private state over all runs.
 
     Args:
-        folder: the folder of an opened kit, a 'state-dir', or the wanted folder itself, which is
-            returned without a check.
+        folder: the folder of an opened kit, or a 'state-dir'. If it is already the wanted folder,
+            which is recognised by its parent's name, it is returned without a check.
 
     Raises:
-        SettingError: no such folder has a signing key, or the 'state-dir' has the folders of
-            several sites.
+        SettingError: no signing key is below ``folder``, or the keys of several sites are.
     """
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:

@@ -226,8 +226,8 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Return experiment -> round -> mean of a metric over the experiment's runs.
 
-    A run's value is the mean over those sites that have the metric in every round of every run on
-    the data set. Otherwise a line would jump only because a site was away.
+    Only sites that have the metric in every round of all runs on the same data set are averaged,
+    because a line would jump if a site were away.
     """
     values_of, measured = [], []
     for run in runs:

@@ -216,7 +216,10 @@ def _is_binary(sums: Sums, place: int) -> bool:
 
 
 def _spread_of(sums: Sums, place: int) -> Spread:
-    """Compute the spread of the column with index ``place``, which must have at least one value."""
+    """Compute mean and standard deviation (divided by n) of the column with index ``place``.
+
+    The column must have at least one value.
+    """
     count = float(sums.count[place])
     mean = float(sums.total[place]) / count
     # Rounding may leave a variance slightly below 0

@@ -107,9 +107,11 @@ class Familiar:
     lacking: float
 
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
-        """Score how far samples (k, f) are from training, in three parts.
+        """Score how far samples (k, f) are from the training samples.
 
-        ``missing`` (k, f) marks imputed values, whose own score is 0.
+        The parts of the score are each value, each whole sample, and each pattern of missing
+        values. In each part 1 is about the edge of training. ``missing`` (k, f) marks imputed
+        values, whose own score is 0.
         """
         values = np.zeros(samples.shape)
         for place, seen in enumerate(self.seen):

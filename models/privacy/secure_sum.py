@@ -77,14 +77,15 @@ class Quantisation:
 
 
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
-    """Choose the finest quantisation for which the sum of all sites fits into 32 bits.
+    """Choose the finest quantisation whose sum over all sites fits into 32 bits.
 
-    Its limit is 'secure.clip-norm', because no number of a clipped update is larger.
+    Values are clipped to 'secure.clip-norm', which no number of a clipped update exceeds.
 
     Args:
         common: the run's settings.
         sites: the number of summed sites.
-        samples: B, the same in all site files.
+        samples: B, the most samples that a site can count as ('secure-samples'). It is the same in
+            all site files.
 
     Raises:
         SettingError: the samples of all sites together do not fit into 32 bits.

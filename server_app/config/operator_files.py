@@ -47,9 +47,9 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Read the operator's files: the registry and the agreed weights.
+    """Read the operator's files, which are the registry and the agreed weights.
 
-    A file that is not named is None in the terms.
+    The returned ``Terms`` hold None for a file that the operator does not name.
 
     Raises:
         SettingError: a named file cannot be used.

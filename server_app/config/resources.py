@@ -103,14 +103,15 @@ def cores() -> int:
 
 
 def free_memory() -> float:
-    """Return the free memory in bytes, limited by the container's remaining memory."""
+    """Return the free memory of this machine in bytes, or of the container if that is less."""
     return min(psutil.virtual_memory().available, _left_in_container())
 
 
 def _left_in_container() -> float:
     """Return the bytes that the container may still use.
 
-    Inactive page cache counts as free. Infinity if there is no limit or it cannot be read.
+    Inactive page cache counts as free. The result is infinity if there is no limit, or if the
+    limit cannot be read.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -155,8 +156,8 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 def _list_gpus(most: int) -> list[str]:
     """Return the identifiers of the visible GPUs, such as "0"; if ``most`` is 0, all of them.
 
-    Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. At
-    most ``most`` are returned. Empty if there is no GPU.
+    Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. The
+    list has at most ``most`` entries, and is empty if there is no GPU.
     """
     import torch
 

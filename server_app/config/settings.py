@@ -75,7 +75,8 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide the result, by key; a resumed run must have the same.
 
-        These are all settings except ``CIRCUMSTANCES``, for example the run's name.
+        These are all settings except ``CIRCUMSTANCES``, for example the run's name. An empty
+        'plugin-digests' is left out too.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -107,8 +108,8 @@ class RunSettings(Mapping[str, Value]):
         plugin is in use and 'plugin-digests' is empty, the settings are returned unchanged.
 
         Raises:
-            SettingError: 'plugin-digests' is set, but not to exactly these plugins and digests; so
-                also if it has a digest but no plugin is in use.
+            SettingError: 'plugin-digests' is set, but differs from the plugins in use or from their
+                digests. A digest of a plugin that is not in use counts as a difference.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -140,9 +141,10 @@ class RunConfig:
 
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
-    """Describe the settings that differ between two runs, in one line; empty if none differs.
+    """Describe in one line the settings that differ between two runs.
 
-    An example is "seed is 1 there and 2 here": "there" means ``before``, and "here" means ``now``.
+    The text is empty if no setting differs. An example is "seed is 1 there and 2 here", in which
+    "there" means ``before`` and "here" means ``now``.
     A missing setting is called "unset".
     """
     differing = []
@@ -258,10 +260,11 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the default of each setting of a plugin's method, by key.
+    """Return the default of each setting of the plugin's method ``method``, by key.
 
     Raises:
-        SettingError: the group of its settings already belongs to fedsilo or to another method.
+        SettingError: the method's group of settings has the name of a group of fedsilo, or the
+            name of a method.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -281,9 +284,10 @@ def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Valu
 def _refuse_foreign_keys(
     values: Mapping[str, Value], method: str, known: Mapping[str, Value]
 ) -> None:
-    """Refuse settings of another method whose value is not the default.
+    """Refuse each setting that ``method`` does not use and whose value is not the default.
 
-    Flower's run config fills in the defaults of all methods, so a default value is accepted.
+    Flower's run config fills in the defaults of all methods. So a setting of another method is
+    accepted if it has its default value.
 
     Raises:
         SettingError: names the first setting that is refused.
@@ -377,7 +381,8 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     need not exist.
 
     Raises:
-        SettingError: there is no '=', or the value is a table or, for most settings, a list.
+        SettingError: there is no '=', the key is empty, the value is a table, or the value is a
+            list for a setting that does not accept lists.
     """
     name, value = parse_pair(text)
     source = f"--set {one_line(text, 100)}"
@@ -390,10 +395,10 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 def parse_pair(text: str) -> tuple[str, Any]:
     """Parse ``key=value`` into key and value, without checking the key.
 
-    A value that is not valid TOML is taken as a text, and so is a date.
+    A value that is not valid TOML is taken as a text. A date or a time is also taken as a text.
 
     Raises:
-        SettingError: there is no '=', or the text is more than one pair.
+        SettingError: there is no '=', the key is empty, or the text is more than one pair.
     """
     key, equals, raw = text.partition("=")
     try:

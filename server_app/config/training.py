@@ -95,7 +95,8 @@ def _check_vectorised(common: CommonSettings) -> None:
 
     Raises:
         SettingError: the method does more than plain training, or a setting has a value that the
-            batched training does not support; names only the last of several wrong settings.
+            batched training does not support. If several settings are wrong, the message names
+            only the last one.
     """
     values, fault = as_mapping(common), ""
     # A plugin may extend a method that trains plainly, and do more

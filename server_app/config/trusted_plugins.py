@@ -32,10 +32,11 @@ _run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that 
 
 
 def name_plugins(entries: Iterable[object]) -> None:
-    """Trust the reader's own copies of plugins in this process, for every run that it reads.
+    """Trust the user's own copies of plugins for the rest of this process.
 
     Args:
-        entries: files FILE.py, or modules of installed packages; each may list several.
+        entries: files FILE.py, or modules of installed packages. One entry may list several of
+            them, as the setting 'plugin' may.
 
     Raises:
         SettingError: a file does not exist.
@@ -47,7 +48,9 @@ def name_plugins(entries: Iterable[object]) -> None:
 
 
 def _name_plugin(entry: str) -> None:
-    """Trust one plugin in this process: a file ``FILE.py``, or an installed module.
+    """Trust one plugin for the rest of this process: a file ``FILE.py``, or an installed module.
+
+    An installed module is not checked.
 
     Raises:
         SettingError: the file does not exist.
@@ -62,10 +65,10 @@ def _name_plugin(entry: str) -> None:
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
-    """Remember plugins that this user runs, in memory and in their file of trusted plugins.
+    """Remember the plugins that this user runs, in memory and in their file of trusted plugins.
 
-    Later the user can read runs with these plugins without naming them. If the file cannot be
-    written, a warning is printed to stderr.
+    Later the user can read runs with these plugins without naming the plugins. If the file cannot
+    be read or written, a warning is printed to stderr and no error is raised.
 
     Args:
         digests: module -> SHA-256.
@@ -105,7 +108,7 @@ def approve_plugins(
         values: the settings, as a config.toml has them.
         used: the top-level modules of the plugins whose objects the settings name.
         needs_pins: whether 'plugin-digests' must have each plugin. If False, the reader's trust is
-            enough for a plugin without a digest there.
+            enough for a plugin without a digest in 'plugin-digests'.
 
     Raises:
         SettingError: a plugin that the settings use may not be executed. The message says how the
@@ -144,7 +147,7 @@ def remember_files(named: str) -> None:
 
 
 def _by_module(named: str) -> dict[str, str]:
-    """Return the entries of a setting 'plugin' by the module that each gives."""
+    """Return the entries of a setting 'plugin', keyed by each entry's module name."""
     return {plugins.module_of(entry): entry for entry in plugins.plugin_entries(named)}
 
 
@@ -224,14 +227,14 @@ def _name_with_digest(module: str, pin: str) -> str:
 
 
 def _entry_digest(module: str, entry: str) -> str:
-    """Compute the digest of a plugin's file, or of an installed module; empty if there is none."""
+    """Compute the SHA-256 of a plugin's file or installed module, or return "" if it is missing."""
     if entry.endswith(".py"):
         return _file_digest(entry)
     return plugins.module_digest(module)
 
 
 def _file_digest(entry: str) -> str:
-    """Compute the SHA-256 of a plugin's file; empty if it cannot be read."""
+    """Compute the SHA-256 of a plugin's file, or return "" if the file cannot be read."""
     try:
         return hashlib.sha256(plugins.read_plugin(Path(entry).expanduser().absolute())).hexdigest()
     except (SettingError, OSError, RuntimeError, ValueError):  # a null byte, no home
@@ -252,9 +255,9 @@ def _digests_file() -> Path:
 
 
 def _read_remembered() -> set[tuple[str, str]]:
-    """Read (module, SHA-256) of all plugins that this user has run.
+    """Read (module, SHA-256) of all plugins in the user's file of trusted plugins.
 
-    Empty if there is no file, or if the user's home folder is unknown.
+    The set is empty if there is no file, or if the user's home folder is unknown.
 
     Raises:
         SettingError: the file cannot be read, or another user could have written it.

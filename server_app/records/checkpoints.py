@@ -124,7 +124,7 @@ class CheckpointHook(Hook):
 
 
 def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
-    """Convert the pooled statistics for scaling inputs to lists by name, for JSON."""
+    """Convert the pooled statistics for scaling inputs to a mapping of name to list, for JSON."""
     statistics = {}
     for name, values in vars(pooled).items():
         statistics[name] = values.tolist()
@@ -151,8 +151,8 @@ class BestRound(Hook):
     """Keeps the model of the round with the best validation metric, and stops training early.
 
     Sites measure a round's model when the next round begins, so the run stops one round after
-    'server.patience' has run out. Only measured rounds count. The recorder must come before this
-    hook.
+    'server.patience' has run out. A round without a measurement does not use up the patience. The
+    recorder must come before this hook.
     """
 
     name = "best-round"
@@ -167,7 +167,7 @@ class BestRound(Hook):
         self.unjudged: State | None = None  # the state that the sites measure in the next round
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Note the first state, which the sites measure in the first round."""
+        """Keep the first state, which is judged after the first round unless its round is 0."""
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:
@@ -185,7 +185,9 @@ class BestRound(Hook):
     def why_finished(self, state: State) -> str | None:
         """Return the reason to stop early; None to continue.
 
-        The reason is that 'server.patience' measured rounds brought no better value.
+        Training stops once 'server.patience' measured rounds in a row did not improve the value.
+        An equal value is not an improvement. The setting is at
+        least 1, so a patience of 0 is refused before the run.
         """
         if self.waited < self.common.patience:
             return None
@@ -233,7 +235,8 @@ class BestRound(Hook):
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the early-stopping metric's mean over sites, weighted by validation samples.
 
-        NaN if no site with validation samples reported it. A securely summed mean is used as it is.
+        The result is NaN if no site with validation samples reported the metric. If the sites'
+        values were securely summed, the mean under the name "all" is returned unchanged.
         """
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         reported = {site: row[metric] for site, row in values.items() if metric in row}

@@ -70,11 +70,13 @@ class FailureLog:
 
 
 def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Read a run's failures.jsonl as one mapping per line; empty if there is no such file.
+    """Read a run's failures.jsonl as a list with one mapping per line.
+
+    The list is empty if there is no such file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, or a line is not valid JSON or has other keys
-            than ``KEYS``.
+        RunDirectoryError: the file cannot be read, a line is not valid JSON, or a line does not
+            have exactly the keys ``KEYS`` in their order.
     """
     path = directory.file(FAILURES)
     if not path.exists():

@@ -60,15 +60,16 @@ def check(form: Any, content: Any, where: str) -> None:
 
 
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
-    """Check the columns and cells of metrics.csv or traffic.csv; other files pass.
+    """Check the columns of metrics.csv or traffic.csv, and the cells of any table.
 
     Args:
-        path: the file.
+        path: the file. Files of other names need no particular columns.
         columns: the cells of its first line.
         rows: its other lines, column -> cell.
 
     Raises:
-        RunDirectoryError: a column is missing, or a cell is invalid; names the first line at fault.
+        RunDirectoryError: a column is missing, or a cell is invalid. The message names the first
+            faulty line.
     """
     fault = ""
     for column in COLUMNS.get(path.name, ()):
@@ -85,7 +86,11 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 
 
 def _line_fault(cells: Mapping[Any, Any]) -> str:
-    """Return the fault of a table's line, as the end of "line 7 ..."; empty if it has none."""
+    """Explain what is wrong with one line of a table, or return "" if nothing is wrong.
+
+    The text continues "line 7 ...". Faults are too many or too few cells, an invalid cell, and a
+    'value' that its metric cannot have.
+    """
     # csv.DictReader has the key None for cells too many, and the value None for cells too few
     if None in cells or None in cells.values():
         return " has more or fewer cells than the first"
@@ -118,8 +123,9 @@ def _cell_fault(column: str, cell: str) -> str | None:
 def _is_possible(metric: str, value: float) -> bool:
     """Tell whether a metric can have this value.
 
-    Metrics per class or bin are 0 to 10^15. Metrics on the unit scale are at most 10^15 in size,
-    because noise may move them beyond 1. Every other metric may have any value, also NaN.
+    A metric per class or per bin must be from 0 to 10^15. A metric on the scale from 0 to 1 must
+    be from -10^15 to 10^15, because noise may move it beyond 1. Every other metric may have any
+    value, including NaN.
     """
     # The limits keep numbers out that pages and plots could not show
     if "." in metric:

@@ -50,9 +50,9 @@ class PrivacyHook(Hook):
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Return the reason to refuse a reply without an epsilon, or with one above the cap.
 
-        None if the reply is accepted. A reply without arrays needs no epsilon. A site with a
-        correct ledger refuses to exceed the cap itself, so a report above the cap means that the
-        ledger is wrong.
+        The result is None if the reply is accepted. A reply without arrays needs no epsilon. A site
+        with a correct ledger refuses to exceed the cap itself, so a report above the cap means
+        that the ledger is wrong.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -65,15 +65,17 @@ class PrivacyHook(Hook):
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store the epsilon of each site; it never falls, even if a site lost its ledger."""
+        """Store each site's reported epsilon, unless it is below the stored one."""
         for site, reply in replies.items():
             said = float(reply.metrics.get(DP_EPSILON, 0.0))
             self.spent_by[site] = max(said, self.spent(site))
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return the reason to end the run normally if a site's epsilon is spent; else None.
+        """Return the reason to end the run normally because a site's epsilon is spent, or None.
 
-        Also None before the first round has finished, because there is no model to keep yet.
+        A reason is returned only if ``error`` is a TooFewSitesError and at least one site failed
+        because its epsilon is spent. Before the first finished round the result is None, because
+        there is no model to keep yet.
         """
         # Before the first round a refusal is an error: the run has trained nothing to keep
         if not state.round or not isinstance(error, TooFewSitesError):
@@ -92,7 +94,7 @@ class PrivacyHook(Hook):
         self.spent_by = dict(state)
 
     def spent(self, site: str) -> float:
-        """Return the epsilon that a site has spent so far; 0 if it has not reported any."""
+        """Return the epsilon that a site has spent so far, or 0 if it has not reported any."""
         return self.spent_by.get(site, 0.0)
 
     def guarantee(self, participants: Participants) -> dict[str, Any]:

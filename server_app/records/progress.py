@@ -103,13 +103,13 @@ class Progress(_Part):
         return total
 
     def epsilon(self) -> float | None:
-        """Return the largest epsilon that a site has spent; None without differential privacy."""
+        """Return the largest epsilon of any site, or None without differential privacy."""
         spent = [site.epsilon for site in self.sites.values() if site.epsilon is not None]
         return max(spent, default=None)
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Read ``progress.json`` in a run directory; None if there is no such file.
+    """Read ``progress.json`` in a run directory, or return None if there is no such file.
 
     Raises:
         RunDirectoryError: the file cannot be read, is a link or not a regular file, is damaged, or
@@ -134,7 +134,8 @@ def read_progress(folder: Path) -> Progress | None:
 def _form_fault(error: ValidationError) -> str:
     """Describe why a progress file is invalid, and the remedy, as the end of a sentence.
 
-    Invalid JSON may be a file that is just being replaced; any other fault means another version.
+    If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
+    other fault means that another version wrote the file, or that somebody altered it.
     """
     first = error.errors()[0]
     # Half a file is not valid JSON: on a network drive, a reader may see a file being replaced
@@ -172,7 +173,8 @@ def write_progress(progress: Progress, folder: Path) -> None:
 def metrics_text(progress: Progress) -> str:
     """Build the text of ``progress.prom`` in Prometheus's text format.
 
-    Each sample has the run's name as a label. A metric without samples is left out.
+    Each sample has the run's name as a label. A metric without samples is left out. A metric whose
+    name ends with "_total" is a counter, and any other metric is a gauge.
     """
     lines: list[str] = []
     for name, meaning, samples in _list_families(progress):

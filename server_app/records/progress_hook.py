@@ -51,9 +51,9 @@ Marks = Callable[[State], Mapping[int, str]]
 
 
 def _never_raises(note: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an event's method: it holds the lock, and an exception is reported instead of raised.
+    """Wrap the method of an event so that it holds the lock and never raises.
 
-    If the method succeeds, the writing thread is woken.
+    An exception goes to ``report`` instead. If the method succeeds, the writing thread is woken.
     """
 
     @functools.wraps(note)
@@ -132,7 +132,7 @@ class ProgressHook(Hook):
 
     @_never_raises
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Print the title, the sites and the number of rounds; also the last round if resuming."""
+        """Print the title, the sites and the number of rounds, and the last round when resuming."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"
@@ -169,9 +169,10 @@ class ProgressHook(Hook):
 
     @_never_raises
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Print the site that is left out of the phase, with the reason.
+        """Print that the phase continues without ``site``, and why.
 
-        A site that was asked in this phase also moves from "answered" to "failed".
+        If the site was asked in this phase, it is also added to "failed" and removed from
+        "answered".
         """
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
@@ -181,11 +182,11 @@ class ProgressHook(Hook):
 
     @_never_raises
     def round_ended(self, state: State) -> None:
-        """Print one line about the round: means over sites, the method's event, the time left.
+        """Print one line about the round: means over sites, the method's remark, the time left.
 
-        The line has the mean training loss, and the validation metrics of the model that the round
-        started with, because newer ones are not known yet. Means are unweighted. A validation
-        metric is left out unless all sites with validation metrics have sent it.
+        The line has the mean training loss. It also has the validation metrics of the model that
+        the round started with, because the new model is not measured yet. Means are unweighted. A
+        validation metric is left out unless all sites with validation metrics have sent it.
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
@@ -209,7 +210,7 @@ class ProgressHook(Hook):
         self.say("  ".join(parts))
 
     def report(self, error: Exception) -> None:
-        """Log a warning about an error in showing or writing the progress; only the first one."""
+        """Log the first error in showing or writing the progress, and ignore later errors."""
         if not self.reported:
             self.reported = True
             fault = f"{FILE} cannot be kept up to date"
@@ -226,7 +227,8 @@ class ProgressHook(Hook):
     def _keep_written(self) -> None:
         """Write the files after each event, at least every 15 s, and once more at the end.
 
-        Pauses between writings take at least 400 times the CPU time of a writing.
+        Nothing is written while the run directory is missing. A pause between two writings takes
+        at least 400 times the CPU time of a writing. An error goes to ``report``.
         """
         ended = False
         while not ended:
@@ -242,7 +244,7 @@ class ProgressHook(Hook):
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
-        """Return a copy of the progress, completed by times, memory and the sites' costs so far."""
+        """Return a copy of the progress, and add times, memory and the sites' costs so far."""
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)

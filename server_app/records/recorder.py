@@ -44,10 +44,10 @@ class GrowingCsv:
         self.final = {"bytes": 0, "crc32": 0}
 
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
-        """Append final rows and then open rows, in place of the open rows of the call before.
+        """Replace the open rows of the call before by the ``final`` rows and then the open rows.
 
-        ``final`` rows count as unchangeable from now on. The first call writes the header and
-        replaces an older file.
+        The ``final`` rows never change after this call, but the next call replaces the open rows.
+        The first call writes the header and replaces an older file.
 
         Raises:
             RunDirectoryError: the file is gone, shorter than before, or cannot be written.
@@ -93,7 +93,7 @@ class GrowingCsv:
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the final rows of the file as lists of texts, without the header."""
+        """Yield the rows up to the last ``final`` one as lists of texts, without the header."""
         if self.final["bytes"]:
             with self.path.open("rb") as file:
                 text = io.StringIO(file.read(self.final["bytes"]).decode(), newline="")
@@ -102,12 +102,12 @@ class GrowingCsv:
             yield from reader
 
     def restore(self, final: dict[str, int]) -> None:
-        """Continue after the bytes that a checkpoint declares as final.
+        """Continue after the first bytes of the file, which a checkpoint has counted.
 
         Columns follow the file's own header, because an earlier version may have written fewer.
 
         Args:
-            final: the number of ``bytes``, and their ``crc32``.
+            final: the number of ``bytes`` up to the last unchangeable row, and their ``crc32``.
 
         Raises:
             CheckpointError: the file does not begin with those bytes.
@@ -187,7 +187,7 @@ class Recorder(Hook):
         """Record each reply's traffic, memory and, after training or evaluation, its metrics.
 
         Metrics of the trained model belong to ``round_``. Metrics of the received model belong to
-        the round before, or in the final evaluation to ``round_``.
+        the round before ``round_``. In the final evaluation they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
@@ -219,7 +219,8 @@ class Recorder(Hook):
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means of securely summed metrics under the site name "all".
 
-        Metrics belong to the same rounds as in ``phase_ended``.
+        Metrics of the received model count for the round before, or for this round in the phase
+        'evaluate', as in ``phase_ended``.
         """
         described = round_ - 1
         if phase == messages.EVALUATE:
@@ -240,14 +241,15 @@ class Recorder(Hook):
                 self._new_metrics.append([round_, site, UPDATE, "cosine", part.cosine])
 
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append the failure to ``failures.jsonl``."""
+        """Append the failure to ``failures.jsonl``, unless the same failure is already there."""
         self.failures.add(round_, phase, site, code, cause)
 
     def round_ended(self, state: State) -> None:
         """Append the rows that came since the last call to metrics.csv and traffic.csv.
 
-        Metrics of rounds before ``state.round`` become final. Metrics of ``state.round`` are
-        written too but stay open, because sites measure this round's model one round later.
+        Rows of rounds before ``state.round`` never change after this call. Rows of
+        ``state.round`` are written too, but the next call replaces them, because sites measure
+        this round's model one round later.
         """
         # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
@@ -263,7 +265,7 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return the values for a checkpoint: the files' final bytes, open rows, and totals."""
+        """Return a checkpoint's values: open rows, totals, and the final size of both files."""
         return {
             "metrics": self.metrics.final,
             "traffic": self.traffic.final,
@@ -276,7 +278,7 @@ class Recorder(Hook):
         }
 
     def restore(self, state: Any) -> None:
-        """Restore the values of a checkpoint; both files continue after their final bytes.
+        """Restore the values of a checkpoint, and continue both files after its number of bytes.
 
         Raises:
             CheckpointError: a file does not begin with the checkpoint's bytes.

@@ -79,7 +79,7 @@ class RunDirectory:
         return path
 
     def write_json(self, name: str, content: Any) -> None:
-        """Write ``content`` as JSON to the file ``name`` of the run; replaces an older file."""
+        """Write ``content`` as JSON to the file ``name`` of the run, and replace an older file."""
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
     def read_json(self, name: str) -> Any:
@@ -166,10 +166,11 @@ def refuse_links(run_dir: Path) -> None:
 def runs_folder(out: str) -> Path:
     """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
 
-    ``out`` may be empty. The folder is not created.
+    An empty ``out`` or an empty variable counts as not set. The folder is not created.
 
     Raises:
-        RunDirectoryError: the path is relative, but a Flower app runs in another working folder.
+        RunDirectoryError: the path is relative. A Flower app runs in another working folder, so a
+            relative path would lead elsewhere.
     """
     folder = Path(out or os.environ.get("FEDSILO_RUNS", "") or "~/.fedsilo/runs").expanduser()
     if not folder.is_absolute():
@@ -216,11 +217,11 @@ def with_free_name(settings: RunSettings) -> RunSettings:
 
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
-    """Check that a run can use its directory, without writing anything, and return it.
+    """Check that a run can use its directory, and return the directory. Nothing is written.
 
     Raises:
-        RunDirectoryError: the name is invalid, a new run's directory is taken, a resumed run's
-            directory is missing, or it has a link out of it.
+        RunDirectoryError: the name is invalid, the directory of a new run is taken, the directory
+            of a resumed run is missing, or the directory contains a link out of it.
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder
@@ -344,7 +345,8 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
     """Turn an OSError of a full disk in the block into a RunDirectoryError with the remedy.
 
-    Any other OSError, and a full disk behind standard output, is raised unchanged.
+    Any other error is raised unchanged. So is the error of a full disk that standard output is
+    redirected to.
     """
     try:
         yield

@@ -96,7 +96,8 @@ def privacy_document(
         leaves: the method's sentences on the data that leave a site.
         totals: total bytes; only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
-        perturbation: a description of noise that guarantees nothing, or empty.
+        perturbation: a description of noise without a privacy guarantee. If it is empty, the
+            document has no such entry.
     """
     # The package of the ClientApp brings Flower, which commands that only list do not need
     from fedsilo.client_app.site.trust import MEANINGS
@@ -136,7 +137,7 @@ def result_table(
         values: site -> metric -> value on the test samples.
         distribution_of: the distribution of each site.
         title: the title of the table.
-        shown: the metrics to show, in this order; a metric that no site has is left out.
+        shown: the metrics to show, in this order. A metric that no site has is left out.
     """
     known: set[str] = set()
     for row in values.values():
@@ -203,8 +204,9 @@ def mean_line(mean: Mapping[str, float]) -> str:
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
     """Return the rows to show: all sites, or for more than 20 sites quantiles and the five worst.
 
-    The first metric decides which sites are worst, and low values count as worse. If ``metrics`` is
-    empty, all sites are returned. Each metric must be known at one site or more.
+    The first metric decides which sites are worst. The five sites with its lowest values are
+    chosen. If ``metrics`` is empty, all sites are returned. At least one site must have each
+    metric.
     """
     if len(values) <= MANY or not metrics:
         return values
@@ -224,7 +226,7 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
 
 
 def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    """Format a row's values with three decimals, perplexity with one; a missing value is empty."""
+    """Format a row's metrics with three decimals, or one for perplexity, and "" if missing."""
     cells = []
     for metric in metrics:
         digits = 3
@@ -241,17 +243,18 @@ def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]
 
 
 def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
-    """Return the five names with the lowest values, lowest first; ties in alphabetical order.
+    """Return the five names with the lowest values, lowest first.
 
-    With ``high_is_worse`` the names with the highest values are returned, highest first, and ties
-    are in reverse alphabetical order.
+    Names with equal values are in alphabetical order. If ``high_is_worse`` is True, the five names
+    with the highest values are returned, highest first, and names with equal values are in reverse
+    alphabetical order. If there are fewer than five names, all are returned.
     """
     # The name is in the key too, so that equal values give one order on every machine
     return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names for a sentence; of more than 20, name five and count the rest."""
+    """Join names for a sentence. If there are more than 20, name five and count the rest."""
     most = MANY
     if len(names) > MANY:
         most = _WORST

@@ -111,7 +111,7 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
-    """Return the id of the MLflow run whose tag is this run directory; empty if there is none."""
+    """Return the id of the MLflow run whose tag is this run directory, or "" if there is none."""
     quote = "'"
     if quote in str(run_dir):  # MLflow cannot escape a quote
         quote = '"'
@@ -206,7 +206,7 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 
 
 class TrackingHook(Hook):
-    """Sends the recorder's new rows to a tracker; must come after the recorder and the checkpoint.
+    """Sends the recorder's new rows to a tracker, and must follow the recorder and the checkpoint.
 
     The ``decisive`` settings, which decide the result, are sent at the start.
     """
@@ -256,9 +256,9 @@ class TrackingHook(Hook):
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     """Return the mean of each metric over sites and the sum of traffic over sites, by round.
 
-    Left out are: metrics per class, per bin or of another site's model; metrics of the sites' own
-    trained models, except on the training split; and the traffic of hellos and of the final
-    evaluation.
+    Metrics per class, per bin or of another site's model are left out. Metrics of the sites' own
+    trained models are kept only on the training split. The traffic of hellos and of the final
+    evaluation is left out.
     """
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for round_, _, split, metric, value in metrics:

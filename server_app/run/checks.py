@@ -51,7 +51,7 @@ def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[Fedsilo
 
 
 def raise_first(checks: Sequence[Check[Case]], case: Case) -> None:
-    """Raise the first problem, a FedsiloError, if there is one."""
+    """Raise the first problem, if there is one, and run no checks after that problem."""
     for problem in find_problems(checks, case):
         raise problem
 
@@ -120,7 +120,8 @@ def check_cut(plan: Plan) -> Problem:
 def check_vectorised(plan: Plan) -> Problem:
     """Return a SettingError if 'machine.vectorised' is above 1 but the engine does not allow it.
 
-    Engine "inline" allows it, and "auto" without Ray.
+    Engine "inline" allows it. Engine "auto" allows it if Ray is not used. Otherwise None is
+    returned only if the setting is 1.
     """
     count = plan.common.vectorised
     if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
@@ -164,8 +165,8 @@ def check_first_silo(plan: Plan) -> Problem:
 def check_memory(plan: Plan) -> Problem:
     """Return a SettingError if the processes that Ray starts do not fit into the free memory.
 
-    Each process is expected to need 0.4 GB. None if they fit, if Ray is not used, or if a Ray
-    cluster is already running.
+    Each process is expected to need 0.4 GB. The result is None if the processes fit, if Ray is not
+    used, or if the plan has the address of a running Ray cluster.
     """
     if not plan.uses_ray() or plan.ray_address:
         return None
@@ -231,8 +232,8 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    They are compared with silos.json of its start. If the method lets sites join late, new sites
-    are accepted. None for a new run, or without silos.json.
+    The sites are compared with the silos.json of the run's start. If the method lets sites join
+    late, new sites are accepted. The result is None for a new run, or if there is no silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
@@ -261,8 +262,8 @@ def check_same_sites(beginning: Beginning) -> Problem:
 def check_early_stopping(beginning: Beginning) -> Problem:
     """Return a SettingError if no site can report the validation metric for early stopping.
 
-    Otherwise the run would train all its rounds and then find no best one. None if a site may
-    report it, or if the metric is "none".
+    Without this check, the run would train all its rounds and then find no best round. The result
+    is None if a site may report the metric, or if the metric is "none".
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     measuring = []
@@ -287,9 +288,9 @@ def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Tell whether a site's validation labels suffice to define a metric.
 
     'balanced-accuracy' needs at least two classes, and 'auc' needs all classes. 'average-precision'
-    is defined only for a task with two classes, and needs both. Any other metric is defined by any
-    labels. Also True if the counts are unknown or noisy, or if a plugin's method may measure
-    differently.
+    is defined only for a task with two classes, and needs both classes. Any other metric is defined
+    by any labels. The result is also True if the counts are unknown, if the run uses differential
+    privacy, or if a plugin defines the method.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known, and a plugin's method may measure in its own way
@@ -336,7 +337,7 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
-    """Return the names of all silos; empty if the server cannot know them.
+    """Return the names of all silos, or an empty list if the server cannot know the names.
 
     In a deployment whose data only the sites know, the names come from the operator's registry,
     because the server's own files count only in a simulation. Otherwise the data set has them.
@@ -420,7 +421,7 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
 
 
 def _has_test(facts: SiteFacts) -> bool:
-    """Tell whether a site has test samples; without label counts, whether it measures on them."""
+    """Tell whether a site has test samples, or measures on them if it has no label counts."""
     if not facts.label_counts:
         return "test" in facts.measured
     return bool(facts.sizes().get("test"))

@@ -61,7 +61,7 @@ def write_end(
         loop: the round loop at its last state.
         hooks: the hooks of the run.
         seconds: the duration of each part of the run in seconds, by name.
-        say: prints one line for each document that cannot be written.
+        say: prints one line for each document that cannot be built or written.
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.standardisation()
@@ -105,7 +105,7 @@ def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, 
 def _write_documents(
     directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
-    """Write evidence.json, if a site reported evidence, and the method's documents.
+    """Write evidence.json if a site reported evidence, and write the method's documents.
 
     If a document fails, ``say`` prints a line about it and the other documents are still written.
     """
@@ -126,7 +126,7 @@ def _write_documents(
 
 @contextmanager
 def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block; if it fails, print the reason, because the run is complete without it."""
+    """Run the block, and print the reason instead of raising if it fails."""
     try:
         yield
     except Exception as error:  # a method's own code, a full disk
@@ -270,7 +270,7 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json: metric family -> site -> bin number -> count, right and mean.
 
-    Empty if no site reported bins.
+    The document is empty if no site reported bins.
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

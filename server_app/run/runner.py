@@ -95,7 +95,8 @@ def run(
 def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
     """If the block fails, add the error to the run's record of failures and raise it again.
 
-    A TooFewSitesError is not added, because the record already has the failure of each site.
+    A TooFewSitesError is raised again but not added, because the record already has the failure of
+    each site.
     """
     try:
         yield
@@ -112,10 +113,11 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 
 def changed_software(directory: RunDirectory) -> str:
-    """Describe the packages whose version has changed since the run began; empty if none has.
+    """Describe in one line the packages whose version has changed since the run began.
 
-    Only packages that were and are installed are compared. Also empty without a config.toml. Other
-    versions may round differently, so the results may differ from those of an unbroken run.
+    A package is compared only if it was installed at the start and still is. The text is empty if
+    no version has changed, or if there is no config.toml. Other versions may round differently, so
+    the results may differ from the results of an unbroken run.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -227,7 +229,7 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     """Check that the directory's config.toml, if there is one, has the same decisive settings.
 
     Raises:
-        RunDirectoryError: a setting that decides the result differs; names both values.
+        RunDirectoryError: a setting that decides the result differs. The message has both values.
     """
     path = directory.path / "config.toml"
     if not path.is_file():
@@ -247,10 +249,10 @@ def write_beginning(
     participants: Participants,
     launch: Mapping[str, Any],
 ) -> None:
-    """Write silos.json, the cut of the images, and config.toml before the first round.
+    """Write silos.json, the split of the images into silos, and config.toml before the first round.
 
-    An existing config.toml is kept, because the run is resumed. The cut is written only for
-    simulations of data sets that are cut.
+    An existing config.toml is kept, because the run is resumed. The split into silos is written
+    only for a simulation whose data set fedsilo splits into silos itself.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

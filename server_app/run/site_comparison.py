@@ -28,10 +28,11 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 
 
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
-    """Return the columns whose mean at a site is unlike the means at the other sites.
+    """Return each column and site where the column's mean is far from the other sites' means.
 
-    Empty unless the level of trust is 'server', and if the sites send no sums. If a site has fewer
-    values in a column than the highest floor of all sites, the column of that site is left out.
+    ``compare_sites`` decides which means are far apart. The list is empty if the level of trust is
+    not 'server', or if no site sends sums. If a site has fewer values in a column than the highest
+    floor of all sites, that site is left out for this column.
     """
     if common.trust != SERVER:
         return []
@@ -48,10 +49,11 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
 def unlike_columns_document(
     participants: Participants, common: CommonSettings
 ) -> list[dict[str, str]]:
-    """Build 'unlike-columns' of summary.json: column, title, site, relation and question of each.
+    """Build 'unlike-columns' of summary.json: columns in which a site differs from the others.
 
-    Means are left out, because pages show the entry, and the mean of a column with few different
-    values is a count.
+    Each entry has the column, its title, the site, their relation and a question for the site. It
+    has no means, because pages show the entry, and the mean of a column with few different values
+    reveals a count.
     """
     found = find_unlike_columns(participants, common)
     entries = []
@@ -62,9 +64,9 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each of the first ten columns whose mean at a site is unlike other sites'.
+    """Yield a line for each of the first ten results of ``find_unlike_columns``.
 
-    If there are more than ten, a last line says how many more.
+    If there are more than ten results, a last line counts the remaining results.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -75,7 +77,7 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
 
 
 def _column_titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
-    """Return the title of each column: the schema's if this machine has it, else "column 'x'"."""
+    """Return each column's title from the data set, or "column 'x'" if the data set has none."""
     known: Mapping[str, ColumnWords] = {}
     if found:
         known = data_set(common.dataset).column_words(common)
@@ -89,11 +91,13 @@ def _column_titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> lis
 
 
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line with the number of samples that more than one site has, if there are any.
+    """Yield one line with the number of samples that more than one site has.
 
-    Neither samples nor sites are named. Real sites are compared by the digests of whole splits, and
-    simulated sites with the user's own data also sample by sample. Nothing is yielded unless the
-    level of trust is 'server', because at other levels sites send no digests.
+    Nothing is yielded if there are no such samples.
+
+    The line names neither samples nor sites. Real sites are compared by the digests of whole
+    splits. Simulated sites with the user's own data are also compared sample by sample. Nothing is
+    yielded unless the level of trust is 'server', because at other levels sites send no digests.
     """
     if common.trust != SERVER:
         return
@@ -109,7 +113,7 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in all splits that more than one site has; each split counts once."""
+    """Count the samples in the splits that more than one site has, and count each split once."""
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():

@@ -110,7 +110,7 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
 
 
 def _part_on_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
-    """Return a site's part on a split; None if the site sent none."""
+    """Return a site's part for one split, or None if the site sent no such part."""
     if by_split is None:
         return None
     return by_split.get(split)
@@ -123,11 +123,12 @@ def _negative_distance(entry: Mapping[str, Any]) -> float:
 def distance(
     counts: Sequence[Sequence[Count] | None], totals: Sequence[int | None]
 ) -> float | None:
-    """Return the Jensen-Shannon distance, base 2, between two sites' counts; None if unknown.
+    """Return the Jensen-Shannon distance (base 2) between two sites' counts, rounded to 4 places.
 
-    Cells that either site suppressed are merged into one cell, the rest of the total. Merging can
-    only make the distance smaller, so the true distance is at least the returned one. Unknown if a
-    site sent no counts or has no samples, or if fewer than two cells are left.
+    Cells that either site suppressed are merged into one cell, which gets the rest of the total.
+    Merging can only make the distance smaller, so the true distance is at least the returned one.
+    The result is None if a site sent no counts or has no samples, if fewer than two cells are left,
+    or if cells were merged and a total is unknown or below the sum of the counts.
 
     Args:
         counts: the counts of the same cells at both sites; None for a suppressed cell, or for a
@@ -159,10 +160,11 @@ def distance(
 def _cell_shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
-    """Return the cells' shares of the total, (cells,), or (cells + 1,) if cells were merged.
+    """Return the cells' shares of the total: (cells,), or (cells + 1,) if cells were merged.
 
-    The merged cell comes last and holds the rest of the total. None if the total is 0, or if cells
-    were merged and ``total`` is unknown or below the sum of the counts.
+    The merged cell comes last and holds the rest of ``total``. Without merged cells the total is
+    the sum of the counts. The result is None if the total is 0, or if cells were merged and
+    ``total`` is unknown or below the sum of the counts.
     """
     cells, every = list(counts), sum(counts)
     # Merging cells can only bring two distributions nearer, never further apart

@@ -55,15 +55,15 @@ def make_console() -> Console:
 
 
 def printer(console: Console) -> Callable[..., None]:
-    """Return a function that prints a line as it is; it takes a ``style`` of Rich."""
+    """Return a function that prints a line as it is, in an optional ``style`` of Rich."""
     return partial(console.print, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; on a terminal ``fit_table`` fits it to the width first.
+    """Print a table. On a terminal, ``fit_table`` fits the table to the width first.
 
-    If the output is not a terminal, each row is one line, however long, because a program may read
-    it.
+    If the output is not a terminal, no cell is wrapped and the table may be wider than usual,
+    because a program may read the rows.
     """
     if console.is_terminal:
         console.print(*fit_table(table, console.width), sep="\n")
@@ -137,9 +137,10 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
 
 
 def _widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
-    """Return the width in characters of a column's longest part of text, at least 1.
+    """Return the width in characters of a column's widest part, at least 1.
 
-    ``split`` cuts the header and each cell into parts, such as lines or numbers.
+    ``split`` cuts the header and each cell into parts, such as lines or numbers. The widest of all
+    these parts counts.
     """
     widest = 1
     for text in (column.header, *column.cells):

@@ -368,14 +368,17 @@ class SecureSum:
         return public_half(secret) == self.keys[site][0]
 
     def _refuse_counts(self, samples: int, metric_samples: Words) -> None:
-        """Check that the unmasked counts of samples and failures are possible for honest sites.
+        """Check that the unmasked counts are possible if all sites are honest.
+
+        There may not be more failed sites than sites. No count may exceed the number of sites times
+        'secure-samples'. ``samples`` may not be 0, but the count of a metric may.
 
         Args:
             samples: the training samples of all sites together.
             metric_samples: for each metric, the samples of all sites together.
 
         Raises:
-            SiteError: no site could answer, or a count is 0 or above what the sites may have.
+            SiteError: a count is impossible, or no site could answer.
         """
         sites = len(self.replies)
         if self.failed == sites and samples == 0:

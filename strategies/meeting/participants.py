@@ -73,10 +73,10 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Describe the feature sums in the sites' hellos, in a list of one sentence.
+        """Return a sentence on the sums over table features that sites send in their hellos.
 
-        Feature sums are the count, sum and sum of squares of each feature. Returns an empty list
-        if no site sent sums.
+        The list is empty if no sums are sent, because the inputs are not standardised with pooled
+        statistics.
         """
         if self.standardisation() is None:
             return []

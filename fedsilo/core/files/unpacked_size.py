@@ -48,7 +48,10 @@ def most_unpacked(path: Path) -> int:
 
 
 def unpacked_fault(path: Path, size: int) -> str | None:
-    """Return the reason not to unpack a file to ``size`` bytes, as a predicate, or None."""
+    """Explain why unpacking a file to ``size`` bytes is refused; None if it is allowed.
+
+    The limit is ``most_unpacked(path)``. The text continues a sentence that begins with the path.
+    """
     most = most_unpacked(path)
     if size <= most:
         return None

@@ -92,10 +92,11 @@ class ShortWaits:
 
 
 def shorten_waits(version: str, module: ModuleType) -> str | None:
-    """Make the loop in ``module`` poll more often, if its Flower ``version`` is known.
+    """Make the message loop in ``module`` poll more often, if this Flower is known.
 
     Returns:
-        None if the loop was changed. Otherwise the reason why it was not changed.
+        None on success. A sentence if ``version`` or the contents of ``module`` are not those that
+        fedsilo knows; Flower's own waits then remain.
     """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:

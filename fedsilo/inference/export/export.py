@@ -97,7 +97,10 @@ class Program:
 
 
 def open_program(model: TrainedModel) -> Program:
-    """Build a program from a copy of a model on the CPU, with test vectors and their answers."""
+    """Prepare a model for export: a copy on the CPU that returns probabilities, with test vectors.
+
+    The test vectors are made up, and come with the copy's answers. Nothing is exported yet.
+    """
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
     module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())

@@ -303,7 +303,7 @@ _EVERY = 1.0  # seconds between two states on the terminal
 
 
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
-    """Show the state in a terminal until the run is over; for a deployment, until Ctrl-C.
+    """Show the state in a terminal until the run is over. A deployment is shown without end.
 
     Args:
         look: reads the state.
@@ -312,6 +312,7 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
 
     Raises:
         FedsiloError: the run has disappeared.
+        KeyboardInterrupt: the user pressed Ctrl-C.
     """
     view = look()
     shown = render_view(view, console.width)
