@@ -13,8 +13,8 @@ def __getattr__(name: str) -> object:
     """Import a name that version 0.1 had here, and warn.
 
     Raises:
-        AttributeError: there was no such name; for a removed command the message names its
-            replacement.
+        AttributeError: there was no such name. For a removed command, the message names the
+            command that replaces it.
     """
     if name in _MODULES:
         return import_module(f"fedsilo.api.{name}")

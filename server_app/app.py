@@ -43,7 +43,7 @@ def main(grid: Grid, context: Context) -> None:
     """Hold a meeting, a survey or a training run, as 'run.purpose' in the run config states.
 
     Raises:
-        FedsiloError: one line with the fault and the remedy; the line is logged first. An
+        FedsiloError: one line with the fault and the remedy, which is logged first. An
             OSError becomes a RunDirectoryError.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)

@@ -77,7 +77,7 @@ def read_registry(path: Path) -> Registry:
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
-    """Read each site's key fingerprint from the registry file; errors as in ``read_registry``."""
+    """Read each site's key fingerprint from the registry file, with ``read_registry``'s errors."""
     return {site: entry.key for site, entry in _read_entries(path).items()}
 
 

@@ -54,7 +54,7 @@ def check_device(device: str, share: float) -> None:
 
     Args:
         device: the setting 'machine.device'.
-        share: the share of a GPU that each client process gets; 0 for none.
+        share: the share of a GPU that each client process gets, or 0 for none.
 
     Raises:
         SettingError: the device is 'cuda:N' with N above 0, or it is a GPU but ``share`` is 0.

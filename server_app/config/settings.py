@@ -73,7 +73,7 @@ class RunSettings(Mapping[str, Value]):
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
-        """Return the settings that decide the result, by key; a resumed run must have the same.
+        """Return by key the settings that decide the result and that a resumed run must repeat.
 
         These are all settings except ``CIRCUMSTANCES``, for example the run's name. An empty
         'plugin-digests' is left out too.
@@ -299,9 +299,9 @@ def _refuse_foreign_keys(
 
 
 def read_toml(path: Path) -> dict[str, Value]:
-    """Read the settings of a TOML file by key; the file may be a run directory's config.toml.
+    """Read the settings of a TOML file, such as a run directory's config.toml, by key.
 
-    That file's entries "format", "launch" and "environment" are left out.
+    The entries "format", "launch" and "environment" of a config.toml are left out.
 
     Raises:
         SettingError: the file is missing, is not valid TOML, or is nested more deeply than groups
@@ -329,7 +329,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(config: Path) -> RunConfig:
-    """Read a run directory's config.toml; settings under former names get their current ones.
+    """Read a run directory's config.toml, and give settings with former names their current names.
 
     Raises:
         RunDirectoryError: another version wrote the file, or a table in it is malformed.

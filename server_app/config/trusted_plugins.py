@@ -173,7 +173,7 @@ def refuse_unknown_files(named: str, where: str) -> None:
 def _approve(module: str, recorded: str, pin: str) -> str:
     """Check that one plugin may be executed, and return its entry for the setting 'plugin'.
 
-    A plugin needs two things: the reader's trust, and the recorded SHA-256. An installed module is
+    The user must trust the plugin, and its SHA-256 must equal ``pin``. An installed module is
     imported at once, and its entry is empty.
 
     Args:

@@ -47,7 +47,7 @@ class CheckpointHook(Hook):
         self.state_class = state_class
 
     def round_ended(self, state: State) -> None:
-        """Write this round's checkpoint, then delete all but the newest two."""
+        """Write this round's checkpoint, and delete all checkpoints except the newest two."""
         of_hooks = {}
         for name, hook in self.hooks.items():
             of_hooks[name] = hook.state()
@@ -103,7 +103,7 @@ class CheckpointHook(Hook):
         """Check that a checkpoint has the same settings as this run.
 
         Raises:
-            CheckpointError: a setting differs; names both values.
+            CheckpointError: a setting differs. The message names both values.
         """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""
@@ -135,7 +135,8 @@ def write_model(directory: RunDirectory, name: str, method: Method, state: State
     """Write the global model, with the statistics for scaling inputs, to the file ``name``.
 
     Returns:
-        False, without writing a file, if the method has no global model; else True.
+        True if the file was written. False if the method has no global model, so that no file is
+        written.
     """
     pooled, model = method.participants.standardisation(), method.model(state)
     if not model:
@@ -183,7 +184,7 @@ class BestRound(Hook):
         self._judge_round()
 
     def why_finished(self, state: State) -> str | None:
-        """Return the reason to stop early; None to continue.
+        """Return the reason to stop early, or None to continue.
 
         Training stops once 'server.patience' measured rounds in a row did not improve the value.
         An equal value is not an improvement. The setting is at
@@ -198,7 +199,7 @@ class BestRound(Hook):
         )
 
     def state(self) -> Any:
-        """Return the best round, and the number of rounds measured since."""
+        """Return the best round so far, and the number of rounds measured since then."""
         return {"best": self.best, "waited": self.waited}
 
     def restore(self, state: Any) -> None:

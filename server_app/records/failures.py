@@ -61,7 +61,7 @@ class FailureLog:
             ) from None
 
     def in_summary(self) -> list[dict[str, Any]]:
-        """Return the failures in the form of summary.json, where the key "cause" is "reason"."""
+        """Return the failures for summary.json, with the key "reason" in place of "cause"."""
         listed = []
         for entry in self.entries:
             rest = {key: value for key, value in entry.items() if key != "cause"}

@@ -51,10 +51,11 @@ def read_content(text: str, path: Path) -> Any:
 
 
 def check(form: Any, content: Any, where: str) -> None:
-    """Check that ``content`` is of type ``form``; ``where`` names the file in the error.
+    """Check that ``content`` is of type ``form``. An error names the file by ``where``.
 
     Raises:
-        RunDirectoryError: names the place and the fault.
+        RunDirectoryError: ``content`` is of another type. The message names the place and the
+            fault.
     """
     check_content(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 

@@ -196,7 +196,7 @@ _Samples = list[tuple[dict[str, str], float]]
 
 
 def _list_families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
-    """Yield (name, meaning, samples) of each Prometheus metric; a sample is (labels, value)."""
+    """Yield (name, meaning, samples) of each Prometheus metric, with samples (labels, value)."""
     about = {"method": p.method, "dataset": p.dataset, "state": p.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
     yield "fedsilo_run_rounds", "Rounds in all.", [({}, p.rounds)]

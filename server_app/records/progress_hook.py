@@ -72,7 +72,7 @@ class ProgressHook(Hook):
     """Shows the progress of a run: on the terminal, and in files for ``fedsilo watch``.
 
     ``marks`` returns the method's remarks by round. The recorder knows the costs and metrics of the
-    sites, ``privacy`` their epsilon; it is None without differential privacy.
+    sites, and ``privacy`` their epsilon. It is None without differential privacy.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ProgressHook(Hook):
         """Write the progress files in a thread while the block runs, and record how it ended.
 
         The state becomes "finished", "failed" with the error, or "interrupted". Exceptions are
-        raised again; an interruption gets the run directory as its argument.
+        raised again, and an interruption gets the run directory as its argument.
         """
         thread = Thread(target=self._keep_written, name="progress", daemon=True)
         thread.start()
@@ -157,7 +157,7 @@ class ProgressHook(Hook):
 
     @_never_raises
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Note that a site has answered."""
+        """Add a site to the sites that have answered."""
         self.progress.answered.append(site)
         if site in self.progress.away:
             self.progress.away.remove(site)

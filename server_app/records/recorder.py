@@ -46,8 +46,8 @@ class GrowingCsv:
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
         """Replace the open rows of the call before by the ``final`` rows and then the open rows.
 
-        The ``final`` rows never change after this call, but the next call replaces the open rows.
-        The first call writes the header and replaces an older file.
+        The ``final`` rows never change after this call, but the next call replaces the open
+        rows. The first call writes the header and replaces an older file.
 
         Raises:
             RunDirectoryError: the file is gone, shorter than before, or cannot be written.
@@ -93,7 +93,7 @@ class GrowingCsv:
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows up to the last ``final`` one as lists of texts, without the header."""
+        """Yield the rows that no later call changes, as lists of texts without the header."""
         if self.final["bytes"]:
             with self.path.open("rb") as file:
                 text = io.StringIO(file.read(self.final["bytes"]).decode(), newline="")
@@ -102,7 +102,7 @@ class GrowingCsv:
             yield from reader
 
     def restore(self, final: dict[str, int]) -> None:
-        """Continue after the first bytes of the file, which a checkpoint has counted.
+        """Continue the file after the rows that a checkpoint has recorded as unchangeable.
 
         Columns follow the file's own header, because an earlier version may have written fewer.
 
@@ -184,7 +184,7 @@ class Recorder(Hook):
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Record each reply's traffic, memory and, after training or evaluation, its metrics.
+        """Record each reply's traffic and memory, and its metrics after training or evaluation.
 
         Metrics of the trained model belong to ``round_``. Metrics of the received model belong to
         the round before ``round_``. In the final evaluation they belong to ``round_``.
@@ -248,8 +248,8 @@ class Recorder(Hook):
         """Append the rows that came since the last call to metrics.csv and traffic.csv.
 
         Rows of rounds before ``state.round`` never change after this call. Rows of
-        ``state.round`` are written too, but the next call replaces them, because sites measure
-        this round's model one round later.
+        ``state.round`` are written too, but the next call writes them again among new rows,
+        because sites measure this round's model one round later.
         """
         # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
@@ -265,7 +265,10 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return a checkpoint's values: open rows, totals, and the final size of both files."""
+        """Return the values for a checkpoint: the rows that may still move, totals, and failures.
+
+        They include the size and CRC-32 of the unchangeable rows of both CSV files.
+        """
         return {
             "metrics": self.metrics.final,
             "traffic": self.traffic.final,
@@ -278,7 +281,7 @@ class Recorder(Hook):
         }
 
     def restore(self, state: Any) -> None:
-        """Restore the values of a checkpoint, and continue both files after its number of bytes.
+        """Restore the values of a checkpoint, and continue both files after its unchangeable rows.
 
         Raises:
             CheckpointError: a file does not begin with the checkpoint's bytes.
@@ -303,14 +306,15 @@ class Recorder(Hook):
     ) -> dict[str, dict[str, float]]:
         """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
 
-        Only the last round and the round before it are available; any other round gives an empty
-        mapping.
+        Only the last round and the round before it are available. For any other round the mapping
+        is empty.
 
         Args:
             round_: the round that the metrics belong to.
             split: ``train``, ``val`` or ``test``.
-            trained: True for only the metrics of the sites' own trained models, returned without
-                their prefix ``trained-``; False for only the metrics of the received model.
+            trained: if True, only the metrics of the sites' own trained models are returned,
+                without their prefix ``trained-``. If False, only the metrics of the received
+                model are returned.
         """
         found: dict[str, dict[str, float]] = {}
         # Older rows are only in the file, because no hook needs them during the run
@@ -333,7 +337,7 @@ class Recorder(Hook):
         return total
 
     def _add_traffic(self, row: Row) -> None:
-        """Record a message, and add it to its site's sums."""
+        """Record the traffic of a message, and add it to the totals of the message's site."""
         self._new_traffic.append(row)
         down, up, seconds = self.sites.get(row[2], (0, 0, 0.0))
         self.sites[row[2]] = (down + row[3], up + row[4], round(seconds + row[5], 3))

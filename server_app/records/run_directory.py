@@ -181,7 +181,7 @@ def runs_folder(out: str) -> Path:
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
-    """Return the settings with a run name, which is generated if they have none.
+    """Return the settings with a run name. If they have none, a name is generated.
 
     A generated name consists of method, data set, seed, UTC time and process id.
     """
@@ -316,8 +316,8 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     checkpoint.
 
     Raises:
-        RunDirectoryError: another process writes to the directory, ``new`` is True but it holds a
-            run, or the disk is full; the message says how to go on.
+        RunDirectoryError: another process writes to the directory, ``new`` is True but the
+            directory holds a run, or the disk is full. The message says how to go on.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     # Following a link here would let the sender of a directory choose a file of ours to empty

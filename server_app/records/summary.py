@@ -94,7 +94,7 @@ def privacy_document(
         method: the method's name.
         trust: the run's level of trust.
         leaves: the method's sentences on the data that leave a site.
-        totals: total bytes; only "up" is used.
+        totals: total bytes, of which only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
         perturbation: a description of noise without a privacy guarantee. If it is empty, the
             document has no such entry.
@@ -129,9 +129,10 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    The only site of a distribution of the same name has only the distribution's row. For
-    more than 20 sites, quantiles and the five worst sites replace the sites' rows; more than 20
-    distributions are left out. The rows of distributions and of all sites are unweighted means.
+    The only site of a distribution of the same name has only the distribution's row. For more than
+    20 sites, quantiles and the five worst sites replace the sites' rows. If there are more than 20
+    distributions, their rows are left out. The rows of distributions and of all sites are
+    unweighted means.
 
     Args:
         values: site -> metric -> value on the test samples.

@@ -242,7 +242,7 @@ class TrackingHook(Hook):
 
     @contextmanager
     def _stop_on_failure(self) -> Iterator[None]:
-        """If the ``with`` block fails, log a warning and stop tracking; the run continues."""
+        """Log a warning and stop tracking if the ``with`` block fails, but do not raise."""
         try:
             yield
         except Exception as error:  # libraries and servers may fail in any way

@@ -93,7 +93,7 @@ def check_purpose(plan: Plan) -> Problem:
 def check_weights(plan: Plan) -> Problem:
     """Check that the files of initial weights and of a pretrained backbone exist, if used.
 
-    Always returns None; the functions that look for the files raise a SettingError.
+    The result is always None. The functions that look for the files raise a SettingError.
     """
     common = plan.common
     if common.initial_weights and not common.initial_weights.startswith("timm:"):
@@ -110,8 +110,8 @@ def check_weights(plan: Plan) -> Problem:
 def check_cut(plan: Plan) -> Problem:
     """Check that splitting the images into silos leaves no silo empty.
 
-    Always returns None; ``cut_of`` raises the error. Without this check, the same error would come
-    from every silo.
+    The result is always None, and ``cut_of`` raises the error. Without this check, the same error
+    would come from every silo.
     """
     cut_of(plan.common)
     return None
@@ -144,9 +144,9 @@ def check_ray_address(plan: Plan) -> Problem:
 def check_first_silo(plan: Plan) -> Problem:
     """Check, for the Ray engine, that the first silo's data and the start weights can be loaded.
 
-    Always returns None; the functions that load the data or the weights raise the error. Inside a
-    Ray process, the same error would come late and be harder to read. Other engines, synthetic data
-    and data sets that do not name their silos are not checked.
+    The result is always None. The functions that load the data or the weights raise the error.
+    Inside a Ray process, the same error would come late and be harder to read. Other engines,
+    synthetic data and data sets that do not name their silos are not checked.
     """
     common = plan.common
     if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
@@ -223,7 +223,7 @@ class Beginning:
 def check_site_count(beginning: Beginning) -> Problem:
     """Check that there are enough sites for aggregation, secure sums and sampling of sites.
 
-    Always returns None; ``refuse_site_count`` raises a SettingError.
+    The result is always None, and ``refuse_site_count`` raises a SettingError.
     """
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None

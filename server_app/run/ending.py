@@ -54,7 +54,7 @@ def write_end(
     seconds: Mapping[str, float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write the model, privacy.json and summary.json, then the documents; return the summary.
+    """Write the model, privacy.json, summary.json and the documents, and return the summary.
 
     Args:
         directory: the run directory.

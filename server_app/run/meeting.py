@@ -34,7 +34,7 @@ class Meeting:
         asked: number of nodes that were asked.
         needed: number of sites that a run needs.
         sites: for each site that can take part, its entry in a run's ``silos.json``.
-        refused: a line for each node that cannot take part, with the reason.
+        refused: a line with the reason for each node that cannot take part.
         notices: the lines that a run would print about missing silos and odd data.
         leaves: a description of the data that leave each site under the method.
         noise: a description of the method's noise that is not differential privacy, or empty.
@@ -78,7 +78,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
-    """Meet the sites and write the ``Meeting`` as JSON to ``meeting_file``."""
+    """Meet the sites, and write the ``Meeting`` as JSON to the path from ``meeting_file``."""
     written = TypeAdapter(Meeting).dump_json(meet(grid, settings), indent=2)
     write_atomically(meeting_file(with_run_name(settings).common), written)
 

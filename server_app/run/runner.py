@@ -44,7 +44,7 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    Files, progress and the table of results are written here; the caller draws the pictures. A
+    Files, progress and the table of results are written here, but the caller draws the pictures. A
     finished run that is resumed is returned unchanged, after one printed line.
 
     Args:

@@ -36,7 +36,7 @@ def run_survey(
     ``say`` prints a line for each node without a usable answer, the sites, and the file's path.
 
     Raises:
-        FedsiloError: no site answers, or the directory exists already; nothing is written then.
+        FedsiloError: no site answers, or the directory exists already. Nothing is written then.
     """
     settings = with_run_name(settings)
     common = settings.common
@@ -131,9 +131,9 @@ def distance(
     or if cells were merged and a total is unknown or below the sum of the counts.
 
     Args:
-        counts: the counts of the same cells at both sites; None for a suppressed cell, or for a
-            site that sent none.
-        totals: the number of samples at both sites; None if unknown.
+        counts: the counts of the same cells at both sites, with None for a suppressed cell, and
+            None in place of all counts for a site that sent none.
+        totals: the number of samples at both sites, or None if unknown.
     """
     from scipy.spatial.distance import jensenshannon
 

@@ -161,7 +161,7 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
     A thread redraws the bars every half second.
 
     Args:
-        console: the console; the bars are drawn below its lines.
+        console: the console. The bars are drawn below its lines.
         read: returns the progress of the run, or None before it has begun.
     """
     if not console.is_terminal:
