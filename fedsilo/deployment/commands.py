@@ -306,7 +306,10 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
-    """Return a list of the server's name if the server does not answer yet; else an empty list."""
+    """Return a list with the server's name if the server does not answer yet.
+
+    Returns an empty list if the server answers.
+    """
     if is_healthy(deployment):
         return []
     return [SERVER]
@@ -361,7 +364,7 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment; its folder stays.
+    """End all processes of a deployment, but keep its folder.
 
     Returns:
         The deployment, and the members that were running.

@@ -116,7 +116,7 @@ def revoke(folder: Path, name: str, say: Say) -> None:
 
 
 def register(deployment: Deployment, site: str, say: Say) -> Deployment:
-    """Register a site's public key at the SuperLink; return the deployment with its node id.
+    """Register a site's public key at the SuperLink, and return the deployment with its node id.
 
     Raises:
         DeploymentError: the SuperLink refuses the key.
@@ -134,7 +134,7 @@ def register(deployment: Deployment, site: str, say: Say) -> Deployment:
 
 
 def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
-    """Make and register a key for ``site``; return the deployment and the private key.
+    """Make and register a key for ``site``, and return the deployment and the private key.
 
     Only the public key is written. The key only admits the hospital at this server; other hospitals
     identify it by its signing key for secure sums, which the hospital makes itself.

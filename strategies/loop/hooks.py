@@ -42,7 +42,10 @@ class Hook:
         """Called when the set of disconnected sites without a reply has changed to ``sites``."""
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Return the reason, in one line, to refuse a well-formed reply; None to accept it."""
+        """Return the reason, in one line, to refuse a well-formed reply.
+
+        The value None means that the reply is accepted.
+        """
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
@@ -77,11 +80,16 @@ class Hook:
         """Called after the final evaluation."""
 
     def why_finished(self, state: State) -> str | None:
-        """Return the reason to end the run after ``state``; None to continue."""
+        """Return the reason to end the run after ``state``.
+
+        The value None means that the run continues.
+        """
         return None
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return the reason to end the run normally after a failed round; None to raise its error.
+        """Return the reason to end the run normally after a failed round.
+
+        The value None means that the error is raised.
 
         Args:
             state: the state before the failed round.
@@ -120,7 +128,7 @@ class Hooks:
     def first(self, event: str, *args: Any) -> str | None:
         """Call the hooks for an event in their order, and return the first non-empty answer.
 
-        Later hooks are not called. None if no hook has an answer.
+        Later hooks are not called. Returns None if no hook has an answer.
         """
         for hook in self._by_event.get(event, ()):
             answer: str | None = hook(*args)

@@ -184,7 +184,7 @@ class Method(ABC):
         """
 
     def evaluate(self, state: Any, ask: Ask) -> None:
-        """Let all sites measure the final model; they return only metrics."""
+        """Let all sites measure the final model. Sites return only metrics."""
         send = {site: self.model_for(site, state) for site in ask.sites}
         ask(EVALUATE, send, expect={})
 
@@ -206,7 +206,10 @@ class Method(ABC):
         return model
 
     def why_finished(self, state: Any) -> str | None:
-        """Return the reason to end the run before its last round; None to continue."""
+        """Return the reason to end the run before its last round.
+
+        The value None means that the run continues.
+        """
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
@@ -287,7 +290,7 @@ class Method(ABC):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the method's own files for the end of a run: file name -> content for JSON.
 
-        Empty unless the method overrides this.
+        The mapping is empty unless the method overrides this function.
 
         Args:
             state: the state after the last round.

@@ -45,10 +45,10 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Return a fault if a text of a hello is not printable or too long; else None.
+    """Return a fault if a text of a hello is not printable or too long.
 
-    A text may have at most 200 characters. It is also a fault if 'software' has more than 10
-    entries.
+    Returns None without a fault. A text may have at most 200 characters. It is also a fault if
+    'software' has more than 10 entries.
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -67,10 +67,11 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Return a fault if the distribution or a class name breaks tables or plots; else None.
+    """Return a fault if the distribution or a class name breaks tables or plots.
 
-    "all" is refused as a distribution, because tables use it for the mean over sites. Dollar signs
-    and backslashes are refused, because plots would read them as formulas.
+    Returns None without a fault. "all" is refused as a distribution, because tables use it for the
+    mean over sites. Dollar signs and backslashes are refused, because plots would read them as
+    formulas.
     """
     if facts.distribution == "all":
         return "its 'distribution' is 'all', which stands for the mean over sites"
@@ -82,7 +83,10 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Return a fault if a fingerprint is not a hexadecimal SHA-256 of a known split; else None."""
+    """Return a fault if a fingerprint is not a hexadecimal SHA-256 of a known split.
+
+    Returns None without a fault.
+    """
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
@@ -91,10 +95,11 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Return a fault if the input shape is impossible or does not fit the features; else None.
+    """Return a fault if the input shape is impossible or does not fit the features.
 
-    A shape must have one dimension (a row) or three (an image), each above 0 and not too large. If
-    the hello names features, the shape must be one dimension with one value per feature.
+    Returns None without a fault. A shape must have one dimension (a row) or three (an image), each
+    above 0 and not too large. If the hello names features, the shape must be one dimension with one
+    value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
@@ -107,10 +112,10 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if the number of classes is not from 2 to 10,000; else None.
+    """Return a fault if the number of classes is not from 2 to 10,000.
 
-    It is also a fault if the hello has class names, but not one for each class. A hello without any
-    class names is accepted.
+    Returns None without a fault. It is also a fault if the hello has class names, but not one for
+    each class. A hello without any class names is accepted.
     """
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
@@ -139,12 +144,13 @@ def check_counts(facts: SiteFacts) -> str | None:
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Return a fault if a table's feature sums cannot come from its training rows; else None.
+    """Return a fault if a table's feature sums cannot come from its training rows.
 
-    Feature sums are, for each feature, the number of values, their sum, and the sum of their
-    squares. Counts must be whole and at most the number of training rows. Absolute sums must be at
-    most 1e18, and the sums of squares must satisfy the Cauchy-Schwarz inequality up to rounding.
-    Sums without feature names are a fault. A hello without sums has no fault.
+    Returns None without a fault. Feature sums are, for each feature, the number of values, their
+    sum, and the sum of their squares. Counts must be whole and at most the number of training rows.
+    Absolute sums must be at most 1e18, and the sums of squares must satisfy the Cauchy-Schwarz
+    inequality up to rounding. Sums without feature names are a fault. A hello without sums has no
+    fault.
     """
     sums = facts.sums
     if sums is None:
@@ -175,7 +181,10 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 
 
 def find_hello_fault(facts: SiteFacts) -> str | None:
-    """Return the first fault of a hello, as a sentence that names the site; None if it has none."""
+    """Return the first fault of a hello, as a sentence that names the site.
+
+    Returns None if the hello has no fault.
+    """
     # The name comes first, because the other sentences quote it
     fault = site_name_fault(facts.site)
     if fault:
@@ -198,7 +207,10 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` is not registered as ``site``; None if it is."""
+        """Explain why ``node`` is not registered as ``site``.
+
+        Returns None if ``node`` is registered as ``site``.
+        """
         if self.nodes.get(site) == node:
             return None
         for name, known in self.nodes.items():

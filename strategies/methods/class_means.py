@@ -42,9 +42,10 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a warning if 'class-min-count' has no effect; else an empty list.
+        """Return a warning if 'class-min-count' has no effect.
 
-        The setting has no effect if every site's own floor is higher.
+        Otherwise returns an empty list. The setting has no effect if every site's own floor is
+        higher.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -58,7 +59,10 @@ class ClassMeans(Local):
         ]
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the means that ``site`` sends; empty if it sends none."""
+        """Return the specs of the means that ``site`` sends.
+
+        Returns an empty mapping if the site sends no means.
+        """
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:

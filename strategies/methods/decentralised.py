@@ -66,7 +66,10 @@ class Decentralised(Method):
 
     @cached_property
     def _silo_set(self) -> SiloSet | None:
-        """The silo set of the run (the known links); None if 'split.silo-set' is empty."""
+        """The silo set of the run (the known links).
+
+        It is None if 'split.silo-set' is empty.
+        """
         if not self.common.silo_set:
             return None
         return open_silo_set(self.common.silo_set)
@@ -112,10 +115,11 @@ class Decentralised(Method):
         return arrays_below(MODEL, state.arrays)
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if the site needs it in the next round; else no arrays.
+        """Return Theta as ``model/<array>`` if the site needs it in the next round.
 
-        Theta is the mean of the silos' models. A site without stored state needs Theta, because it
-        starts from it. Every site needs Theta in a round that measures.
+        Otherwise returns no arrays. Theta is the mean of the silos' models. A site without stored
+        state needs Theta, because it starts from it. Every site needs Theta in a round that
+        measures.
         """
         if site in ask.stateful_sites and not self.common.measures_in(state.round + 1):
             return {}
@@ -201,7 +205,10 @@ def among_silos(kind: str) -> str:
 
 
 def silo_model(site: str, state: State) -> Arrays:
-    """Return the newest model of ``site``; empty until it has sent one."""
+    """Return the newest model of ``site``.
+
+    Returns an empty mapping if the site has not sent a model yet.
+    """
     return arrays_below(f"{SILO}{site}/", state.arrays)
 
 

@@ -140,7 +140,7 @@ class FedAlignCL(FedAvg):
     ) -> dict[str, Any]:
         """Return forgotten.json: the variant, and epoch -> site -> share of forgotten samples.
 
-        Empty if no site reported a share.
+        Returns an empty mapping if no site reported a share.
         """
         if not state.forgotten:
             return {}
@@ -162,7 +162,7 @@ class FedAlignCL(FedAvg):
         """Return the specs of the arrays that a site returns with ``count`` embeddings.
 
         These are the embeddings (count, channels) and, with 'align-target' "others", the weights of
-        the site's discriminator. Empty if ``count`` is 0.
+        the site's discriminator. There are none if ``count`` is 0.
         """
         if not count:
             return {}

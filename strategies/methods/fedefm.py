@@ -91,10 +91,11 @@ class FedEFM(Decentralised):
         return self._next_state(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if ``site`` needs it in the next round; else no arrays.
+        """Return Theta as ``model/<array>`` if ``site`` needs it in the next round.
 
-        Theta is the mean of the silos' models. With 'continue-from' "mean" every silo needs it in
-        every round. Otherwise a silo needs it if it has no stored state, or if the round measures.
+        Otherwise returns no arrays. Theta is the mean of the silos' models. With 'continue-from'
+        "mean" every silo needs it in every round. Otherwise a silo needs it if it has no stored
+        state, or if the round measures.
         """
         if self.settings.continue_from == "mean":
             return with_prefix(MODEL, self.model(state))

@@ -150,7 +150,10 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 
 
 def _fault_of_maps(reply: Reply) -> str | None:
-    """Explain which map array of a reply is invalid and why; None if all are valid."""
+    """Explain which map array of a reply is invalid and why.
+
+    Returns None if all map arrays are valid.
+    """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):
             continue

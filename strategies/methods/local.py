@@ -98,8 +98,8 @@ class Cross(Ensemble):
         Rows are training sites and columns are testing sites.
 
         A value is None if the testing site's labels leave the metric undefined, or if the training
-        or the testing site gave no reply. A metric without any value is left out; without any
-        metric there is no file.
+        or the testing site gave no reply. A metric without any value is left out. If no
+        metric is left, there is no file.
         """
         sites = self.participants.sites()
         document = {}

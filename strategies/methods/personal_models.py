@@ -51,7 +51,7 @@ class FedAvgFT(FedAvg):
     state_class = PersonalState
 
     def round(self, state: PersonalState, ask: Ask) -> State:
-        """Average like FedAvg; in the last 'finetune-rounds' let each site fine-tune its own copy.
+        """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
 
         In those rounds sites return no arrays, so the global weights stay the same.
         """
@@ -63,7 +63,10 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights for a site without a personal model; else no arrays."""
+        """Return the global weights for a site without a personal model.
+
+        A site with a personal model gets no arrays, because it measures that model.
+        """
         if site in state.personal:
             return {}
         return state.arrays

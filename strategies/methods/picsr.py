@@ -148,7 +148,10 @@ class PICSR(Method):
         return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Explain that an expert's output for its own prototype is not finite; None if it is."""
+        """Explain that an expert's output for its own prototype is not finite.
+
+        Returns None if the output is finite.
+        """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
         arrays = _to_tensors(reply.arrays)

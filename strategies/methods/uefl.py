@@ -249,9 +249,10 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Return a reason to end the run early if no site is uncertain; None to continue.
+        """Return a reason to end the run early if no site is uncertain.
 
-        Only 'uefl.stop-when-certain' allows this, and only before the last round.
+        The value None means that the run continues. A run ends early only with
+        'uefl.stop-when-certain', and only before the last round.
         """
         if not self.settings.stop_when_certain or not state.certain:
             return None

@@ -211,7 +211,10 @@ def topology_document(
 
 
 def _in_order(seconds: Mapping[str, float] | None, sites: Iterable[str]) -> dict[str, float] | None:
-    """Return the seconds of ``sites`` in their order; None if the seconds are unknown."""
+    """Return the seconds of ``sites`` in their order.
+
+    Returns None if the seconds are unknown.
+    """
     if not seconds:
         return None
     return {site: seconds[site] for site in sites}

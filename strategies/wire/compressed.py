@@ -29,7 +29,7 @@ Bits = npt.NDArray[np.uint16]
 
 
 def to_bf16(values: Floats) -> Bits:
-    """Round float32 values to bfloat16, to nearest, ties to even; return the bits as uint16.
+    """Round float32 values to bfloat16, to nearest, ties to even, and return the bits as uint16.
 
     The values must be finite.
     """
@@ -155,7 +155,10 @@ class Compression:
 
 
 def compression_of(common: CommonSettings) -> Compression | None:
-    """Return the wire format of updates in a run; None if sites send whole arrays."""
+    """Return the wire format of updates in a run.
+
+    Returns None if sites send whole arrays.
+    """
     if not common.compresses():
         return None
     return Compression(common.wire_precision, common.wire_down)

@@ -232,7 +232,7 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number from a record; a bool does not count as a number.
+    """Read a whole number from a record. A bool does not count as a number.
 
     Raises:
         SiteError: the record has no such number under ``key``.

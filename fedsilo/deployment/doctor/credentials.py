@@ -102,7 +102,7 @@ def check_certificate(path: Path, now: datetime | None = None) -> Path:
 
 
 def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
-    """Check that a certificate is valid for at least ``days`` more days; describe its validity.
+    """Check that a certificate is valid for at least ``days`` more days, and describe its validity.
 
     Raises:
         Refused: the certificate ends sooner, or fails ``check_certificate``.
@@ -115,7 +115,7 @@ def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
 
 
 def check_matching_key(path: Path, certificate_path: Path) -> Path:
-    """Check that a private key belongs to a certificate; return the key's path.
+    """Check that a private key belongs to a certificate, and return the key's path.
 
     Raises:
         Refused: the key is of another certificate, is encrypted, or cannot be used.
@@ -297,7 +297,9 @@ class _Fleet:
         self._stub, self.close = FleetStub(channel), channel.close
 
     def refusal(self, name: str, request: object) -> str:
-        """Make a call and return the server's text of its refusal; empty if it accepts the call.
+        """Make a call and return the server's text of its refusal.
+
+        Returns an empty text if the server accepts the call.
 
         Raises:
             Refused: the call does not reach the server, even if a TLS connection can be made.

@@ -46,7 +46,11 @@ class Skipped(Exception):
 
 
 def require(value: T | None, otherwise: str) -> T:
-    """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or false."""
+    """Return ``value`` if it is true.
+
+    Raises:
+        Skipped: ``value`` is None, empty or false. The reason is the text ``otherwise``.
+    """
     if not value:
         raise Skipped(otherwise)
     return value
@@ -97,7 +101,7 @@ class Check(Generic[S]):
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Run checks on a setup and yield their findings; a failed check does not stop later ones.
+    """Run checks on a setup and yield their findings. A failed check does not stop later ones.
 
     A check is skipped if another check that it needs has not passed, so it must come after them.
     ``about`` names the site of the setup, or is empty.

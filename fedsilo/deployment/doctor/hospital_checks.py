@@ -139,7 +139,7 @@ def _confirm_rules(
     confirm: Confirm,
     check_setup: Callable[[SiteSetup], None],
 ) -> str:
-    """Check a kit and let the operator confirm it; return the text of the hospital's rules.
+    """Check a kit and let the operator confirm it, and return the text of the hospital's rules.
 
     No file in ``home`` is changed. ``before`` is the kit that ``home`` has now, or None if the
     folder is new. ``confirm`` is called only if there is something to confirm. The function raises
@@ -176,7 +176,7 @@ def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
     """Make the node's other files and return its setup.
 
-    The files are the state folders, ``opened.json`` and the signing key; existing keys stay.
+    The files are the state folders, ``opened.json`` and the signing key. An existing key stays.
     """
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)

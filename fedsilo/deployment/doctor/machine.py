@@ -82,7 +82,7 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_writable_folder(path: Path, what: str) -> Path:
-    """Check that this user can write into a folder; return it.
+    """Check that this user can write into a folder, and return it.
 
     ``what`` names the folder in errors.
 
@@ -100,7 +100,7 @@ def check_writable_folder(path: Path, what: str) -> Path:
 
 
 def check_data_folder(path: Path) -> Path:
-    """Check that a folder of data is readable and not empty; return it.
+    """Check that a folder of data is readable and not empty, and return it.
 
     Raises:
         Refused: it is missing, empty or not readable.

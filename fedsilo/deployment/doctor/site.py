@@ -75,7 +75,10 @@ class SiteSetup:
 
     @property
     def name(self) -> str:
-        """The hospital's name; empty if the node config does not set it."""
+        """The hospital's name.
+
+        It is empty if the node config does not set it.
+        """
         return str(self.node_config.get("site", ""))
 
     @property
@@ -140,7 +143,10 @@ class SiteSetup:
         return require(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
 
     def folder(self, key: str) -> Path | None:
-        """Return the folder under a key of the node config; None if the key is missing or empty."""
+        """Return the folder under a key of the node config.
+
+        Returns None if the key is missing or empty.
+        """
         named = str(self.node_config.get(key, ""))
         if not named:
             return None

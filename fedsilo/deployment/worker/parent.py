@@ -145,7 +145,7 @@ def preload() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Take tasks until the hospital's process ends; return the exit code.
+    """Take tasks until the hospital's process ends, and return the exit code.
 
     The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
     fail again. Otherwise it is 0. SIGTERM ends the process with code 0.
@@ -292,7 +292,7 @@ def _runtime_client(
 
 
 def answer_task(address: str, token: str, answer: Answer) -> bool:
-    """Fetch a task's message from the SuperNode and answer it; tell whether a reply was sent.
+    """Fetch a task's message from the SuperNode and answer it, and tell whether a reply was sent.
 
     Args:
         address: the address of the SuperNode's Runtime API, on the loopback.
