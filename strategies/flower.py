@@ -99,9 +99,10 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let all sites measure the final model if this is the last round; return no messages.
+        """Let all sites measure the final model, if this is the last round.
 
-        In earlier rounds sites measure while they train, so they need no separate evaluation.
+        Returns no messages in any round. In earlier rounds this does nothing, because sites measure
+        while they train.
         """
         if server_round == self.rounds and self._loop:
             self._loop.evaluate()
@@ -165,8 +166,8 @@ class _MeanMetrics(Hook):
     def record(self) -> MetricRecord:
         """Return the mean of each measurement over the sites that sent it, weighted by samples.
 
-        Only metrics whose key starts with a prefix in ``_MEASURED`` count. Empty before any
-        measurement.
+        Only metrics whose key starts with a prefix in ``_MEASURED`` count. The record is empty
+        before any measurement.
         """
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}

@@ -70,10 +70,10 @@ def make_authority(secrets: Path) -> None:
 
 
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
-    """Sign ``server.crt`` for ``server.key`` by the authority; return the date of its expiry.
+    """Let the authority sign ``server.crt`` for ``server.key``, and return the date of its expiry.
 
-    ``hosts`` are the names or addresses that hospitals use to reach the server. If empty, they are
-    taken from the existing certificate.
+    ``hosts`` are the names or addresses that hospitals use to reach the server. If ``hosts`` is
+    empty, they are taken from the existing certificate.
 
     Raises:
         DeploymentError: a file is missing or damaged, or the authority would expire before the new

@@ -47,8 +47,8 @@ def hospital_address(host: str | None) -> str:
     """Return the server's address for hospitals on other machines, host:port.
 
     Args:
-        host: HOST or HOST:PORT, with port 9092 by default. None or empty if all sites are on this
-            machine; the result is then empty.
+        host: HOST or HOST:PORT, with port 9092 by default. If it is None or empty, all sites are
+            on this machine, and the result is empty.
 
     Raises:
         SettingError: ``host`` is not a host name or address, or the port is not between 1 and
@@ -112,8 +112,9 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
     """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
 
-    Its sites are the ones named by the options. Otherwise they are the silos of ``experiment``, or
-    none if ``host`` is given without ``sites``. Nothing is written; ``prepare`` does that.
+    Its sites are the ones named by the option ``site``. If none is named, they are the silos of
+    ``experiment``. If ``host`` is given and neither ``site`` nor ``sites`` is, there are no sites.
+    The deployment's files are written only by ``prepare``.
 
     Raises:
         SettingError: ``folder`` is in fedsilo's checkout, so a run would send it to every site, or
@@ -280,7 +281,10 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     """Start every member that does not run, register new sites, and wait until all are online.
 
-    Missing keys and certificates are made first. It raises the errors of ``up``.
+    Missing keys and certificates are made first.
+
+    Raises:
+        FedsiloError: a member does not start, or a key, certificate or registration is not usable.
     """
     make_secrets(deployment)
     share_signing_keys(deployment)
@@ -302,16 +306,16 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
-    """Return the server's name if the server does not answer yet; else an empty list."""
+    """Return a list of the server's name if the server does not answer yet; else an empty list."""
     if is_healthy(deployment):
         return []
     return [SERVER]
 
 
 def status(folder: Path) -> list[MemberStatus]:
-    """Return the state of all members, the server first.
+    """Return the state of all members, with the server first, then the sites and hospitals.
 
-    If the server is down, all sites count as offline.
+    If the server is down, all sites count as offline. A hospital on another machine has no log.
 
     Raises:
         DeploymentError: the server runs but does not answer.
@@ -376,7 +380,10 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
 
 
 def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
-    """Start a member's process, which keeps running after this command has ended."""
+    """Start a member's process, and return the deployment with the process recorded in it.
+
+    The process keeps running after this command has ended, and appends its output to its log.
+    """
     command = deployment.command(member)
     print_command(command, say)
     # A session of its own keeps Ctrl-C in this terminal away from it

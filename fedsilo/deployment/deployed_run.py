@@ -46,7 +46,8 @@ def run(
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
     The run directory is in the server's folder, and the ``out`` of ``sources`` is ignored.
-    ``overrides`` take precedence over all other settings; ``say`` prints each command.
+    ``overrides`` take precedence over all other settings, including ``seed`` and ``name``. ``say``
+    prints each command.
 
     Raises:
         FedsiloError: a member is down, the run directory cannot be used, or the run failed.
@@ -131,7 +132,8 @@ def _refuse_incomplete(deployment: Deployment) -> None:
 def _end(deployment: Deployment, number: str) -> str:
     """Wait until a run has ended and return its status, with Flower's details in brackets.
 
-    The run's log may break off earlier. If the server stops answering, the status says that.
+    A run whose log has broken off may still be running. If the server stops answering, the returned
+    status begins with "lost", and no error is raised.
     """
     while True:
         try:

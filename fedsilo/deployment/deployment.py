@@ -301,7 +301,10 @@ def key_fingerprint(public_key: Path) -> str:
 
 
 def find_name_fault(sites: Sequence[str]) -> str:
-    """Describe the first site name that is not allowed or is used twice; empty if all are valid."""
+    """Describe the first site name that is not allowed or is used twice.
+
+    The text is empty if all names are valid.
+    """
     for site in sites:
         if site_name_fault(site) or site in _TAKEN:
             reserved = ", ".join(sorted({"all", *_TAKEN}))
@@ -321,7 +324,7 @@ def plan(
     shared: Mapping[str, Value],
     address: str = "",
 ) -> Deployment:
-    """Plan a new deployment; nothing is written yet.
+    """Plan a new deployment without writing its files.
 
     Args:
         folder: the absolute path of the deployment's folder.
@@ -361,8 +364,8 @@ def is_deployment(folder: Path) -> bool:
 def locked(folder: Path) -> Iterator[None]:
     """Lock a deployment's folder against other commands that change it, while the block runs.
 
-    The folder is made if it does not exist. The processes that the block starts do not keep the
-    lock, and reading needs none, because deployment.json is replaced as a whole.
+    The folder is made if it does not exist. Processes that the block starts do not keep the lock.
+    Commands that only read need no lock, because deployment.json is replaced as a whole.
 
     Raises:
         DeploymentError: another command has locked the folder.
@@ -410,10 +413,14 @@ def read_deployment(folder: Path) -> Deployment:
 
 @contextmanager
 def open_locked(folder: Path) -> Iterator[Deployment]:
-    """Lock an existing deployment and yield it; errors as ``read_deployment`` and ``locked``.
+    """Lock the existing deployment in ``folder`` while the block runs, and yield the deployment.
 
-    A command that changed a deployment without the lock would undo the changes of another one,
-    because each writes the whole deployment.json.
+    A command that changed a deployment without the lock would undo the changes of another command,
+    because each command writes the whole deployment.json.
+
+    Raises:
+        DeploymentError: the folder does not hold a usable deployment, or another command has
+            locked it.
     """
     # Read first, because locking makes the folder
     folder = read_deployment(folder).folder
@@ -422,9 +429,10 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
 
 
 def _find_altered(found: Deployment) -> str:
-    """Describe a site name that is not allowed, or a missing port; empty if all are valid.
+    """Describe a site name that is not allowed, or a port that is missing or out of range.
 
-    Paths and commands contain the names, so a name such as ``../x`` would lead out of the folder.
+    The text is empty if all names and ports are valid. Names are checked because paths and commands
+    contain them, so a name such as ``../x`` would lead out of the folder.
     """
     fault = find_name_fault([*found.node_config.keys() | found.nodes.keys()])
     for member in ("http", "fleet", *found.node_config):

@@ -18,7 +18,9 @@ _START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as fa
 
 
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
-    """Run a ``flwr`` command and return its JSON answer; ``say``, if given, prints the command.
+    """Run a ``flwr`` command and return its JSON answer.
+
+    If ``say`` is given, it prints the command first.
 
     Raises:
         DeploymentError: the command failed; the message has its error.
@@ -56,7 +58,10 @@ def states_by_node(deployment: Deployment) -> dict[str, str]:
 
 
 def node_states(deployment: Deployment) -> dict[str, str]:
-    """Return site -> Flower's status, such as online; "unregistered" for an unknown node."""
+    """Return Flower's status of each site, such as "online", by site name.
+
+    The status is "unregistered" if the server does not know the site's node.
+    """
     by_node = states_by_node(deployment)
     by_site = {}
     for site in (*deployment.sites, *deployment.hospitals):
@@ -73,7 +78,7 @@ def list_online_sites(deployment: Deployment) -> list[str]:
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
     """Return the sites on this machine that are not online, or whose process has ended.
 
-    ``seen`` lists the sites that are online; None to ask the server.
+    ``seen`` lists the sites that are online. If it is None, the server is asked.
     """
     if seen is None:
         seen = list_online_sites(deployment)
@@ -82,7 +87,7 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 
 
 def is_healthy(deployment: Deployment) -> bool:
-    """Tell whether the server answers.
+    """Tell whether the server answers within two seconds.
 
     Raises:
         DeploymentError: the server's certificate is not valid, or the authority's file is unusable.
@@ -137,9 +142,10 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
-    """Wait until the server notices that a site's killed process is gone, 90 seconds at most.
+    """Wait at most 90 seconds until the server notices that a site's killed process is gone.
 
-    The server admits only one process per site. After 90 seconds it returns without an error.
+    The wait is needed because the server admits only one process per site. If the server has not
+    noticed after 90 seconds, the function returns without an error.
     """
     limit = time.monotonic() + _START_LIMIT
     if site in list_online_sites(deployment):

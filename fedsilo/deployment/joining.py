@@ -61,9 +61,9 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
 
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
-    """Replace a hospital's key, or with the server's name renew its certificate.
+    """Replace a hospital's key, or renew the server's certificate if ``name`` is the server.
 
-    The server refuses the old key from then on.
+    From then on the server refuses the hospital's old key.
 
     Returns:
         The new kit of a hospital on another machine. Otherwise a sentence: a site on this machine
@@ -100,8 +100,8 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
 
-    Its two registrations are removed, and the server's copies of its kit and keys. It raises the
-    errors of ``renew``.
+    The hospital's two registrations (at the SuperLink and in the registry) are removed, and so are
+    the server's copies of its kit and keys. The function raises the same errors as ``renew``.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -147,7 +147,10 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry, then a kit for each site; ``keys`` maps the site to its private key."""
+    """Write the registry and a kit for each site, and return the kits.
+
+    ``keys`` maps each site to its private key.
+    """
     deployment.write_registry()
     authority = (deployment.secrets / "ca.crt").read_bytes()
     made = datetime.now(UTC).isoformat()

@@ -209,7 +209,7 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
 
 
 def _read_folder(path: Path) -> dict[str, bytes]:
-    """Read the files of an opened kit by name; a missing file is left out.
+    """Read the files of an opened kit, by name. A missing file is left out.
 
     Raises:
         KitError: a file exists but cannot be read.

@@ -75,7 +75,7 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
 
 
 def write_rules(site: str, options: RuleOptions) -> str:
-    """Build the text of a new site file; it allows everything that ``options`` do not limit.
+    """Build the text of a new site file, which allows everything that ``options`` do not limit.
 
     Raises:
         RulesError: no trust level is given, or an option cannot be used.

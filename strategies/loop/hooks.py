@@ -90,7 +90,10 @@ class Hook:
         return None
 
     def state(self) -> Any:
-        """Return the values that a resumed run needs, as JSON values; None if there are none."""
+        """Return this hook's values that a resumed run needs, as JSON values.
+
+        None means that the hook needs no values.
+        """
         return None
 
     def restore(self, state: Any) -> None:

@@ -254,8 +254,9 @@ class Method(ABC):
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
         """Return the initial weights to send to a site for its own network, as ``start/<name>``.
 
-        Empty if the site already keeps state, or if 'train.initial-weights' is empty, because then
-        the site draws the same weights from the seed.
+        Returns no arrays if the site already keeps state. Also returns none if
+        'train.initial-weights' is empty, because the site then draws the same weights from the
+        seed.
 
         Raises:
             SettingError: the file of initial weights is missing or belongs to another network.
@@ -270,7 +271,10 @@ class Method(ABC):
 
     @abstractmethod
     def disclosures(self) -> Disclosures:
-        """Describe the data that this method's sites send; ``Disclosures()`` if they send none."""
+        """Describe the data that this method's sites send.
+
+        Returns ``Disclosures()`` if they send no data.
+        """
 
     def leaves(self) -> list[str]:
         """Return one sentence for each kind of data that a site sends, hellos included."""

@@ -196,8 +196,8 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 def array_fault(name: str, array: NDArray) -> str | None:
     """Explain why a finite float array has impossible values, or return None.
 
-    No value may exceed 1e6 in size, or 1e12 in batch norm's statistics and in counts, which raw
-    pixels make large. Variances and counts must not be negative.
+    No absolute value may exceed 1e6. In batch norm's statistics and in counts the limit is 1e12,
+    because raw pixels make them large. Variances and counts must not be negative.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT
@@ -252,7 +252,7 @@ def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
 def find_far_updates(
     limit: float, before: Mapping[str, Arrays], replies: Mapping[str, Reply]
 ) -> dict[str, str]:
-    """Return the sites whose update is longer than ``limit`` times the median, with reasons.
+    """Return the sites whose update norm is above ``limit`` times the median norm, with reasons.
 
     The rule is applied to each kind of array separately: to weights, and to batch norm's
     statistics. A kind is skipped if fewer than three sites have updated it, or if its median is 0.

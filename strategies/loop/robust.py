@@ -100,8 +100,8 @@ def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
 def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
     """Return ``before`` plus the mean of the updates, each clipped to the median norm, float32.
 
-    Updates are weighted by samples, or equally with ``equal``. Weights and batch norm's statistics
-    are measured and clipped separately.
+    Updates are weighted by samples, or all equally if ``equal`` is True. Weights have one median
+    norm and batch norm's statistics have another, so they are clipped separately.
     """
     counts = [reply.examples for reply in replies.values()]
     if equal:

@@ -136,7 +136,11 @@ class Round(Ask):
                 after = {**after, **sent}
 
     def message(self, site: str, question: Question) -> Message:
-        """Build the message that asks ``site`` a question: the instruction, records and arrays."""
+        """Build the message that asks ``site`` a question: the instruction, records and arrays.
+
+        A message in a secure aggregation phase does not contain the standardisation. Weights are
+        sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
+        """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
         run_dir = ""

@@ -38,9 +38,10 @@ class RoundLoop:
 
     @cached_property
     def state(self) -> State:
-        """The state after the newest round; before round 1 the method's initial state.
+        """The state after the newest round.
 
-        A resumed run sets the state of its checkpoint.
+        Before round 1 it is the method's initial state. A resumed run sets it to the state in the
+        checkpoint.
         """
         state: State = self.method.initial_state()
         return state
@@ -161,9 +162,10 @@ class RoundLoop:
 
 
 def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
-    """Draw 'server.sites-per-round' of the sites for ``round_``, sorted; 0 means all.
+    """Draw 'server.sites-per-round' of the sites for ``round_``, and return them sorted.
 
-    The draw depends only on the seed and the round.
+    All sites are returned if the setting is 0 or at least the number of sites. The draw depends
+    only on the seed, the round and the sites.
     """
     count = common.sites_per_round
     if not count or count >= len(sites):

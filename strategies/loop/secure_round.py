@@ -102,7 +102,8 @@ class SecureSum:
     def masked_specs(self) -> dict[str, ArraySpec]:
         """Return the specs of a masked reply: the arrays' shapes, but in uint32.
 
-        The masked counts come along and, if metrics are summed, the metrics and their samples.
+        The specs also contain an array of two counts: samples, and sites that could not answer. If
+        metrics are summed, there is one array for the metrics and one for their samples.
         """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
@@ -229,7 +230,7 @@ class SecureSum:
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Store each site's signature of the list of sites whose weights arrived.
+        """Store each site's signature over the list of sites whose weights arrived.
 
         Raises:
             SiteError: fewer sites than the threshold replied.
@@ -285,10 +286,12 @@ class SecureSum:
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
         """Return the mean of each metric over its samples, rounded to 6 digits.
 
-        A metric without a finite value at any site is left out.
+        Sites scale a metric from its bounds to the range 0 to 1 before they send it. This function
+        undoes the scaling. A metric is left out if no site has a finite value of it.
 
         Args:
-            metric_sums: for each metric, the unmasked sum of the sites' scaled values.
+            metric_sums: for each metric, the unmasked sum of the sites' values, scaled to 0..1 and
+                weighted by samples / B, where B is the agreed 'secure-samples'.
             metric_samples: for each metric, the number of samples in the sum.
         """
         means = {}
@@ -331,9 +334,9 @@ class SecureSum:
     def _reconstruct_secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
-        The secret is the site's own mask seed if it sent weights, else its private mask key. One
-        wrong share does no harm if there are more shares than the threshold, because the search
-        leaves out each share once.
+        The secret is the site's own mask seed if the site sent weights. Otherwise it is the site's
+        private mask key. One wrong share does no harm if there are more shares than the threshold,
+        because the search is repeated without each single share.
 
         Raises:
             SiteError: no choice of shares gives the secret; names the likely cause.

@@ -45,9 +45,10 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Return a fault if a text is not printable or has more than 200 characters; else None.
+    """Return a fault if a text of a hello is not printable or too long; else None.
 
-    'software' may have at most 10 entries.
+    A text may have at most 200 characters. It is also a fault if 'software' has more than 10
+    entries.
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -90,10 +91,10 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Return a fault if an input is neither a possible image nor a fitting row; else None.
+    """Return a fault if the input shape is impossible or does not fit the features; else None.
 
-    A shape has one or three dimensions. If there are features, a row has one value for each of
-    them.
+    A shape must have one dimension (a row) or three (an image), each above 0 and not too large. If
+    the hello names features, the shape must be one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
@@ -106,9 +107,10 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if there are not 2 to 10,000 classes, or names for another number; else None.
+    """Return a fault if the number of classes is not from 2 to 10,000; else None.
 
-    Class names may be missing altogether.
+    It is also a fault if the hello has class names, but not one for each class. A hello without any
+    class names is accepted.
     """
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
@@ -120,8 +122,9 @@ def check_classes(facts: SiteFacts) -> str | None:
 def check_counts(facts: SiteFacts) -> str | None:
     """Return a fault if the label counts, the left-out samples or the floor are impossible.
 
-    None if all are possible. Missing label counts are accepted here, because a site at trust 'sums'
-    reports none.
+    The floor is the smallest number of samples that the site lets a mean cover. It must be at least
+    1. Returns None if all numbers are possible. Missing label counts are accepted here, because a
+    site does not report them with trust 'sums'.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
@@ -136,11 +139,12 @@ def check_counts(facts: SiteFacts) -> str | None:
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Return a fault if a table's sums cannot come from its training rows; else None.
+    """Return a fault if a table's feature sums cannot come from its training rows; else None.
 
-    Counts must be whole and at most the number of rows, sums at most 1e18, and the sums of squares
-    must satisfy the Cauchy-Schwarz inequality up to rounding. Sums without feature names are a
-    fault. None for a hello without sums.
+    Feature sums are, for each feature, the number of values, their sum, and the sum of their
+    squares. Counts must be whole and at most the number of training rows. Absolute sums must be at
+    most 1e18, and the sums of squares must satisfy the Cauchy-Schwarz inequality up to rounding.
+    Sums without feature names are a fault. A hello without sums has no fault.
     """
     sums = facts.sums
     if sums is None:
@@ -276,8 +280,8 @@ def task_of(facts: SiteFacts) -> Task:
 def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
     """Describe the first difference between two sites in the values that all sites must share.
 
-    The task, the features, the schema and the backbone are compared, in this order. None if all are
-    equal.
+    The task (input shape and classes), the features, the schema and the backbone are compared, in
+    this order. Returns None if all are equal.
 
     Args:
         site: the name of the first site.
@@ -338,8 +342,8 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose task differs from the most frequent one, each with the difference.
 
-    The task here is the input shape, classes, features, schema and backbone. Ties go to the task of
-    the first site by name.
+    The task here is the input shape, classes, features, schema and backbone. If several tasks are
+    equally frequent, the task of the first site by name counts as the most frequent one.
     """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
@@ -359,10 +363,11 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites that send feature sums against the setting 'data.standardise'.
+    """Return the sites whose feature sums contradict 'data.standardise', each with the reason.
 
-    If ``pooled`` ('data.standardise' is "pooled"), these are the sites without sums; otherwise the
-    sites with sums. If no site sends sums, no site is returned, because the data are not tables.
+    If ``pooled`` is True ('data.standardise' is "pooled"), these are the sites that send no sums.
+    Otherwise they are the sites that send sums. If no site sends sums, no site is returned, because
+    the data are not tables.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -407,7 +412,7 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
 def _feature_scales(sums: Sums) -> Vector:
     """Return each feature's scale at one site, (features,): max(abs(mean), standard deviation).
 
-    NaN for a feature without values.
+    The scale of a feature without values is NaN.
     """
     # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)
@@ -442,7 +447,10 @@ def _typical_scale(scales: Vector) -> float:
 
 
 def _join_sites(sites: Sequence[str]) -> str:
-    """Join at least two names by commas and "and"; more than four become three and a count."""
+    """Join at least two site names by commas and "and".
+
+    If there are more than four names, only the first three are shown, with the number of the rest.
+    """
     shown = list(sites)
     if len(sites) > 4:
         shown = [*sites[:3], f"{len(sites) - 3} more"]

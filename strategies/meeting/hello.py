@@ -76,8 +76,8 @@ def ask_nodes(
         away_timeout: seconds until a disconnected node is given up.
 
     Returns:
-        The usable answers, sorted by node; and one line for each other node that says why it has no
-        usable answer.
+        The usable answers, sorted by node. The second list has one line for each node without a
+        usable answer, which gives the reason.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})

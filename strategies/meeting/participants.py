@@ -63,7 +63,10 @@ class Participants:
         return all(facts.simulated for facts in self.facts.values())
 
     def agreed_samples(self) -> dict[str, int]:
-        """Return each site's agreed training samples ('run.site-weights'); empty without a file."""
+        """Return each site's agreed number of training samples, from the 'run.site-weights' file.
+
+        Returns an empty mapping if the run has no such file.
+        """
         weights = self.terms.weights
         if not weights:
             return {}
@@ -91,7 +94,7 @@ class Participants:
     def standardisation(self) -> FeatureStatistics | None:
         """Pool the sites' feature sums into the mean and standard deviation of each feature.
 
-        None if no site sent sums.
+        Returns None if no site sent sums.
         """
         pooled = []
         for site in self.sites():  # sorted, because sums of floats depend on the order
@@ -104,7 +107,9 @@ class Participants:
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Wait up to a minute for ``min-sites`` nodes, at least 1; return all connected ids, sorted.
+    """Wait up to a minute until ``min-sites`` nodes are connected, and return all ids, sorted.
+
+    At least one node is needed even if ``min-sites`` is 0.
 
     Args:
         grid: connects the server with the nodes.
@@ -145,8 +150,8 @@ def meet_sites(
     ``hear_sites`` explains the arguments, and raises its own errors.
 
     Raises:
-        SiteError: a node was refused, and fewer than ``min-sites`` sites (0 means all) can take
-            part. The message has the reasons.
+        SiteError: a node was refused, and fewer than ``min-sites`` sites can take part. If
+            ``min-sites`` is 0, all nodes must take part. The message has the reasons.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)

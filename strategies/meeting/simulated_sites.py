@@ -96,9 +96,10 @@ def is_simulation(grid: Grid) -> bool:
 
 
 def with_all_sites(grid: Grid, settings: CommonSettings) -> Grid:
-    """Return a grid with one node per silo for Flower's simulation; else ``grid`` itself.
+    """Return a grid with one node per silo, if ``grid`` is the grid of Flower's simulation.
 
-    Data sets that do not know their silos also leave the grid unchanged.
+    Any other grid is returned unchanged. The grid is also returned unchanged if the data set does
+    not know its silos.
 
     Raises:
         DataError: the data set's files, which give the number of silos, are missing.

@@ -76,7 +76,7 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     heard: Sequence[Heard[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site name; append a reason for each other to ``refused``.
+    """Return the usable answers by site name, and append a reason to ``refused`` for the rest.
 
     If two nodes claim one name, neither answer is used. The registry is not checked if all sites
     are simulated.

@@ -58,11 +58,14 @@ class ClassMeans(Local):
         ]
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the means that ``site`` sends."""
+        """Return the specs of the means that ``site`` sends; empty if it sends none."""
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: class means, or none if every class is too small."""
+        """Describe the data sent by a site: class means.
+
+        If every class at every site is too small, one sentence says that no means are sent.
+        """
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.enough()}"
@@ -171,16 +174,17 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the prototypes if 'inference' uses them; empty if it is "head".
+        """Return the prototypes that ``site`` needs to measure the final model.
 
-        With "head" sites measure their own models.
+        Returns no arrays if 'inference' is "head", because sites then measure their own models.
+        Also returns none for a site that does not send any prototype itself.
         """
         if self.settings.inference == "head":
             return {}
         return self._prototypes_for(site, state)
 
     def _prototypes_for(self, site: str, state: State) -> Arrays:
-        """Return the global prototypes; empty for a site that does not send any itself."""
+        """Return all global prototypes, or no arrays if ``site`` sends no prototype itself."""
         if not self.sent_classes(site):
             return {}
         return state.arrays
@@ -188,9 +192,9 @@ class FedProto(ClassMeans):
     def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype: its number of training samples of the class.
 
-        It is 0 if the site does not send the class. If 'run.site-weights' has an agreed number of
-        samples for the site, the count is multiplied by agreed / reported samples, so that a site
-        cannot raise its weight.
+        The weight is 0 if the site does not send the class. If 'run.site-weights' has an agreed
+        number of samples for the site, the count is multiplied by agreed / reported samples of the
+        site, so that a site cannot raise its weight.
         """
         count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:

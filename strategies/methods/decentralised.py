@@ -66,7 +66,7 @@ class Decentralised(Method):
 
     @cached_property
     def _silo_set(self) -> SiloSet | None:
-        """The silo set of the run; None if 'split.silo-set' is empty."""
+        """The silo set of the run (the known links); None if 'split.silo-set' is empty."""
         if not self.common.silo_set:
             return None
         return open_silo_set(self.common.silo_set)
@@ -85,8 +85,9 @@ class Decentralised(Method):
     def round(self, state: Any, ask: Ask) -> Any:
         """Let each silo mix its own model with its neighbours' models, and train the mixture.
 
-        The server sends each silo Theta (if needed), the neighbours' models and the mixing weights;
-        the silo mixes them itself.
+        The server sends each silo its neighbours' models and the mixing weights, and the silo mixes
+        the models itself. The server also sends Theta, the mean of all silos' models, if
+        ``theta_for`` says that the silo needs it.
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
@@ -99,9 +100,10 @@ class Decentralised(Method):
         return self.with_models(state, ask(TRAIN, send, expect=expected, notes=notes))
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return Theta as ``model/<array>``, for the final evaluation.
+        """Return Theta, the mean of the silos' models, as ``model/<array>`` for the evaluation.
 
-        A finished run's state may hold only Theta, by plain names; then these arrays are returned.
+        A finished run's state may hold only Theta, by plain array names. Those arrays are then
+        returned, also as ``model/<array>``.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -110,17 +112,20 @@ class Decentralised(Method):
         return arrays_below(MODEL, state.arrays)
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if the site needs it in the next round; else empty.
+        """Return Theta as ``model/<array>`` if the site needs it in the next round; else no arrays.
 
-        Theta is the mean of the silos' models. A site without stored state starts from it, and
-        every site needs it in a round that measures.
+        Theta is the mean of the silos' models. A site without stored state needs Theta, because it
+        starts from it. Every site needs Theta in a round that measures.
         """
         if site in ask.stateful_sites and not self.common.measures_in(state.round + 1):
             return {}
         return with_prefix(MODEL, self.model(state))
 
     def neighbours_models(self, site: str, state: State) -> dict[str, NDArray]:
-        """Return the models that ``site`` receives from its in-neighbours in this round."""
+        """Return the models that ``site`` receives from its in-neighbours in the next round.
+
+        They are named ``neighbour/<site>/<array>``. A neighbour that has no model yet is left out.
+        """
         arrays: dict[str, NDArray] = {}
         for other in self.topology.in_neighbours(site, state.round + 1):
             arrays |= with_prefix(f"{NEIGHBOUR}{other}/", silo_model(other, state))
@@ -130,8 +135,8 @@ class Decentralised(Method):
         """Return the state with the silos' newly trained models, and with their mean as Theta.
 
         All silos that replied have the same weight in Theta. A silo without a reply keeps its model
-        of an earlier round. Also calls ``self.time``, which adds the replies' training seconds to
-        the silos' totals.
+        of an earlier round, but this model does not count in Theta. If no silo replied, Theta is
+        unchanged. The function also adds the replies' training seconds to the silos' totals.
         """
         theta = self.average(trained, self.model(state), equal=True)
         # A silo that did not answer keeps its model of an earlier round
@@ -160,8 +165,9 @@ class Decentralised(Method):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return topology.json: the graph, its mixing weights, and cycle times of several graphs.
 
-        Cycle times are empty if this process has not timed every silo, for example because it
-        only resumed a run after its last round.
+        A cycle time is the duration of a round in seconds. The cycle times are empty if this
+        process has not timed every silo, for example because it only resumed a run after its last
+        round.
         """
         times: dict[str, float] | None = None
         visits: Mapping[str, float] | None = None
@@ -185,7 +191,10 @@ class Decentralised(Method):
 
 
 def among_silos(kind: str) -> str:
-    """Return the kind of topology without a server: a star becomes a hub around a silo."""
+    """Return the kind of topology without a server.
+
+    "star" becomes "hub", a star with one of the silos in the middle. Any other kind is unchanged.
+    """
     if kind == "star":
         return "hub"
     return kind
@@ -223,7 +232,10 @@ class Star(Decentralised):
         return "star"
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let all silos train Theta, and replace it by the equally weighted mean of the results."""
+        """Let all silos train Theta, the common model, and replace it by the mean of the results.
+
+        All silos have the same weight in the mean.
+        """
         theta = self.model(state)
         trained = ask(
             TRAIN,

@@ -64,11 +64,12 @@ class DisTrans(FedAvg):
         )
 
     def initial_state(self) -> State:
-        """Return FedAvg's initial network with doubled channels, and the initial offsets.
+        """Return the initial weights of DisTrans's two-channel network, and the initial offsets.
 
-        'offset-aggregation' decides on the offsets. With "mean" the state has one offset for all
-        sites, with "none" it has no offset, and with "embedding" it has one offset per site, which
-        a new embedding computes.
+        ``double_channels`` builds this network from FedAvg's initial network. 'offset-aggregation'
+        decides which offsets the state has. With "mean" it has one offset for all sites. With
+        "none" it has no offset. With "embedding" it has one offset per site, which a new embedding
+        network computes from the site's class shares.
         """
         single, task = starting_network(self.common, self.task), self.task
         network = double_channels(single, self.common, task.input_shape)
@@ -95,9 +96,10 @@ class DisTrans(FedAvg):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the network and the offset for ``site``; no offset if the state has none.
+        """Return the network and the offset for ``site``.
 
-        The state has none with 'offset-aggregation' "none", because offsets then stay at the sites.
+        With 'offset-aggregation' "none" only the network is returned, because offsets then stay at
+        the sites and the state has none.
         """
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
@@ -141,5 +143,8 @@ class DisTrans(FedAvg):
 
 
 def _network(arrays: Arrays) -> dict[str, NDArray]:
-    """Return the arrays that sites average, including a shared offset."""
+    """Return the arrays that are averaged over sites: the network and an offset that all share.
+
+    The offsets of single sites and the embedding that computes them are left out.
+    """
     return {n: array for n, array in arrays.items() if not n.startswith((_EMBEDDING, OFFSETS))}

@@ -31,7 +31,7 @@ class FedAvg(Method):
     )
 
     def initial_state(self) -> Any:
-        """Return the network's initial weights, drawn from the seed."""
+        """Return a state with the initial weights, drawn from the seed or read from files."""
         return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
@@ -55,7 +55,10 @@ class FedAvg(Method):
         return after
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: all weights and, with secure aggregation, mask keys."""
+        """List the data sent by a site: all weights.
+
+        With secure aggregation the keys for masks and the shares of keys are listed too.
+        """
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":
             return Disclosures(what)

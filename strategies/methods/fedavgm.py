@@ -59,9 +59,10 @@ class FedSWA(FedAvg):
     beside = (_MEAN,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg; in the last 'averaged-rounds' also update a mean over rounds.
+        """Average like FedAvg, and in the last 'averaged-rounds' also update a mean over rounds.
 
-        Training always continues from the newest model, never from the mean.
+        The mean covers the models of these last rounds. Training always continues from the newest
+        model, never from the mean.
         """
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)

@@ -91,10 +91,10 @@ class FedEFM(Decentralised):
         return self._next_state(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if ``site`` needs it in the next round; else empty.
+        """Return Theta as ``model/<array>`` if ``site`` needs it in the next round; else no arrays.
 
-        Theta is the mean of the silos' models. With 'continue-from' "mean" every silo gets it in
-        every round; otherwise the rule of ``Decentralised.theta_for`` decides.
+        Theta is the mean of the silos' models. With 'continue-from' "mean" every silo needs it in
+        every round. Otherwise a silo needs it if it has no stored state, or if the round measures.
         """
         if self.settings.continue_from == "mean":
             return with_prefix(MODEL, self.model(state))
@@ -116,9 +116,9 @@ class FedEFM(Decentralised):
     def _next_state(self, state: FedEFMState, replies: Replies) -> FedEFMState:
         """Return the state with the silos' new models, their mean, and this round's closeness.
 
-        Closeness tells how similar the model that a host trained is to the owner's model, -1 to 1.
-        Its values are stored under the round and "owner<-host". Values that an owner's reply does
-        not have are left out.
+        Closeness is the similarity, from -1 to 1, between the owner's model and the copy of it that
+        a host trained. Its values are stored under the round and "owner<-host". A host without a
+        closeness in the owner's reply is left out.
         """
         edges = {}
         for owner, reply in replies.items():

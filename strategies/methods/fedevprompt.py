@@ -55,10 +55,10 @@ class FedEvPrompt(Method):
     )
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: attention maps, prompts and the head, as the settings say.
+        """List the data sent by a site: attention maps, prompts and the network's head.
 
-        Maps are sent if 'distillation-weight' is above 0. 'shared-prompts' decides whether prompts,
-        or all prompts and the head, are sent. If nothing is sent, one sentence says so.
+        Maps are sent if 'distillation-weight' is not 0. With 'shared-prompts' "b" the b-prompts are
+        sent, and with "all" all prompts and the head. If nothing is sent, one sentence says so.
         """
         own, sentences = self.settings, []
         if own.distillation_weight:

@@ -121,7 +121,7 @@ class FedBABU(FedAvgFT):
         return replace(state, arrays={**state.arrays, **self.average(trained, body)})
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: FedAvg+FT's data without the last layer."""
+        """List the data sent by a site: all weights but the last layer's, before fine-tuning."""
         (said,) = super().disclosures().leaves
         head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
         return Disclosures(said.replace("of the network", head))

@@ -87,7 +87,11 @@ class PICSR(Method):
         return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Run the round's stage: warm up like FedAvg, train experts, or average the router."""
+        """Run the stage of the next round: warm up like FedAvg, train experts, or train the router.
+
+        The router's weights are averaged over the sites. All sites have the same weight in this
+        average if 'router-average' is "equal".
+        """
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
             return self._experts_round(state, ask)
@@ -131,10 +135,11 @@ class PICSR(Method):
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
-        """Return the arrays that a site's expert starts from; empty once the site trains its own.
+        """Return the arrays to send as the start of a site's expert.
 
-        Finetuned experts start from the global weights. Local experts start from the seed, and then
-        nothing is sent, or from 'train.initial-weights'.
+        Returns no arrays if the site already trains an expert. Finetuned experts start from the
+        global weights. Local experts start from 'train.initial-weights'. If that setting is empty,
+        the site draws the weights from the seed and no arrays are sent.
         """
         if self.settings.experts == "local":
             return self.start(site, ask)
@@ -181,7 +186,10 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that the next round trains: in the warm-up all, later the router's."""
+        """Return the arrays that the next round trains.
+
+        These are all arrays of the state in a warm-up round, and the router's arrays after it.
+        """
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays
         return with_prefix(ROUTER, arrays_below(ROUTER, state.arrays))

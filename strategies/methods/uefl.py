@@ -94,7 +94,10 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Return warnings about sites with many clusters too small to be sent; else empty."""
+        """Return a warning if sites may have many clusters that are too small to be sent.
+
+        Returns an empty list if there are no such sites.
+        """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
             features[site] = facts.sizes()["train"] * self._features
@@ -192,8 +195,9 @@ class UEFL(Method):
     def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
         """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
 
-        If no uncertain site found codewords, the round is noted with an empty list and no book is
-        added. If no site is uncertain, the state is unchanged.
+        The book is accessible only to these sites. If no uncertain site found codewords, the round
+        is noted with an empty list and no book is added. If no site is uncertain, the state is
+        unchanged.
         """
         if not state.uncertain:
             return state
@@ -209,7 +213,8 @@ class UEFL(Method):
     def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
         """Re-initialise the first book from the certain sites' centroids, and note the round.
 
-        Without a certain site in ``found`` the state is unchanged.
+        A site is certain if it is not in ``state.uncertain``. The state is unchanged if ``found``
+        has no certain site.
         """
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
@@ -261,7 +266,11 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return a note for each round that added a book, with its sites, or re-initialised one."""
+        """Return a note for each round that changed the codebooks: round -> text.
+
+        A round changes them if it adds a book (or finds no codewords for one), or re-initialises
+        the first book.
+        """
         return round_marks(state.extended, state.refreshed)
 
     def disclosures(self) -> Disclosures:

@@ -46,9 +46,9 @@ def resolve_links(
 ) -> Links:
     """Return latency and capacity between every two of the sorted ``sites``, (sites, sites) each.
 
-    Two sites without a direct link use the path of the lowest total latency; its capacity is that
-    of its slowest link. Missing values of a link come from ``settings``. Without a silo set every
-    pair has a link.
+    Latencies are in seconds. Two sites with a direct link always use it. Two sites without a direct
+    link use the path of the lowest total latency, with the capacity of the slowest link on it.
+    Missing values of a link come from ``settings``. If no links are known, every pair has a link.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
@@ -88,10 +88,11 @@ def cycle_time(
         links: the links between the topology's sites.
         model_bytes: the bytes of a model on the wire.
         compute_seconds: site -> seconds that the site computes in a round.
-        visit_seconds: site -> seconds that the site trains one visiting model. None: sites compute,
-            then send to their neighbours; in a star to the server and back. If given, FedEFM's
-            rounds are timed: each model travels to its in-neighbours, which train their visitors
-            one after another and send them back. When all are back, sites compute.
+        visit_seconds: site -> seconds that the site trains one visiting model. If it is None, sites
+            compute and then send to their neighbours. In a star they send to the hub, which sends
+            the mean back. If it is given, FedEFM's rounds are timed: each model travels to its
+            in-neighbours, which train their visitors one after another and send them back. When
+            all models are back, sites compute.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
     visits = None
@@ -127,8 +128,9 @@ class _Seconds:
     def round(self, arcs: Arcs) -> float:
         """Return the seconds of a synchronous round, which ends with its slowest arc.
 
-        With visits these are the seconds of the slowest visit, which is the way out, training at
-        the host and the way back, plus the slowest computing.
+        If models visit other sites, these are the seconds of the slowest visit plus the seconds of
+        the slowest site's own computing. A visit is the way to the host, the training of all the
+        host's visitors, and the way back.
         """
         if self.visits is None:
             return self.mixing(arcs)
@@ -156,7 +158,11 @@ class _Seconds:
         return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
-        """Return each arc's seconds, (from, to): latency + bits / speed; 0 without an arc."""
+        """Return the seconds of a transfer over each arc, (from, to): latency + bits / speed.
+
+        The value is 0 if two sites have no arc. A site's transfers in one direction share the
+        capacity of its access line equally.
+        """
         arcs, line = _without_self_arcs(arcs), self.links.access_gbps
         # All transfers of a site at one time share its own line
         sending = np.maximum(1, arcs.sum(axis=1))[:, None]
@@ -245,9 +251,7 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 def _build_alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
     """Return the topologies to compare, by kind: complete, ring, star, matcha and this one.
 
-    All use the same links.
-
-    A topology that cannot be built is left out.
+    All topologies use the same links. A topology is left out if it cannot be built.
     """
     alternatives = {}
     sites, seed, budget = topology.sites, topology.seed, topology.budget

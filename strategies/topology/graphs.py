@@ -103,8 +103,8 @@ def build_topology(
 def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
     """Return the silo set's links as an undirected graph over the positions of ``names``.
 
-    Each edge has ``latency`` in milliseconds and ``gbps``, or None. Without a silo set there is no
-    edge.
+    Each edge has ``latency`` in milliseconds and ``gbps``. Either is None if the silo set does not
+    state it. If ``silo_set`` is None, the graph has no edges.
     """
     graph = nx.Graph()
     graph.add_nodes_from(range(len(names)))
@@ -168,9 +168,9 @@ def _complete(base: nx.Graph) -> _Built:
 
 
 def _build_ring(base: nx.Graph) -> _Built:
-    """Connect the sites to a directed ring along a short tour.
+    """Connect the sites to a directed ring along a short tour, and return arcs and weights.
 
-    A site's own model and its only in-neighbour's model weigh 1/2 each.
+    A site's own model and the model of its only in-neighbour have weight 1/2 each.
     """
     order = _find_tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
@@ -181,7 +181,10 @@ def _build_ring(base: nx.Graph) -> _Built:
 
 
 def _build_star(base: nx.Graph) -> _Built:
-    """Connect all sites to a hub, where the server is; all weights are 1 / n."""
+    """Connect all sites to a hub, where the server is, and return arcs and weights.
+
+    All weights are 1 / n for n sites, because the server computes the mean of all models.
+    """
     arcs, _ = _build_hub(base)
     return arcs, np.full((len(base), len(base)), 1 / len(base))
 
@@ -189,9 +192,8 @@ def _build_star(base: nx.Graph) -> _Built:
 def _build_hub(base: nx.Graph) -> _Built:
     """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
 
-    Ties go to the first name.
-
-    Without latencies the first site is the hub.
+    If several sites have the same maximum latency, the first of them by name is the hub. The first
+    site is also the hub if the latencies are not known.
     """
     latencies = _path_latencies(base)
     hub = 0
@@ -229,9 +231,9 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 
 
 def _path_latencies(base: nx.Graph) -> Matrix | None:
-    """Return milliseconds along the quickest paths, (sites, sites).
+    """Return the latencies of the quickest paths in milliseconds, (sites, sites).
 
-    None if no link is known, or if a link has no latency.
+    Returns None if no link is known, or if any link has no latency.
     """
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):
@@ -246,8 +248,9 @@ def _path_latencies(base: nx.Graph) -> Matrix | None:
 def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short round tour that begins at 0.
 
-    It is the shorter of Christofides' tour and the greedy tour, in the direction whose second site
-    has the lower position. Without latencies it is the order of names.
+    It is the shorter of Christofides' tour and the greedy tour. Of its two directions the one whose
+    second site has the lower position is returned. If latencies are not known, the sites are in the
+    order of their names.
     """
     latencies = _path_latencies(base)
     if latencies is None:

@@ -42,7 +42,10 @@ class Matcha:
     seed: int  # seeds the draws
 
     def active(self, round_: int) -> tuple[bool, ...]:
-        """Tell for each matching whether ``round_`` uses it; depends only on seed and round."""
+        """Tell for each matching whether ``round_`` uses it.
+
+        The draw depends only on the seed, the round and the matchings' probabilities.
+        """
         rng = generator(self.seed, "matcha", round_)
         uniform = torch.rand(len(self.matchings), generator=rng, dtype=torch.float64).tolist()
         return tuple(value < p for value, p in zip(uniform, self.probabilities, strict=True))
@@ -64,10 +67,10 @@ class Matcha:
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
 
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
-        """Yield the possible choices of matchings in a round, each with its probability.
+        """Yield the possible choices of matchings in a round, each after its probability.
 
-        For more than 12 matchings these are the draws of rounds 1 to 1000, each with probability
-        1/1000.
+        A choice with probability 0 is left out. If there are more than 12 matchings, the draws of
+        rounds 1 to 1000 are yielded instead, each with probability 1/1000.
         """
         if len(self.matchings) > _ENUMERATED:
             for round_ in range(1, _DRAWN + 1):
@@ -213,7 +216,10 @@ def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[flo
 def algebraic_connectivity(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
-    """Return lambda_2 of the expected Laplacian; above 0 if all sites are connected over time."""
+    """Return lambda_2, the second smallest eigenvalue of the expected Laplacian.
+
+    It is above 0 if all sites are connected over time.
+    """
     expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
 

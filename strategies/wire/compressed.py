@@ -58,7 +58,10 @@ class Compression:
     down: str = "fp32"
 
     def disclosure(self) -> str:
-        """Return a sentence that rounding gives no privacy; empty if updates are not rounded."""
+        """Return a sentence on the rounding of updates, which gives no privacy.
+
+        The text is empty if 'server.wire-precision' is "fp32", because nothing is rounded then.
+        """
         if self.precision == "fp32":
             return ""
         return (
@@ -159,7 +162,11 @@ def compression_of(common: CommonSettings) -> Compression | None:
 
 
 def _is_update(name: str, spec: ArraySpec, sent: Mapping[str, NDArray]) -> bool:
-    """Tell whether an array of a reply travels as the update of an array that was sent."""
+    """Tell whether an array of a reply travels as the update of an array that was sent.
+
+    This is so if an array of that name and shape was sent, both arrays are float32 and not empty,
+    and the array is not a batch norm statistic.
+    """
     before = sent.get(name)
     if before is None or is_statistic(name) or spec.dtype != "float32":
         return False

@@ -33,7 +33,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
         """Collect a bytes object of 64 KiB or more, and return its start and end in shared memory.
 
-        None for anything else, which is pickled as usual.
+        Returns None for any other object, which is then pickled as usual.
         """
         if type(obj) is not bytes or len(obj) < _LARGE:
             return None
@@ -52,7 +52,7 @@ class _Unpickler(pickle.Unpickler):
             self._shared = shared.numpy().data
 
     def persistent_load(self, pid: tuple[int, int]) -> bytes:
-        """Return a copy of the bytes at a position."""
+        """Return a copy of the bytes from start to end (``pid``) in shared memory."""
         return bytes(self._shared[slice(*pid)])
 
 

@@ -181,7 +181,7 @@ def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray
 def most_bytes(expected: Specs) -> int:
     """Return the largest number of bytes of a reply's arrays together, at 4 bytes per number.
 
-    A dimension of any length counts as 65,536.
+    A dimension whose spec is None may have any length, and counts as 65,536.
     """
     total = 0
     for spec in expected.values():
@@ -207,7 +207,9 @@ class Spill:
     _file: IO[bytes] | None = field(init=False, default=None)
 
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-        """Store the arrays of one reply in memory if the round's budget allows, else in the file.
+        """Store the arrays of one reply in memory if the round's budget allows it, else in a file.
+
+        The file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist.
 
         Returns:
             The same ``arrays``, or a mapping that reads them from the file, one at each access.
@@ -250,13 +252,13 @@ class SpilledArrays(Mapping[str, NDArray]):
         file.flush()
 
     def __getitem__(self, name: str) -> NDArray:
-        """Read an array."""
+        """Read an array from the file."""
         place, size, dtype, shape = self._array_places[name]
         self._file.seek(self._start + place)
         return np.frombuffer(self._file.read(size), dtype).reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names."""
+        """Iterate over the names of the arrays."""
         return iter(self._array_places)
 
     def __len__(self) -> int:

@@ -89,7 +89,8 @@ def public_half(private: bytes) -> bytes:
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the 32 bytes that seed the mask between two sites.
 
-    Each site uses its own private key and the other site's public key; both get the same bytes.
+    Each site uses its own private key and the other site's public key, and both sites get the same
+    bytes.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -165,7 +166,10 @@ def open_shares(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
 
 
 def cut_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
-    """Split a secret into one share for each of ``sites`` sites; any ``threshold`` restore it."""
+    """Split a secret into one share for each of ``sites`` sites.
+
+    Any ``threshold`` of the shares restore the secret.
+    """
     return create_shares(secret, threshold, sites)
 
 

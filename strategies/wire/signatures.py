@@ -55,12 +55,15 @@ def digest(purpose: str, *parts: object) -> bytes:
 def key_words(
     run: str, round_: int, site: str, keys: tuple[bytes, bytes], terms: bytes, splits: str
 ) -> bytes:
-    """Build the text that a site signs to confirm its two public keys of a round."""
+    """Build the text that a site signs to confirm its two public keys of a round.
+
+    The text also covers the run, the round, the site's name, ``terms`` and ``splits``.
+    """
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
 def common_splits(said: Iterable[str]) -> list[str]:
-    """Return the splits that all sites measure, sorted; empty without sites.
+    """Return the splits that all sites measure, sorted. The list is empty if there are no sites.
 
     Args:
         said: for each site, its splits joined by commas, such as "test,val".
@@ -157,7 +160,7 @@ def sign_text(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
 def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
     """Tell whether ``signature`` of ``text`` was made with the private half of ``public``.
 
-    False also if ``public`` is not an elliptic-curve key in OpenSSH's form.
+    Also returns False if ``public`` is not an elliptic-curve key in OpenSSH's form.
     """
     try:
         key = load_ssh_public_key(public)

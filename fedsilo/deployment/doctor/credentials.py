@@ -31,9 +31,9 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC ob
 
 
 def check_secret(path: Path, marker: str, private: bool) -> Path:
-    """Check that a secret is readable and contains the text ``marker``; return its path.
+    """Check that a secret is readable and contains the text ``marker``, and return its path.
 
-    With ``private``, no other user may read the file.
+    If ``private`` is True, the check also fails if other users may access the file.
 
     Raises:
         Refused: the secret fails a check.
@@ -66,7 +66,11 @@ def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Read a certificate in PEM format; Refused if it is missing or damaged."""
+    """Read a certificate in PEM format. Its dates are not checked.
+
+    Raises:
+        Refused: the certificate is missing or damaged.
+    """
     from cryptography.x509 import load_pem_x509_certificate
 
     check_secret(path, CERTIFICATE, private=False)
@@ -133,10 +137,12 @@ def check_matching_key(path: Path, certificate_path: Path) -> Path:
 
 
 def check_signature(path: Path, authority: Path) -> None:
-    """Check that ``authority`` has signed a certificate, because hospitals trust no other.
+    """Check that ``authority`` has signed the certificate in ``path``.
+
+    Hospitals do not trust a certificate from any other authority.
 
     Raises:
-        Refused: the certificate was not signed by it.
+        Refused: the certificate was not signed by ``authority``, or either file is not usable.
     """
     from cryptography.exceptions import InvalidSignature
 
@@ -148,7 +154,9 @@ def check_signature(path: Path, authority: Path) -> None:
 
 
 def check_handshake(address: str, authority: Path) -> None:
-    """Check that a server answers with a valid certificate; without one, Flower retries for ever.
+    """Check that a server answers with a valid certificate.
+
+    The check is made before Flower connects, because Flower would retry for ever without an error.
 
     ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
     authority's certificate, which must have signed the server's.
@@ -183,7 +191,11 @@ def check_handshake(address: str, authority: Path) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split an address such as ``[::1]:9092`` into host and port; Refused for other texts."""
+    """Split an address such as ``[::1]:9092`` into host (without brackets) and port.
+
+    Raises:
+        Refused: the text is not host:port with a port from 1 to 65535.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Refused(f"the server's address is '{address}'", "give host:port")
@@ -225,8 +237,8 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     """Tell whether the hospital's node is connected to the server now.
 
     A heartbeat with an impossible interval shows whether the key is registered for the node, and
-    does not keep a killed node online. Then the node is activated and at once deactivated; the
-    server refuses the activation of a node that is already connected.
+    does not keep a killed node online. Then the check tries to activate the node. If the server
+    refuses, the node is already connected. Otherwise the node is deactivated again at once.
 
     Raises:
         Refused: the key is not registered for this node, or the server gives an unclear answer or
@@ -305,7 +317,11 @@ class _Fleet:
 
 
 def _unreached_fix(host: str) -> str:
-    """Say what to do if gRPC does not reach a server: most often a proxy is in between."""
+    """Describe what to do if a gRPC call does not reach the server ``host``.
+
+    If a proxy is set in the environment, the text names its variable. Otherwise the server may be
+    starting or ending, or a firewall may be in between.
+    """
     for name in _PROXIES:
         if os.environ.get(name):
             return f"${name} sends such calls to a proxy: add {host} to $no_proxy"

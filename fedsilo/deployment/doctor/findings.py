@@ -138,9 +138,10 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Return an error's fault and fix; the fix is empty for a ``FedsiloError`` without one.
+    """Return the fault and the fix of an error that a check raised.
 
-    An error that is neither ours nor the system's is reported as a bug of the check.
+    The fix is empty for any ``FedsiloError`` other than ``Refused``. For an ``OSError`` the fix is
+    about a full disk or access rights. Any other error is reported as a bug of the check.
     """
     if isinstance(error, Refused):
         return error.fault, error.fix

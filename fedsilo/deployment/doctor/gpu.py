@@ -61,7 +61,11 @@ def _why_none() -> str:
 
 
 def _free_memory(index: int) -> str:
-    """Describe the free memory of a GPU; raises Refused if it is too little for a run."""
+    """Describe the free memory of a GPU.
+
+    Raises:
+        Refused: the free memory is too little for a run.
+    """
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     free, total = free_bytes / GIGABYTE, total_bytes / GIGABYTE
     said = f"{free:.1f} of {total:.1f} GB free"

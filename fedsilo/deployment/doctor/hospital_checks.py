@@ -141,8 +141,9 @@ def _confirm_rules(
 ) -> str:
     """Check a kit and let the operator confirm it; return the text of the hospital's rules.
 
-    Nothing is written. ``before`` is the kit that ``home`` has now, or None if the folder is new.
-    Errors as ``prepare_node``.
+    No file in ``home`` is changed. ``before`` is the kit that ``home`` has now, or None if the
+    folder is new. ``confirm`` is called only if there is something to confirm. The function raises
+    the same errors as ``prepare_node``.
     """
     rules = _rules_of(request, kit, home)
     sentences = _check_in_scratch(request, kit, rules, home, check_setup)
@@ -214,8 +215,8 @@ def _check_in_scratch(
 def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
     """Return the text of the hospital's rules.
 
-    It is read from the requested site file, otherwise from the one in ``home``. If none is
-    requested and ``home`` does not have one, the rules are made from the options.
+    The text is read from the requested site file. If none is requested, it is read from the site
+    file in ``home``. If ``home`` does not have one either, the rules are made from the options.
 
     Raises:
         RulesError: the rules cannot be used, or an option contradicts the file.
@@ -249,8 +250,9 @@ def _opened_here(home: Path) -> OwnFile[int]:
 def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
     """List the sentences that the operator must confirm before this start.
 
-    A kit or folder that is new here needs its code and rules confirmed; a replaced kit only its
-    code and differences. The list is empty for the kit that ``home`` already has.
+    For a kit or folder that is new on this disk, the operator confirms the kit's code and the
+    rules. For a kit that replaces another kit, the operator confirms only its code and the
+    differences. The list is empty if ``home`` already has this kit.
     """
     site, code = kit.card.site, kit.code
     is_opened_here = before is not None and _opened_here(home).read(0) == home.stat().st_ino
@@ -297,9 +299,10 @@ def _differences(before: Kit, kit: Kit) -> list[str]:
 
 @contextmanager
 def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
-    """Write the kit's files into a temporary folder, which only the owner can read; yield it.
+    """Write the kit's files into a temporary folder, and yield the folder's path.
 
-    ``rules`` is the text of the site file; empty for none.
+    Only the owner can read the folder, and it is removed after the block. ``rules`` is the text of
+    the site file. If it is empty, no site file is written.
     """
     with tempfile.TemporaryDirectory(prefix="fedsilo-kit-") as folder:
         kit.write(Path(folder))
@@ -313,8 +316,8 @@ def build_setup(
 ) -> SiteSetup:
     """Build the setup of a kit's node whose files are in ``home``.
 
-    ``node_config`` has entries key=value, which override the defaults. ``settings`` is None without
-    a run.
+    ``node_config`` has entries key=value, which override the defaults. ``settings`` are the
+    settings of the run, or None if there is no run.
     """
     own: dict[str, Value] = {"site": kit.card.site, "state-dir": str(home / "state")}
     if (home / SITE).is_file():  # before the first start, a folder does not contain a site file
@@ -357,7 +360,11 @@ def lock_and_build_command(
 
 @contextmanager
 def _lock_during(home: Path, site: str) -> Iterator[None]:
-    """Hold the lock of the kit folder ``home`` during the block; raises as ``lock_kit_folder``."""
+    """Lock a kit's folder while the block runs.
+
+    Raises:
+        KitError: another process has locked the folder.
+    """
     lock = lock_kit_folder(home, site)
     try:
         yield
@@ -387,7 +394,7 @@ def _refuse_other(kit: Kit, before: Kit) -> None:
     """Check that a kit is for the same hospital, server and authority as the previous kit.
 
     Raises:
-        KitError: one of them differs.
+        KitError: the hospital, the server or the authority differs.
     """
     old, new, home = before.card, kit.card, before.path
     for what, same in (

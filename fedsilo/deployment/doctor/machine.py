@@ -120,10 +120,13 @@ def check_data_folder(path: Path) -> Path:
 
 
 def has_site_file(path: Path) -> bool:
-    """Tell whether a site file exists; compose mounts /dev/null for a missing one.
+    """Tell whether a site file exists at ``path``.
+
+    A device such as /dev/null counts as a missing file, because Docker Compose mounts it if there
+    is no site file.
 
     Raises:
-        Refused: the path is a folder or cannot be read. Going on would ignore the hospital's rules.
+        Refused: the path is a folder or cannot be read, so the hospital's rules would be ignored.
     """
     if not path.exists() or path.is_char_device():
         return False
@@ -196,10 +199,10 @@ def check_memory(least: float, most: float = 0.0) -> str:
 
 
 def check_port(host: str, port: int, what: str, own: str) -> str:
-    """Check that a port is free, or already used by the program ``what``; describe which.
+    """Check that a port is free, or already used by the program ``what``, and describe which.
 
-    ``own`` is a word in that program's command line, such as the path of its key, which tells the
-    program from others.
+    ``own`` is a word in the program's command line, such as the path of its key, that identifies
+    the program. If ``own`` is empty, a port in use is always refused.
 
     Raises:
         Refused: another program listens on the port, or the address cannot be used.
@@ -236,7 +239,10 @@ def runs_on(port: int, own: str) -> bool:
 
 
 def _listener(port: int) -> psutil.Process | None:
-    """Return the process that listens on a port; None if none does or the system hides it."""
+    """Return the process that listens on a TCP port of this machine.
+
+    Returns None if no process listens there, or if the system hides the process from this user.
+    """
     with suppress(psutil.Error):
         for found in psutil.net_connections(kind="tcp"):
             listens = found.status == psutil.CONN_LISTEN

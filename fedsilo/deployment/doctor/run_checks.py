@@ -55,7 +55,10 @@ class RunSetup:
 
     @cached_property
     def meeting(self) -> Meeting:
-        """The answers of the sites, which are asked once; errors as ``meet``."""
+        """The answers of the sites, which are asked only at the first use.
+
+        For a deployment the errors of ``meet`` are raised.
+        """
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
         settings, resources = self.plan
@@ -88,7 +91,8 @@ def _settings(setup: RunSetup) -> str:
 def _plan(setup: RunSetup) -> Sequence[Finding] | str:
     """Return a failed finding for each problem that would end a simulation at its start.
 
-    Without problems, the result is one sentence. A deployment is skipped.
+    If there are no problems, the result is one sentence instead. The check raises ``Skipped`` for a
+    deployment.
     """
     require(not setup.deployment, "the sites of a deployment have the files themselves")
     settings, resources = setup.plan

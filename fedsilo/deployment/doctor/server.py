@@ -187,9 +187,11 @@ def _disk(setup: ServerSetup) -> str:
 
 
 def _registry(setup: ServerSetup) -> Verdict:
-    """Check that the registry has each named hospital with its key; the first fault decides.
+    """Check that the registry has each named hospital with its key.
 
-    Other registered hospitals are listed as a detail. The check is skipped without a registry.
+    The result is ``Failed`` with the first fault, or ``Passed``. Registered hospitals that are not
+    named are listed as a detail, if any hospital is named. If there is no registry, the check is
+    skipped.
     """
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
@@ -217,10 +219,11 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 
 
 def _nodes(setup: ServerSetup) -> Verdict:
-    """Compare the SuperLink's registrations with the deployment; describe each site's state.
+    """Compare the SuperLink's registrations with the deployment, and describe each site's state.
 
-    It fails for the first of: a site that is not registered, a registered node that is unknown, and
-    a site that is not online. It is skipped without a deployment or a server that answers.
+    The result is ``Failed`` if a site is not registered, if a registered node is unknown, or if a
+    site on this machine is not online. These faults are looked for in this order, and only the
+    first is reported. The check is skipped if no deployment is named or its server does not answer.
     """
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = require(setup.deployment, reason)

@@ -58,7 +58,10 @@ class SiteSetup:
 
     @classmethod
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
-        """Build the setup of a deployment's site; ``settings`` is None without a run."""
+        """Build the setup of a deployment's site.
+
+        ``settings`` are the settings of a run, or None if no experiment is named.
+        """
         secrets, ports = deployment.secrets, deployment.ports
         return cls(
             deployment.node_config[site],
@@ -85,19 +88,29 @@ class SiteSetup:
 
     @cached_property
     def rules(self) -> SiteFile:
-        """The rules from site file and node config together; errors as ``effective_rules``."""
+        """The stricter rules of the site file and the node config.
+
+        ``effective_rules`` computes them and raises its own errors.
+        """
         return effective_rules(self.context)
 
     @cached_property
     def site(self) -> OpenedSite:
-        """The site, opened as by a run's first message; errors as ``open_site``."""
+        """The site, opened as at the first message of a run.
+
+        Raises ``Skipped`` if no experiment is named. ``open_site`` raises its own errors.
+        """
         from fedsilo.client_app.opening import open_site  # PyTorch, which takes seconds
 
         self.required_settings()
         return open_site(self.rules.restrict(self.context))
 
     def required_settings(self) -> RunSettings:
-        """Return the settings of the experiment; Skipped if none is named."""
+        """Return the settings of the experiment.
+
+        Raises:
+            Skipped: no experiment is named.
+        """
         reason = "no experiment is named, so its data set and settings cannot be checked"
         return require(self.settings, reason)
 
@@ -111,12 +124,19 @@ class SiteSetup:
         return self.authority, self.key
 
     def is_online(self) -> bool:
-        """Tell whether the hospital is connected to the server; errors as ``is_online``."""
+        """Tell whether the hospital is connected to the server now.
+
+        ``credentials.is_online`` raises ``Refused`` if the server does not give a clear answer.
+        """
         return credentials.is_online(self.superlink, *self.secrets(), self.node, self.now())
 
     @property
     def own_folder(self) -> Path:
-        """The folder that the hospital keeps over all runs; Skipped without a 'state-dir'."""
+        """The folder that the hospital keeps over all runs.
+
+        Raises:
+            Skipped: the node config does not set 'state-dir'.
+        """
         return require(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
 
     def folder(self, key: str) -> Path | None:

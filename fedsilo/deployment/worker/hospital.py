@@ -101,7 +101,8 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
 
-    Repeated restarts wait longer. At the end, both processes are ended.
+    The wait before a restart doubles each time, up to a limit, and is short again after the worker
+    has run steadily. Before the function returns, it ends both processes.
 
     Returns:
         The SuperNode's exit code, 0 after SIGTERM or SIGINT, or ``CANNOT`` if the worker ended with
@@ -183,7 +184,10 @@ def _end(*processes: subprocess.Popen[bytes]) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the arguments of ``flower-supernode`` that concern the worker; others are ignored."""
+    """Parse the arguments of ``flower-supernode`` that concern the worker.
+
+    All other arguments are ignored.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", default="9094")

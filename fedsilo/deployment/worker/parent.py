@@ -123,11 +123,11 @@ class HospitalWorker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Tell whether to restart the worker: after many tasks, or if it has extra threads by then.
+        """Tell whether the worker should be restarted.
 
-        A fork copies only the thread that calls it, so other threads would be missing in the child.
-        OpenBLAS's pool does not count, because it ends itself before a fork. Before its first task,
-        a worker is never worn.
+        It should be restarted after many tasks, or if it has started a task and has more than one
+        thread. A fork copies only the thread that calls it, so other threads would be missing in
+        the child. OpenBLAS's threads do not count, because its pool ends itself before a fork.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Take tasks until the hospital's process ends; return the exit code.
 
     The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
-    fail again; otherwise 0. SIGTERM ends the process with code 0.
+    fail again. Otherwise it is 0. SIGTERM ends the process with code 0.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -232,7 +232,10 @@ def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 
 def runs_any_app(site_file: Path) -> bool:
-    """Tell whether a site file allows executing a run's own app; False if it is unreadable."""
+    """Tell whether a site file allows executing a run's own app (its key 'app' is "any").
+
+    Returns False if the file cannot be read or parsed.
+    """
     from fedsilo.client_app.site.policy import parse_site_file
 
     try:
@@ -263,7 +266,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Replace this process by Flower's own, which executes the app received with the run.
 
-    If Flower's command is not installed, it returns.
+    If Flower's command is not installed, the function returns and this process goes on.
     """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
@@ -316,7 +319,10 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 
 
 def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
-    """Answer a message; an uncaught error is logged and becomes an error reply without its text."""
+    """Answer a message by calling ``answer``.
+
+    If ``answer`` raises an error, the error is logged, and the reply has only the error's type.
+    """
     try:
         return answer(message, context, bundle)
     except Exception as error:

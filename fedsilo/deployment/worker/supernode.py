@@ -111,10 +111,10 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 
 
 def give_up_unanswered(state: Any) -> int:
-    """Reply with an error to messages that no task will answer; return their number.
+    """Reply with an error to messages that no task will answer, and return their number.
 
-    It is 0 while any task is unfinished. ``state`` is the SuperNode's ``InMemoryNodeState`` of
-    Flower 1.39.0.
+    While any task is unfinished, nothing is done and the number is 0. ``state`` is the SuperNode's
+    ``InMemoryNodeState`` of Flower 1.39.0.
     """
     # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):
@@ -162,7 +162,10 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with its arguments; end with code 1 when it loses the server."""
+    """Run ``flower-supernode`` with its arguments.
+
+    The process ends with code 1 when it loses the server.
+    """
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
