@@ -154,10 +154,10 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _list_gpus(most: int) -> list[str]:
-    """Return the identifiers of the visible GPUs, such as "0"; if ``most`` is 0, all of them.
+    """Return the identifiers, such as "0", of at most ``most`` visible GPUs, or of all if it is 0.
 
     Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. The
-    list has at most ``most`` entries, and is empty if there is no GPU.
+    list is empty if there is no GPU.
     """
     import torch
 

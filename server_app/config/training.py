@@ -41,7 +41,7 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
-    Also checks that the run can be trained in batches of sites if 'machine.vectorised' is above 1.
+    If 'machine.vectorised' is above 1, the run must also be trainable in batches of sites.
 
     Raises:
         SettingError: a site would refuse the settings, early stopping could never act, or the run

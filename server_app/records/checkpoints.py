@@ -29,7 +29,7 @@ KEPT = 2  # checkpoints; sites keep the same number of states, so any kept round
 
 
 class CheckpointHook(Hook):
-    """Writes one file per round with the states of round and hooks; keeps the newest two files.
+    """Writes one file per round with the states of the run and the hooks, and keeps two files.
 
     A resumed run must have equal ``settings``. Only hooks that have a name are stored.
     """

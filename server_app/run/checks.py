@@ -81,7 +81,7 @@ class Plan:
 
 
 def check_purpose(plan: Plan) -> Problem:
-    """Return a SettingError unless 'run.purpose' is "train"; else None."""
+    """Return a SettingError if 'run.purpose' is not "train", and None if it is."""
     if plan.common.purpose == "train":
         return None
     return SettingError(
@@ -398,8 +398,9 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line for each unusual property of a site's data.
 
-    These are: no test samples, a single training class, withheld metrics and left-out samples. If
-    no site has test samples, one line says so instead of a line per site.
+    A line is yielded if all training samples of a site are of one class, if the site has no test
+    samples, if it withholds its metrics on a split, or if samples were left out. If no site has
+    test samples, one line at the start says so instead of a line per site.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     if not some_have_test:

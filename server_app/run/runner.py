@@ -148,7 +148,7 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def terms_of(settings: RunSettings) -> Terms:
-    """Return the conditions for sites to take part: the operator's and the method's."""
+    """Return the operator's and the method's conditions for sites to take part in the run."""
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 

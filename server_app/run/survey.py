@@ -80,7 +80,7 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
     Two sites are compared only if their data sets declare the same classes, or the same feature.
 
     Returns:
-        "labels" and "features", each a list of entries with ``sites`` and ``distance``, 0 to 1; a
+        "labels" and "features", each a list of entries with ``sites`` and ``distance``, 0 to 1. A
         feature's entry also has its name. Unknown distances are left out.
     """
     of_labels: list[dict[str, Any]] = []

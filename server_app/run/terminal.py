@@ -82,7 +82,7 @@ def fit_table(table: Table, width: int) -> list[Table]:
 
     Returns:
         One table. If the columns do not fit side by side, several tables, each with the first
-        column and some of the other columns; only the first table has the title.
+        column and some of the other columns. Only the first table has the title.
     """
     natural = [_widest_part(column, str.splitlines) for column in table.columns]
     if _total_width(natural) <= width:
