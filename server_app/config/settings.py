@@ -73,7 +73,7 @@ class RunSettings(Mapping[str, Value]):
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
-        """Return by key the settings that decide the result and that a resumed run must repeat.
+        """Return the settings that decide the result and that a resumed run must repeat, by key.
 
         These are all settings except ``CIRCUMSTANCES``, for example the run's name. An empty
         'plugin-digests' is left out too.
