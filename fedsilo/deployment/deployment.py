@@ -337,14 +337,16 @@ def plan(
         SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
             is not allowed, or ``shared`` has a key that differs between sites.
     """
-    fault = find_name_fault(sites)
+    if not sites and not address:
+        raise SettingError("a deployment needs at least one site, but none is named")
     for key in ("site", "state-dir"):
         if key in shared:
-            fault = f"node config '{key}' differs between sites, so it cannot be shared: remove it"
-    if not sites and not address:
-        fault = "a deployment needs at least one site, but none is named"
-    if fault:
-        raise SettingError(fault)
+            raise SettingError(
+                f"node config '{key}' differs between sites, so it cannot be shared: remove it"
+            )
+    name_fault = find_name_fault(sites)
+    if name_fault:
+        raise SettingError(name_fault)
     names = sorted(sites)  # a site's port must not depend on the order of the names
     remember_files(str(shared.get("plugin", "")))
     node_config: dict[str, dict[str, Value]] = {}

@@ -46,7 +46,7 @@ def small_places(tmp_path: Path, write_idx: IdxWriter) -> Places:
 
 @pytest.fixture
 def own_log() -> Iterator[io.StringIO]:
-    """Return what this machine's own log is told."""
+    """Collect the lines that go to this machine's own log."""
     text = io.StringIO()
     handler, log = logging.StreamHandler(text), logging.getLogger("flwr")
     log.addHandler(handler)

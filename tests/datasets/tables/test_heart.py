@@ -126,7 +126,7 @@ def test_an_impossible_cholesterol_is_no_case_for_a_model_but_stays_in_training(
 
 
 def parsed_without_ranges(places: Places) -> int:
-    """Return how many Swiss rows are left out, if no column has a range."""
+    """Count the Swiss rows that are left out if no column has a range."""
     schema = HEART.schema(places)
     columns = [column.model_copy(update={"range": []}) for column in schema.columns]
     lines, where = HEART.lines_of("switzerland", schema, places)
