@@ -1,6 +1,7 @@
 """What attacks need: Flower's Message outside a ServerApp, a hospital, and one that lies."""
 
 import importlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,13 @@ Alter = Callable[[RecordDict], None]
 
 
 @pytest.fixture
-def hospital(tmp_path: Path) -> Callable[..., Hospital]:
-    """Return a builder of a real hospital under its defaults: run config, site, node config."""
+def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Hospital]:
+    """Return a builder of a real hospital under its defaults: run config, site, node config.
+
+    The seeds of a hospital's own noise are the same in each run of a test, because drawn noise is
+    now and then 0.
+    """
+    monkeypatch.setattr("secrets.randbits", random.Random(53).getrandbits)
 
     def make(
         site: str = "cleveland",

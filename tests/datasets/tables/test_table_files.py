@@ -135,7 +135,12 @@ def test_lines_of_a_workbook_keep_their_numbers_past_empty_ones(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "content",
-    [gzip.compress(TEXT.encode())[:-20], gzip.compress(gzip.compress(b"a")), b"\xd0\xcf\x11\xe0"],
+    [
+        gzip.compress(TEXT.encode())[:-20],
+        gzip.compress(gzip.compress(b"a")),
+        b"\xd0\xcf\x11\xe0",
+    ],
+    ids=["cut", "packed twice", "xls"],
 )
 def test_a_packed_file_that_is_no_table_is_refused_by_its_name(
     content: bytes, tmp_path: Path
