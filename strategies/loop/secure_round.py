@@ -103,7 +103,7 @@ class SecureSum:
         """Return the specs of a masked reply: the arrays' shapes, but in uint32.
 
         The specs also contain an array of two counts: samples, and sites that could not answer. If
-        metrics are summed, there is one array for the metrics and one for their samples.
+        metrics are summed, there is one array for their values and one for their samples.
         """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
@@ -115,8 +115,9 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It holds the round and what the other sites sent in the phase before: keys, names, shares or
-        signatures. In ``secure-keys``, the first phase, it holds only the round.
+        It holds the round and whatever the sites sent in earlier phases that this phase needs:
+        keys, names, shares or signatures. In ``secure-keys``, the first phase, it holds only the
+        round.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -182,7 +183,7 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the 'secure-samples' that all site files must agree on.
+        """Return B, the number 'secure-samples' on which all site files must agree.
 
         Raises:
             SiteError: the numbers differ, or one is below 1; names the sites with each number.
