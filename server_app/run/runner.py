@@ -113,11 +113,11 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 
 def changed_software(directory: RunDirectory) -> str:
-    """Describe in one line the packages whose version has changed since the run began.
+    """Describe in one line which versions, and whether the processor, changed since the run began.
 
     A package is compared only if it was installed at the start and still is. The text is empty if
-    no version has changed, or if there is no config.toml. Other versions may round differently, so
-    the results may differ from the results of an unbroken run.
+    nothing has changed, or if there is no config.toml. Other versions and processors may round
+    differently, so the results may differ from those of an unbroken run.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -131,19 +131,24 @@ def changed_software(directory: RunDirectory) -> str:
     if not parts:
         return ""
     return (
-        "this run began with other software, so its numbers may differ from those of a run without "
-        f"a break: {', '.join(parts)}"
+        "this run began with other software or on another processor, so its numbers may differ "
+        f"from those of a run without a break: {', '.join(parts)}"
     )
 
 
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions in config.toml's environment: name -> version, at most 20 characters."""
+    """Return the versions and the processor of config.toml's environment: name -> text.
+
+    A version has at most 20 characters, a processor at most 80.
+    """
     versions = {}
     for name, version in environment.get("packages", {}).items():
         versions[name] = str(version)[:20]
     for key, name in (("fedsilo-revision", "fedsilo"), ("python", "Python")):
         if environment.get(key):
             versions[name] = str(environment[key])[:20]
+    if environment.get("processor"):
+        versions["the processor"] = str(environment["processor"])[:80]
     return versions
 
 
