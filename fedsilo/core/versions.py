@@ -1,8 +1,10 @@
 """The versions of fedsilo and Flower in a process. The server sends them, and the sites compare."""
 
 import os
+import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,24 @@ def git_revision() -> str:
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("FEDSILO_REVISION", "unknown")
     return done.stdout.strip()
+
+
+def processor() -> str:
+    """Return this machine's processor and the instructions that PyTorch uses on it.
+
+    For example "AMD EPYC 7B13 (AVX2)". Other instructions add in another order, so a run's numbers
+    can differ between processors. Outside Linux the name is the architecture, such as "arm64".
+    """
+    import torch  # commands that only list runs do not need it
+
+    name = platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                name = " ".join(value.split())
+                break
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def refuse_other_versions(server: Mapping[str, Any]) -> None:

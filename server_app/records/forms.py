@@ -358,6 +358,7 @@ class Summary(RunObject):
     plugs: dict[Line, Line] | None = None
     failures: list[Failure]
     seconds: Seconds
+    processor: Line = ""  # runs of earlier versions do not name it
     peak_memory_bytes: dict[SiteName, Amount]
     unrepeatable_operations: list[Line]
     bytes: Bytes

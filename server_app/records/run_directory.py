@@ -30,7 +30,7 @@ from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
-from fedsilo.core.versions import git_revision
+from fedsilo.core.versions import git_revision, processor
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import Content, check_table, read_content
 
@@ -274,7 +274,7 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 
 
 def this_environment() -> dict[str, Any]:
-    """Return the versions of fedsilo, Python and the numerical packages, for config.toml.
+    """Return config.toml's environment: the versions of fedsilo, Python and packages, and the CPU.
 
     Packages that are not installed are left out. fedsilo's version is its git revision.
     """
@@ -285,6 +285,7 @@ def this_environment() -> dict[str, Any]:
     return {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
+        "processor": processor(),
         "packages": packages,
     }
 

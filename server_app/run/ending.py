@@ -20,6 +20,7 @@ from fedsilo.core.methods import title_of
 from fedsilo.core.one_line import abbreviate, join_names, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.versions import processor
 from fedsilo.datasets.registry import data_set
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records import summary as summaries
@@ -80,6 +81,7 @@ def write_end(
     if hooks.best:
         summary["best"] = hooks.best.best
     summary["seconds"] = _build_seconds(seconds, recorder)
+    summary["processor"] = processor()
     summary["peak-memory-bytes"] = recorder.peak_memory
     summary["unrepeatable-operations"] = sorted(recorder.unrepeatable)
     summary["bytes"] = recorder.totals()

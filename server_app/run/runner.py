@@ -114,11 +114,12 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 
 def changed_software(directory: RunDirectory) -> str:
-    """Return one line that names the packages whose version has changed since the run began.
+    """Describe in one line which versions, and whether the processor, changed since the run began.
 
-    Other versions may round differently, and change the results. A package is compared only if it
-    was installed at the start and still is. Python and fedsilo's git revision are compared too. The
-    result is an empty string if nothing has changed, or if the directory has no config.toml.
+    Other versions and processors may round differently, and change the results. A package is
+    compared only if it was installed at the start and still is. Python and fedsilo's git revision
+    are compared too. The result is an empty string if nothing has changed, or if the directory has
+    no config.toml.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -132,15 +133,16 @@ def changed_software(directory: RunDirectory) -> str:
     if not parts:
         return ""
     return (
-        "this run began with other software, so its numbers may differ from those of a run without "
-        f"a break: {', '.join(parts)}"
+        "this run began with other software or on another processor, so its numbers may differ "
+        f"from those of a run without a break: {', '.join(parts)}"
     )
 
 
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return name -> version from the environment in config.toml, each cut to 20 characters.
+    """Return the versions and the processor in config.toml's environment: name -> text.
 
-    The names are those of packages, "fedsilo" (its git revision) and "Python".
+    The names are those of packages, "fedsilo" (its git revision), "Python" and "the processor". A
+    version is cut to 20 characters, and the processor to 80.
     """
     versions = {}
     for name, version in environment.get("packages", {}).items():
@@ -148,6 +150,8 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     for key, name in (("fedsilo-revision", "fedsilo"), ("python", "Python")):
         if environment.get(key):
             versions[name] = str(environment[key])[:20]
+    if environment.get("processor"):
+        versions["the processor"] = str(environment["processor"])[:80]
     return versions
 
 
