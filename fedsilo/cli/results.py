@@ -129,7 +129,9 @@ def compare(
         "also write the table as CSV, with NAME-budgets.csv and NAME-tests.csv next to it",
     ] = None,
     markdown: Annotated[MaybePath, "also write table and tests as Markdown"] = None,
-    picture: Annotated[MaybePath, "also draw each metric by site or distribution, as PNG"] = None,
+    picture: Annotated[
+        MaybePath, "also draw each metric by site or distribution (.png, .svg or .pdf)"
+    ] = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
     print_result(found.lines(median))

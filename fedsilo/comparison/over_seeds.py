@@ -51,7 +51,7 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.pages.notebook import html_of_lines
-from fedsilo.pictures.learning_curves import write_picture
+from fedsilo.pictures.picture_files import write_picture
 from fedsilo.runs.finished_run import FinishedRun, same_split
 
 # experiment -> seed -> summary of the split
@@ -87,7 +87,11 @@ class Comparison:
         return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:
-        """Draw the means over seeds by metric, experiment and site, and write them as PNG."""
+        """Draw the means over seeds by metric, experiment and site, and write them to ``path``.
+
+        Raises:
+            SettingError: the name of the file does not end with .png, .svg or .pdf.
+        """
         write_picture(path, draw_comparison(self.results, self.split))
 
     def markdown(self, median: bool = False) -> str:

@@ -103,7 +103,7 @@ class SecureSum:
         """Return the specs of a masked reply: the arrays' shapes, but in uint32.
 
         The specs also contain an array of two counts: samples, and sites that could not answer. If
-        metrics are summed, there is one array for the metrics and one for their samples.
+        metrics are summed, there is one array for their values and one for their samples.
         """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
@@ -115,8 +115,9 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It holds the round and what the other sites sent in the phase before: keys, names, shares or
-        signatures. In ``secure-keys``, the first phase, it holds only the round.
+        It holds the round and whatever the sites sent in earlier phases that this phase needs:
+        keys, names, shares or signatures. In ``secure-keys``, the first phase, it holds only the
+        round.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -169,8 +170,8 @@ class SecureSum:
                 "resume"
             ) from None
         self.samples = self._agreed_samples(replies)
-        way = quantisation(self.common, len(replies), self.samples)
-        reason = why_too_coarse(self.numbers, way)
+        quantiser = quantisation(self.common, len(replies), self.samples)
+        reason = why_too_coarse(self.numbers, quantiser)
         if reason:
             raise SettingError(reason)
         for site, reply in sorted(replies.items()):
@@ -182,7 +183,7 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the 'secure-samples' that all site files must agree on.
+        """Return B, the number 'secure-samples' on which all site files must agree.
 
         Raises:
             SiteError: the numbers differ, or one is below 1; names the sites with each number.
@@ -264,15 +265,15 @@ class SecureSum:
         none = np.zeros(0, np.uint32)
         metric_sums, metric_samples = sums.pop(METRICS, none), sums.pop(MEASURED, none)
         sites = len(self.replies)
-        way = quantisation(self.common, len(self.keys), self.samples)
+        quantiser = quantisation(self.common, len(self.keys), self.samples)
         self._refuse_counts(samples, metric_samples)
-        reason = why_too_coarse(self.numbers, way, sites, samples)
+        reason = why_too_coarse(self.numbers, quantiser, sites, samples)
         if reason:
             raise SettingError(reason)
         # Sites scaled their updates by samples / B, so that none exceeds the clipping norm
         share = self.samples / samples
-        updates = {name: way.total(words, sites) * share for name, words in sums.items()}
-        self._refuse_unlikely(updates, way, share)
+        updates = {name: quantiser.total(words, sites) * share for name, words in sums.items()}
+        self._refuse_unlikely(updates, quantiser, share)
         mean = {}
         for name, update in updates.items():
             array = before[name].astype(np.float64) + update
@@ -280,7 +281,7 @@ class SecureSum:
                 array = np.maximum(array, 0.0)  # rounding may move a variance of 0 just below 0
             mean[name] = np.asarray(array, np.float32)
         return mean, self._metric_means(
-            replace(way, limit=1.0).total(metric_sums, sites), metric_samples
+            replace(quantiser, limit=1.0).total(metric_sums, sites), metric_samples
         )
 
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
@@ -403,7 +404,7 @@ class SecureSum:
         )
 
     def _refuse_unlikely(
-        self, updates: Mapping[str, NDArray], way: Quantisation, share: float
+        self, updates: Mapping[str, NDArray], quantiser: Quantisation, share: float
     ) -> None:
         """Refuse a mean that is longer than clipped updates and rounding errors allow.
 
@@ -411,14 +412,14 @@ class SecureSum:
 
         Args:
             updates: the mean update of each array.
-            way: the quantisation of this sum.
+            quantiser: the quantisation of this sum.
             share: B / samples, the factor that the sums were multiplied by.
 
         Raises:
             SiteError: the mean is longer than 'secure.clip-norm' allows.
         """
         # Each number may be wrong by one step of the quantisation at each site
-        rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
+        rounding = len(self.replies) * quantiser.step * math.sqrt(self.numbers)
         longest = self.common.clip_norm + share * rounding
         squared = 0.0
         for update in updates.values():

@@ -73,7 +73,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Return a sentence on the sums over table features that sites send in their hellos.
+        """Return one sentence on the sums over table features that sites send in their hellos.
 
         The list is empty if no sums are sent, because the inputs are not standardised with pooled
         statistics.
@@ -88,7 +88,7 @@ class Participants:
         ]
 
     def task(self) -> Task:
-        """Return the task that all sites share."""
+        """Return the task that all sites share: the input shape and the number of classes."""
         return task_of(self.facts[self.sites()[0]])
 
     def standardisation(self) -> FeatureStatistics | None:
@@ -107,9 +107,9 @@ class Participants:
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Wait up to a minute until ``min-sites`` nodes are connected, and return all ids, sorted.
+    """Wait up to a minute until 'run.min-sites' nodes are connected, and return all ids, sorted.
 
-    At least one node is needed even if ``min-sites`` is 0.
+    At least one node is needed even if 'run.min-sites' is 0.
 
     Args:
         grid: connects the server with the nodes.
@@ -117,7 +117,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
         silos: the number of silos; None if only the sites know it.
 
     Raises:
-        SiteError: fewer nodes than ``min-sites``, or none, or more than ``silos`` are connected.
+        SiteError: no node or fewer nodes than 'run.min-sites' are connected, or more than
+            ``silos``.
     """
     needed = max(settings.min_sites, 1)
     limit = time.monotonic() + _JOIN_SECONDS
@@ -147,11 +148,11 @@ def meet_sites(
 ) -> Participants:
     """Ask every connected node who it is, and require enough participants.
 
-    ``hear_sites`` explains the arguments, and raises its own errors.
+    The arguments are those of ``hear_sites``, whose errors are also raised.
 
     Raises:
-        SiteError: a node was refused, and fewer than ``min-sites`` sites can take part. If
-            ``min-sites`` is 0, all nodes must take part. The message has the reasons.
+        SiteError: a node was refused, and fewer than 'run.min-sites' sites can take part. If
+            'run.min-sites' is 0, all nodes must take part. The message has the reasons.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
@@ -164,7 +165,11 @@ def meet_sites(
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites."""
+    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites.
+
+    A refusal without a site is a line of its own. The lines are in the order of the sorted
+    refusals.
+    """
     pairs = []
     for refusal in sorted(refused):
         site, colon, reason = refusal.partition(": ")
@@ -176,7 +181,7 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs: ``min-sites``, or all that were asked."""
+    """Return the number of sites that a run needs: 'run.min-sites', or if 0 all asked nodes."""
     return settings.min_sites or len(met.asked)
 
 
@@ -185,14 +190,14 @@ def hear_sites(
 ) -> Participants:
     """Ask every connected node who it is, and return the sites that can take part.
 
-    A node that cannot take part, by itself or together with the other nodes, is left out, and
-    ``refused`` has the reason. The result may have no site at all.
+    A node that cannot take part, by itself or together with the other nodes, is left out, and the
+    result's ``refused`` has the reason. The result may have no sites at all.
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
         silos: the largest possible number of sites; None if only the sites know it.
-        terms: the operator's terms; None for none.
+        terms: the operator's conditions, such as registered site names; None if there are none.
 
     Raises:
         SiteError: too few or too many nodes are connected.
@@ -221,9 +226,10 @@ def hear_sites(
 
 
 def _admit(heard: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
-    """Return the hellos that meet the operator's and the method's terms.
+    """Return the hellos that meet the operator's and the method's conditions (``terms``).
 
-    The reasons against the other hellos are appended to ``refused``.
+    The reasons against the other hellos are appended to ``refused``. Registered names are not
+    checked if all sites are ``simulated``.
     """
     admitted = []
     for hello in heard:
@@ -269,7 +275,8 @@ def _second_node_refusal(site: str, node: int) -> str:
 def _drop_unlike(heard: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
     """Return the hellos of the sites that fit together, by ``TOGETHER_CHECKS``.
 
-    The reasons against the other sites are appended to ``refused``, each reason once.
+    The reasons against the other sites are appended to ``refused``; sites with the same reason get
+    one line.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:

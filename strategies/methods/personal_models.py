@@ -31,7 +31,7 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return the state after adding the sites that trained a personal model in this round.
+        """Return a copy of the state with the sites that trained a personal model added.
 
         These are the sites whose reply says that they keep state.
         """

@@ -103,8 +103,8 @@ def build_topology(
 def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
     """Return the silo set's links as an undirected graph over the positions of ``names``.
 
-    Each edge has ``latency`` in milliseconds and ``gbps``. Either is None if the silo set does not
-    state it. If ``silo_set`` is None, the graph has no edges.
+    Each edge has ``latency`` in milliseconds and ``gbps``; either is None if the silo set does not
+    state it. If ``silo_set`` is None, the graph has nodes but no edges.
     """
     graph = nx.Graph()
     graph.add_nodes_from(range(len(names)))
@@ -181,7 +181,7 @@ def _build_ring(base: nx.Graph) -> _Built:
 
 
 def _build_star(base: nx.Graph) -> _Built:
-    """Connect all sites to a hub, where the server is, and return arcs and weights.
+    """Connect all sites to a centre, which stands for the server; return arcs and weights.
 
     All weights are 1 / n for n sites, because the server computes the mean of all models.
     """
@@ -248,9 +248,9 @@ def _path_latencies(base: nx.Graph) -> Matrix | None:
 def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short round tour that begins at 0.
 
-    It is the shorter of Christofides' tour and the greedy tour. Of its two directions the one whose
-    second site has the lower position is returned. If latencies are not known, the sites are in the
-    order of their names.
+    It is the shorter of Christofides' tour and the greedy tour. It runs in the direction in which
+    the second site has the lower position. If latencies are not known, the sites are in the order
+    of their names.
     """
     latencies = _path_latencies(base)
     if latencies is None:
