@@ -315,7 +315,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    # The bar goes to standard error, so the output can be piped; without a terminal nothing is drawn
+    # The bar goes to standard error, so the output can be piped; without a terminal it is hidden
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)
