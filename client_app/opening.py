@@ -124,8 +124,8 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
     Raises:
         RefusedError: the run's folds or sampling choose among a real hospital's samples, which
-            could reveal one sample by comparison; 'state-dir' is missing where it is needed; the
-            hospital's cap on epsilon needs a private run; or consent to send folder names is
+            could reveal one sample by comparison; a required 'state-dir' is missing; the hospital
+            has a cap on epsilon, but the run is not private; or consent to send folder names is
             missing.
         SettingError: settings of differential privacy contradict each other.
         SiteError: the node config names no site.
@@ -172,8 +172,8 @@ def _run_settings(context: Context) -> CommonSettings:
 
     Raises:
         RefusedError: the run chooses among the site's samples without 'allow-folds'; or the
-            hospital has a cap on epsilon, but the run has no noise, so that no epsilon can be
-            computed.
+            hospital has a cap on epsilon, but the run adds no noise, so its epsilon would be
+            infinite.
     """
     settings, node = site_settings(context), context.node_config
     if not is_simulated(context):
@@ -261,9 +261,9 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 
 
 def _folder_fault(context: Context) -> str | None:
-    """Say why the node config's 'data-dir' is unusable (unreadable or empty).
+    """Explain why the node config's 'data-dir' is unusable: it is unreadable or empty.
 
-    None if the folder has an entry, or if the node config has no 'data-dir'.
+    Returns None if the folder has an entry, or if the node config has no 'data-dir'.
     """
     folder = str(context.node_config.get("data-dir", ""))
     if not folder:

@@ -124,7 +124,7 @@ class Ledger:
 def ledger_mark(context: Context) -> LedgerMark | None:
     """Return the number of releases in the hospital's ledger of all runs, and the file's SHA-256.
 
-    None if the site has no 'state-dir' or no ledger yet.
+    Returns None if the site has no 'state-dir' or no ledger yet.
 
     Raises:
         CheckpointError: the ledger is damaged.

@@ -257,10 +257,10 @@ class KnownKeys:
             raise RefusedError(fault)
 
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
-        """Store the last received code of each site, and return all known keys.
+        """Store the latest received code of each site, and return all known keys.
 
-        New sites are ignored once the list has 200 sites, because a server could invent any number;
-        so are sites with an invalid name.
+        New sites are ignored once the list has 200 sites, because a server could invent any number
+        of sites. New sites with an invalid name are ignored too.
         """
         with self.file.lock():
             known = self.read()
@@ -335,7 +335,7 @@ class KnownKeys:
 def own_code(folder: Path) -> str:
     """Return the code of the signing key in ``folder``, in the form that people compare.
 
-    "" if the folder has no key; none is made.
+    Returns "" if the folder has no key. No key is made.
 
     Raises:
         RefusedError: the key file is unusable.

@@ -6,14 +6,14 @@ A key is one of three kinds::
     unrepeatable.<operation>        an operation that ran and is not deterministic
     <model>.<split>.<metric>        a measurement; the model is 'incoming' or 'trained'
 
-A measurement's metric is one word (``accuracy``), perhaps of another site's model
+The metric of a measurement is one word (``accuracy``), perhaps of another site's model
 (``accuracy-from-<site>``), or a member of a family, ``<family>.<place>.<part>``:
 
     class.<label>.<right, false or auc>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
     routing.<site>.<mean, or q05 to q95>
 
-The server refuses a reply with any other key, with the site's name (``strategies.loop.plausible``).
+The server refuses a reply with any other key, and names the site (``strategies.loop.plausible``).
 All later readers of metrics (records, pictures, reports) use ``read_metric``, so a reader knows
 every name that passes the check.
 """
@@ -68,7 +68,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's name, taken apart.
+    """The parts of a metric's name.
 
     Attributes:
         word: the word before ``-from-``, or the name of the family.
@@ -87,7 +87,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement's key, taken apart."""
+    """The parts of a measurement's key."""
 
     model: str  # INCOMING or TRAINED
     split: str  # one of SPLITS
@@ -135,7 +135,7 @@ def read_metric(name: str) -> Metric | None:
     """Parse a metric's name, such as ``accuracy`` or ``class.0.right``.
 
     Returns:
-        The parts of the name, or None if the grammar does not allow it.
+        The parts of the name, or None if the grammar does not allow the name.
     """
     family, dot, rest = name.partition(".")
     if dot and family in _PARTS:
@@ -149,10 +149,10 @@ def read_metric(name: str) -> Metric | None:
 
 
 def _read_member(family: str, rest: str) -> Metric | None:
-    """Parse ``rest``, ``<place>.<part>``, of the name of a family's member.
+    """Parse the name of a family's member; ``rest`` is the part ``<place>.<part>``.
 
-    The result is None if the part is not one of the family's, or the place is not a site's name
-    (routing), a whole number (class) or a bin number below ``BINS``.
+    The result is None if the family does not have that part, or if the place is not a site's name
+    (routing), a whole number of up to six digits (class) or a bin number below ``BINS``.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -173,7 +173,7 @@ def read_measurement(key: str) -> Measurement | None:
     """Parse a measurement's key, ``<model>.<split>.<metric>``.
 
     Returns:
-        The parts of the key, or None if the grammar does not allow it.
+        The parts of the key, or None if the grammar does not allow the key.
     """
     model, _, rest = key.partition(".")
     split, dot, name = rest.partition(".")
@@ -184,7 +184,10 @@ def read_measurement(key: str) -> Measurement | None:
 
 
 def is_metric_key(key: str) -> bool:
-    """Tell whether the grammar allows ``key`` as the name of a metric in a reply."""
+    """Return whether a reply may have a metric with this key.
+
+    A key is a single word, ``unrepeatable.<operation>`` or a measurement.
+    """
     if _WORD.fullmatch(key):
         return True
     if key.startswith(UNREPEATABLE):
@@ -196,7 +199,7 @@ def is_metric_key(key: str) -> bool:
 class BinCounts:
     """The content of one bin: its samples, the right predictions, and the mean certainty.
 
-    All three are floats, as metrics are; the mean is from 0 to 1.
+    All three are floats, as all metrics are. The mean is from 0 to 1.
     """
 
     count: float
@@ -207,7 +210,7 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family: bin number (from 0) -> content, in rising order.
 
-    A bin with fewer than its three metrics is left out.
+    A bin that lacks one of its three metrics is left out.
 
     Args:
         values: metric -> value, for one site and split.

@@ -167,7 +167,7 @@ class Round(Ask):
         arrays = question.send[site]
         if arrays:
             if self.compression and phase in TRAINING:
-                self.compression.pack(arrays, self._packed)
+                self.compression.pack_weights(arrays, self._packed)
             content[ARRAYS] = to_record(arrays, self._packed)
         if self.standardisation is not None and phase not in SECURING:
             content[STANDARDISED] = self.standardisation
@@ -237,7 +237,7 @@ class Round(Ask):
         expected = question.expect.get(site, {})
         if self.compression:
             sent = question.send[site]
-            reply = self.compression.reply(site, message.content, expected, sent)
+            reply = self.compression.decode_reply(site, message.content, expected, sent)
         else:
             reply = decode(site, message.content, expected)
         for name, array in reply.arrays.items():

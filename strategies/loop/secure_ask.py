@@ -41,7 +41,7 @@ from fedsilo.strategies.wire.secure_keys import (
     read_token,
     read_tokens,
     read_whole,
-    refuse_no_key,
+    refuse_invalid_key,
 )
 from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, words
 
@@ -213,8 +213,8 @@ def _check_keys(sum_: SecureSum, reply: Reply) -> None:
     terms = read_token(record, "terms", LONGEST_KEY)
     signature = read_token(record, "signature", LONGEST_KEY)
     # An invalid key would fail later at every other site, which would hide whose it is
-    refuse_no_key(mask)
-    refuse_no_key(seal)
+    refuse_invalid_key(mask)
+    refuse_invalid_key(seal)
     (splits,) = read_texts({"splits": [record.get("splits")]}, "splits")
     read_whole(record, "samples")
     said = key_words(sum_.common.run_name, sum_.round, reply.site, (mask, seal), terms, splits)

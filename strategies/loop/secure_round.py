@@ -170,8 +170,8 @@ class SecureSum:
                 "resume"
             ) from None
         self.samples = self._agreed_samples(replies)
-        way = quantisation(self.common, len(replies), self.samples)
-        reason = why_too_coarse(self.numbers, way)
+        quantiser = quantisation(self.common, len(replies), self.samples)
+        reason = why_too_coarse(self.numbers, quantiser)
         if reason:
             raise SettingError(reason)
         for site, reply in sorted(replies.items()):
@@ -265,15 +265,15 @@ class SecureSum:
         none = np.zeros(0, np.uint32)
         metric_sums, metric_samples = sums.pop(METRICS, none), sums.pop(MEASURED, none)
         sites = len(self.replies)
-        way = quantisation(self.common, len(self.keys), self.samples)
+        quantiser = quantisation(self.common, len(self.keys), self.samples)
         self._refuse_counts(samples, metric_samples)
-        reason = why_too_coarse(self.numbers, way, sites, samples)
+        reason = why_too_coarse(self.numbers, quantiser, sites, samples)
         if reason:
             raise SettingError(reason)
         # Sites scaled their updates by samples / B, so that none exceeds the clipping norm
         share = self.samples / samples
-        updates = {name: way.total(words, sites) * share for name, words in sums.items()}
-        self._refuse_unlikely(updates, way, share)
+        updates = {name: quantiser.total(words, sites) * share for name, words in sums.items()}
+        self._refuse_unlikely(updates, quantiser, share)
         mean = {}
         for name, update in updates.items():
             array = before[name].astype(np.float64) + update
@@ -281,7 +281,7 @@ class SecureSum:
                 array = np.maximum(array, 0.0)  # rounding may move a variance of 0 just below 0
             mean[name] = np.asarray(array, np.float32)
         return mean, self._metric_means(
-            replace(way, limit=1.0).total(metric_sums, sites), metric_samples
+            replace(quantiser, limit=1.0).total(metric_sums, sites), metric_samples
         )
 
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
@@ -404,7 +404,7 @@ class SecureSum:
         )
 
     def _refuse_unlikely(
-        self, updates: Mapping[str, NDArray], way: Quantisation, share: float
+        self, updates: Mapping[str, NDArray], quantiser: Quantisation, share: float
     ) -> None:
         """Refuse a mean that is longer than clipped updates and rounding errors allow.
 
@@ -412,14 +412,14 @@ class SecureSum:
 
         Args:
             updates: the mean update of each array.
-            way: the quantisation of this sum.
+            quantiser: the quantisation of this sum.
             share: B / samples, the factor that the sums were multiplied by.
 
         Raises:
             SiteError: the mean is longer than 'secure.clip-norm' allows.
         """
         # Each number may be wrong by one step of the quantisation at each site
-        rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
+        rounding = len(self.replies) * quantiser.step * math.sqrt(self.numbers)
         longest = self.common.clip_norm + share * rounding
         squared = 0.0
         for update in updates.values():

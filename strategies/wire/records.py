@@ -56,9 +56,9 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
     Args:
         arrays: the arrays to send, by name.
-        packed: a cache of serialised arrays and records, which this function extends, so that
-            arrays for several sites are serialised once. It also holds the arrays themselves, so
-            that no other object can get the same id.
+        packed: a cache of serialised arrays and records, which this function extends, so arrays for
+            several sites are serialised only once. It also holds the arrays themselves, so no other
+            object can get the same id. None for no cache.
     """
     if packed is None:
         packed = {}
@@ -127,7 +127,7 @@ def read_header(packed: Array) -> Header:
 
 
 def unpack(packed: Array) -> NDArray:
-    """Unpack a serialised array into a new array, in the order of its dimensions in memory.
+    """Unpack a serialised array into a new array, with the memory order that its header states.
 
     Raises:
         ArrayError: the bytes are not an array of numbers.
@@ -172,12 +172,13 @@ Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     """Return a message's content with each record's arrays joined into one bundle.
 
-    A record stays unchanged if it has a single array, or an array that does not hold numbers.
+    A record stays unchanged if it has fewer than two arrays, or an array that does not hold
+    numbers.
 
     Args:
         content: the content of a message.
-        cache: bundles made before, which this function extends, so that data for several sites are
-            serialised once. It also holds the arrays, so that no other object can get the same id.
+        cache: bundles made before, which this function extends, so data for several sites are
+            serialised only once. It also holds the arrays, so no other object can get the same id.
     """
     if cache is None:
         cache = {}

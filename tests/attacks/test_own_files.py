@@ -136,7 +136,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "seed": secret_seed,
     LEDGER: lambda folder: Ledger(folder / LEDGER, 1.0, 1e-5, of_all_runs=True).releases(),
     SECRETS: lambda folder: read_secrets(folder, 1),
-    SUMS: lambda folder: UnmaskedSums(folder, 1).refuse_without([]),
+    SUMS: lambda folder: UnmaskedSums(folder, 1).refuse_missing_sites([]),
     "round-000001-00.safetensors": lambda folder: load_state(
         folder / "round-000001-00.safetensors"
     ),
