@@ -1,4 +1,4 @@
-"""The versions of fedsilo and Flower in a process: the server sends them, the sites compare."""
+"""The versions of fedsilo and Flower in a process. The server sends them, and the sites compare."""
 
 import os
 import platform
@@ -40,8 +40,8 @@ def installed_software() -> dict[str, str]:
 def git_revision() -> str:
     """Return the git revision of the checkout that this code runs from.
 
-    Outside a checkout the result is $FEDSILO_REVISION, which the container images set, or else
-    'unknown'.
+    Outside a checkout, the result is $FEDSILO_REVISION, which the container images set. If that is
+    not set either, the result is 'unknown'.
     """
     folder = Path(__file__).resolve().parent
     try:
@@ -77,9 +77,11 @@ def processor() -> str:
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
     """Check that the server's versions of fedsilo and Flower match those of this site.
 
-    The versions of fedsilo must be equal; those of Flower must agree in their first two numbers. A
-    version that the server does not send is accepted. ``server`` has ConfigRecord entries in the
-    form of ``own_versions``.
+    The versions of fedsilo must be equal, and those of Flower must agree in their first two
+    numbers. A version that the server does not send is accepted.
+
+    Args:
+        server: ConfigRecord entries in the form of ``own_versions``.
 
     Raises:
         SiteError: a version differs.

@@ -19,7 +19,7 @@ _SHORTEST = 14  # characters, without what an error fills in
 # Tried in other files than those beside this one: a part of the text -> the file
 ELSEWHERE = {
     "images that it has trained on might be tested": "tests/datasets/weights/test_provenance.py",
-    "holds no arrays of this network: for weights of": (
+    "has no arrays of this network: for weights of": (
         "tests/datasets/weights/test_initial_weights.py"
     ),
     "a sum has room only for numbers of a known size": "tests/test_secure_end_to_end.py",
