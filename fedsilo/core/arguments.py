@@ -27,7 +27,8 @@ AnyPath = Path | str
 MaybePath = AnyPath | None
 AnyRun = HasPath | Path | str  # a run, or its directory
 Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
-Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
+# Settings by key, {"uefl.gamma": 0.2}, or as a sequence of key=value
+Settings = Mapping[str, Value] | Sequence[str]
 Tell = Callable[[str], None]  # takes a line about the progress
 Watch = Callable[[int, int], None]  # takes the amount done and the total amount
 

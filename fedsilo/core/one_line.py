@@ -155,7 +155,8 @@ def markdown_cell(text: str) -> str:
     '#' at the start, intervals such as [0, 1], and a star between spaces.
     """
     line = " ".join(terminal_text(text).split())
-    parts = _NO_MARKUP.split(line)  # every second part is not markup
+    # Every second part is a match of _NO_MARKUP, which stays unchanged
+    parts = _NO_MARKUP.split(line)
     parts[::2] = [_CELL_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
     return "".join(parts)
 

@@ -93,12 +93,14 @@ def setting(
     # pydantic reads its own names in a field's metadata, so the class stays a plain dataclass
     checked: dict[str, Any] = {"description": help}
     if not isinstance(default, str):
-        checked["strict"] = True  # true is not a number here, and 3.0 is not a whole number
+        # True is not a number here, and 3.0 is not a whole number
+        checked["strict"] = True
     for name, bound in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)):
         if bound is not None:
             checked[name] = bound
     if pattern is not None:
-        checked["pattern"] = f"^(?:{pattern})$"  # pydantic would take a match anywhere in the text
+        # Without the anchors, pydantic would accept a match anywhere in the text
+        checked["pattern"] = f"^(?:{pattern})$"
     if isinstance(default, float):
         checked["allow_inf_nan"] = False
     return dataclasses.field(default=default, metadata={**said, **checked})
@@ -379,7 +381,8 @@ def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
         raise _wrong_value(key, value, rule, "too_large")
     if rule.kind is str:
         if not isinstance(value, str):
-            raise _wrong_value(key, value, rule, "string_type")  # pydantic would decode bytes
+            # Not left to pydantic, which would decode bytes
+            raise _wrong_value(key, value, rule, "string_type")
         fault = _text_fault(value)
         if fault:
             raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")

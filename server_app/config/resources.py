@@ -82,7 +82,8 @@ def check_device(device: str, share: float) -> None:
 
 def has_gpu() -> bool:
     """Return whether PyTorch sees a GPU on this machine."""
-    import torch  # takes seconds, and is needed only here
+    # Imported here, because it takes seconds and is needed only here
+    import torch
 
     return torch.cuda.is_available()
 
@@ -93,7 +94,8 @@ def cores() -> int:
     The number is limited by CPU affinity (on Linux) and by the container's CPU quota.
     """
     own = os.cpu_count() or 1
-    if sys.platform == "linux":  # where taskset and Slurm may leave a process fewer
+    # taskset and Slurm may leave a process fewer cores on Linux
+    if sys.platform == "linux":
         own = len(os.sched_getaffinity(0))
     try:
         quota, period = map(int, (_CGROUP / "cpu.max").read_text().split())
@@ -118,7 +120,8 @@ def _left_in_container() -> float:
         used = int((_CGROUP / "memory.current").read_text())
         for line in (_CGROUP / "memory.stat").read_text().splitlines():
             name, value = line.split()
-            if name == "inactive_file":  # the page cache makes room
+            # The kernel frees inactive page cache when memory is needed
+            if name == "inactive_file":
                 used -= int(value)
         return limit - used
     except (OSError, ValueError, KeyError):  # "max" is not a number: there is no limit

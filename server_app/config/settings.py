@@ -430,5 +430,6 @@ def parse_pair(text: str) -> tuple[str, Any]:
         raise SettingError(f"{quote_value(text)} {fault}")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
-        value = raw.strip()  # a bare name such as 2024-01-01
+        # The user may mean a bare name such as 2024-01-01
+        value = raw.strip()
     return key.strip(), value

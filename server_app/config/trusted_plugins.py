@@ -87,7 +87,8 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         # Through a link, somebody could have this append to any file of the user
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(lines)  # one write, so that two processes do not mix their lines
+            # A single write, so that two processes do not mix their lines
+            file.write(lines)
     except (OSError, RuntimeError, SettingError) as error:  # a home that is missing or read-only
         print(
             f"fedsilo: the plugins of this run are not remembered ({one_line(error, 200)}): to "

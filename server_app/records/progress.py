@@ -253,7 +253,8 @@ def clock(seconds: float) -> str:
 
 def bytes_text(number: float) -> str:
     """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``."""
-    if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
+    # A value of 999.5 or more is shown as 1 of the next unit, not as 1e+03
+    if number < 999.5:
         return f"{number:.0f} B"
     for unit in ("kB", "MB", "GB"):
         number /= 1000

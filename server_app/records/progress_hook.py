@@ -130,7 +130,8 @@ class ProgressHook(Hook):
             raise
         except BaseException as error:  # Ctrl-C, or a signal of Slurm
             self._end("interrupted")
-            error.args = (str(self.directory.path),)  # the command says how to resume it
+            # The command uses the path to say how to resume the run
+            error.args = (str(self.directory.path),)
             raise
         finally:
             self.ending.set()
@@ -201,7 +202,8 @@ class ProgressHook(Hook):
         # Rounds before a resume are not in ``began``, so only those of this process count
         left = (self.round_began - self.began) / (round_ - self.first) * (here.rounds - round_)
         trained = self.recorder.values(round_, "train", trained=True).values()
-        losses = [site["loss"] for site in trained if "loss" in site]  # a site may withhold it
+        # A site may withhold its loss
+        losses = [site["loss"] for site in trained if "loss" in site]
         before = self.recorder.values(round_ - 1, "val").values()
         parts = [f"round {round_:>{len(str(here.rounds))}}/{here.rounds}"]
         if losses:
@@ -245,7 +247,8 @@ class ProgressHook(Hook):
             self.due.clear()
             ended, began = self.ending.is_set(), time.thread_time()
             try:
-                if self.directory.path.is_dir():  # somebody may have removed the directory
+                # Somebody may have removed the directory
+                if self.directory.path.is_dir():
                     write_progress(self._snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)

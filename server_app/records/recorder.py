@@ -128,7 +128,8 @@ class GrowingCsv:
                 f"{self.path} was altered: its first {size} bytes are not those of the checkpoint; "
                 "restore the file, or start a new run"
             )
-        if size:  # an earlier version may have begun it, with fewer columns
+        # An earlier version may have begun the file with fewer columns
+        if size:
             self.header = data.partition(b"\n")[0].decode().split(",")
         self.final = {"bytes": size, "crc32": final["crc32"]}
 

@@ -190,8 +190,9 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     if common.run_name:
         return settings
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    of = f"{common.method}-{common.dataset}".replace(":", "-")  # names of plugins have a colon
-    name = f"{of}-seed{common.seed}-{stamp}-{os.getpid()}"
+    # Names of plugins have a colon, which a run's name must not have
+    prefix = f"{common.method}-{common.dataset}".replace(":", "-")
+    name = f"{prefix}-seed{common.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 

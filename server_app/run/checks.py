@@ -188,7 +188,8 @@ def check_memory(plan: Plan) -> Problem:
         return None
     resources = plan.resources
     share = float(resources["client-resources-num-cpus"])
-    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1  # as Ray counts them
+    # Ray counts all cores of the machine
+    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1
     at_once = cores
     if share:
         at_once = int(cores / share)
@@ -441,7 +442,8 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
             yield f"site {site}: it withholds its metrics on {', '.join(withheld)}"
         if facts.dropped:
             reason = _UNREADABLE
-            if facts.features:  # a table
+            # Only a table has features
+            if facts.features:
                 reason = "a value is missing or out of range"
             yield f"site {site}: {format_count(facts.dropped, 'sample')} left out: {reason}"
 

@@ -90,7 +90,8 @@ def write_end(
     if unlike:
         summary["unlike-columns"] = unlike
     ending = directory.path / run_directory.ENDING
-    ending.touch()  # a run that is killed after this line writes its documents when it is resumed
+    # A run that is killed after this line writes its documents when it is resumed
+    ending.touch()
     directory.write_json(run_directory.SUMMARY, summary)
     _write_documents(directory, loop, recorder, say)
     ending.unlink()

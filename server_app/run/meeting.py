@@ -96,7 +96,8 @@ def read_meeting(path: Path) -> Meeting:
     Raises:
         RunDirectoryError: the file is missing, unreadable or malformed.
     """
-    fault = file_fault(path)  # a pipe would be waited for
+    # Checked first, because reading a pipe would wait for its writer
+    fault = file_fault(path)
     if fault is None:
         try:
             return TypeAdapter(Meeting).validate_json(path.read_bytes())

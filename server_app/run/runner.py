@@ -230,7 +230,8 @@ def assemble(
         newest = checkpoint.resume()
         if newest is not None:
             loop.state = newest
-    _ = loop.state  # a method that cannot begin fails here, before anything is written
+    # A method that cannot begin fails here, before anything is written
+    _ = loop.state
     return loop, RunHooks(recorder, privacy, progress, best)
 
 

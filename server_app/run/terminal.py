@@ -190,7 +190,8 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
     def draw() -> None:
         nonlocal phase
         while not ended.wait(_EVERY):
-            with suppress(FedsiloError):  # a file of another version: the run itself will say so
+            # A file of another version is ignored, because the run itself will report it
+            with suppress(FedsiloError):
                 here = read()
                 if here is None:
                     continue
@@ -198,7 +199,8 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
                 now = ""
                 if here.phase:
                     now = f"round {here.round}, {here.phase}"
-                if now != phase:  # the time left is estimated from a phase's own replies
+                # The time left is estimated from a phase's own replies, so it starts anew
+                if now != phase:
                     bars.reset(sites, note=now)
                 phase = now
                 bars.update(sites, total=len(here.asked), completed=len(here.answered))

@@ -194,7 +194,8 @@ def as_text(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
         raise misfit(f"must have at most {_MOST_DIGITS} digits")
     text = str(value)
-    if not text.isprintable() and text != "\t":  # which parts the columns of a table
+    # A single tab is allowed, because it may be the delimiter of a table
+    if not text.isprintable() and text != "\t":
         raise misfit("must be one line of characters that can be printed")
     # Columns, levels and labels are compared in this form wherever they are read
     return unicodedata.normalize("NFC", text)

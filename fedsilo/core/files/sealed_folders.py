@@ -56,7 +56,8 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
-        with suppress(OSError):  # a cache that is mounted read-only
+        # The cache may be mounted read-only
+        with suppress(OSError):
             os.utime(target)
         opened = _inode(target)
         try:
@@ -140,7 +141,8 @@ def fault(folder: Path) -> str | None:
         # A file that changed within a tick of the clock could change again without a new time, so
         # such a comparison is not remembered
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
-            with suppress(OSError):  # a cache that is mounted read-only
+            # The cache may be mounted read-only
+            with suppress(OSError):
                 write_atomically(folder / STAMP, json.dumps(stamps), 0o600)
     except FileNotFoundError:
         return "have no seal"

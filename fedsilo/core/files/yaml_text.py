@@ -202,7 +202,8 @@ def _key_fault(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
     keys = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
-            continue  # PyYAML refuses it
+            # PyYAML refuses a key that is a list or a mapping
+            continue
         key = key_node.value
         if key_node.tag not in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
             # 1 and 01 are two texts, but one key
