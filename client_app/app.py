@@ -77,7 +77,7 @@ class HospitalApp(ClientApp):
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
-        error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
+        error = RefusedError(f"a hospital does not answer messages of kind {quote_value(kind)}")
         return refuse(message, context, error)
 
 
@@ -371,8 +371,8 @@ def _reason(error: Exception, context: Context) -> str:
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (
-            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, as "
-            "names of its files may be patients'"
+            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, "
+            "because names of its files may be patients'"
         )
     if isinstance(error, FedsiloError):
         from fedsilo.client_app.site.bounds import without_paths

@@ -163,7 +163,7 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     if with_data and stand_in is not None:
         opened = replace(opened, silo=opened.read_declared())
     if settings.dataset == "folder":  # its class names are names of the hospital's folders
-        opened.require_consent("allow-folder-names", "folders' names are sent as those of classes")
+        opened.require_consent("allow-folder-names", "names of folders are sent as class names")
     return opened
 
 
@@ -214,7 +214,8 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
     if not settings.is_private():
         raise RefusedError(
             "the site has a cap on epsilon, but the run's 'privacy.sample-clip-norm' is 0: without "
-            "clipping and noise there is no epsilon, of arrays or of measurements; set "
+            "clipping and noise no epsilon can be computed, neither for arrays nor for "
+            "measurements; set "
             "'privacy.sample-clip-norm' and 'privacy.noise-multiplier', or leave the site out"
         )
 

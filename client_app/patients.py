@@ -126,7 +126,7 @@ class PatientPrivacy:
         floor, size = self.session.smallest_batch, settings.batch_size
         if rate < 1 and floor > 1 and size < _BATCH_MARGIN * floor:
             raise RefusedError(
-                f"private batches are drawn at random, {size} samples on average, and fewer than "
+                f"private batches are drawn at random, {size} samples on average, so fewer than "
                 f"{floor} could be in one ('minimum-batch'): set 'train.batch-size' to at least "
                 f"{_BATCH_MARGIN * floor}, or 'max-epsilon' in the site file"
             )

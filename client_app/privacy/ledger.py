@@ -112,12 +112,12 @@ class Ledger:
     def _file(self) -> OwnFile[_Content]:
         what = f"the privacy ledger {self.path}"
         lost = (
-            "bring it back, or choose another 'run.name'; what was spent in this run is known by "
-            "nothing else"
+            "bring it back, or choose another 'run.name'; nothing else records what was spent in "
+            "this run"
         )
         if self.of_all_runs:
             what = f"the hospital's privacy ledger {self.path.name}"
-            lost = "bring it back; what was spent in all runs is known by nothing else"
+            lost = "bring it back; nothing else records what was spent in all runs"
         return OwnFile(self.path, _Content, what, lost)
 
 

@@ -150,7 +150,7 @@ def signing_key(folder: Path) -> EllipticCurvePrivateKey:
             if not os.path.lexists(path):
                 write_atomically(path, _new_key(), mode=0o600)
             key = load_ssh_private_key(read_regular(path), None)
-            fault = "it is no key of an elliptic curve"
+            fault = "it is not an elliptic-curve key"
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             key, fault = None, type(error).__name__
     if isinstance(key, EllipticCurvePrivateKey):
@@ -239,7 +239,7 @@ class KnownKeys:
             if not compared:
                 new.append(site)
             elif compared != code:
-                changed.append(f"site {site} signs by key {code}, but {compared} was compared")
+                changed.append(f"site {site} signs with key {code}, but {compared} was compared")
         fault = ""
         if codes.get(own, own_code) != own_code:
             fault = "the signing key under this site's name is not its own"

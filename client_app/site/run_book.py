@@ -106,7 +106,7 @@ class RunBook:
             folder / "runs.json",
             dict[str, RunRecord],
             "the hospital's run book runs.json",
-            "bring it back; what was answered in each run is known by nothing else",
+            "bring it back; nothing else records what was answered in each run",
         )
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:

@@ -40,7 +40,7 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
     level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
         choices = "; ".join(f"'trust: {name}': {said}" for name, said in MEANINGS.items())
-        fault = f"no line of the site file says whom the site trusts: add one of {choices}"
+        fault = f"the site file does not say whom the site trusts: add one of {choices}"
     elif level not in (SERVER, settings.trust):
         fault = (
             f"the site file says 'trust: {level}' ({MEANINGS[level]}), but the run is made for "

@@ -118,7 +118,7 @@ def _reasons_against(
         )
     if folder is None:
         yield (
-            "the node config names no 'state-dir', where the first answer to a survey is kept: "
+            "the node config names no 'state-dir', which stores the first answer to a survey: "
             "start the SuperNode with one"
         )
     if rules is None:
@@ -161,7 +161,7 @@ def _first_answer(
         dict[str, StoredAnswer],
         f"the hospital's own {_FILE}",
         "bring it back; if it is removed the next survey gets a new answer",
-        "no survey leaves that is not kept; make room or repair the disk",
+        "a survey leaves only once it is stored; make room or repair the disk",
     )
     with file.lock():
         known = file.read({})

@@ -288,7 +288,10 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
             torch.set_warn_always(always)
     if found:
         names = ", ".join(sorted(found))
-        say(f"other bits each time, since these have no deterministic form on this device: {names}")
+        say(
+            "results differ each time, because these operations have no deterministic form on "
+            f"this device: {names}"
+        )
 
 
 def _operation(text: str) -> str:

@@ -129,13 +129,16 @@ def compare(
         "also write the table as CSV, with NAME-budgets.csv and NAME-tests.csv next to it",
     ] = None,
     markdown: Annotated[MaybePath, "also write table and tests as Markdown"] = None,
+    latex: Annotated[
+        MaybePath, "also write table and tests as LaTeX (booktabs), with 95 % intervals"
+    ] = None,
     picture: Annotated[
         MaybePath, "also draw each metric by site or distribution (.png, .svg or .pdf)"
     ] = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
     print_result(found.lines(median))
-    found.write(path_of(csv), path_of(markdown), median)
+    found.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
     if picture is not None:
         found.draw(Path(picture))
         line(f"picture: {picture}")

@@ -20,6 +20,7 @@ every name that passes the check.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ OVERALL = (
     *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
     *("loss", "entropy", "perplexity", "codeword-distance", "codebook-loss", "vacuity"),
 )
+_BETTER_HIGH = ("accuracy", "balanced-accuracy", "auc", "average-precision")
+_BETTER_LOW = ("calibration-error", "loss")
+_AT_MOST_ONE = (*_BETTER_HIGH, "calibration-error", "vacuity")
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc"),
@@ -89,6 +93,42 @@ class Measurement:
     split: str  # one of SPLITS
     name: str  # the metric as it is written
     metric: Metric  # the same, taken apart
+
+
+def best_direction(name: str) -> int:
+    """Return 1 if a higher value of a metric is better, -1 if a lower one is, otherwise 0.
+
+    Neither holds for entropy, because a model may be certain and wrong, and for metrics that
+    fedsilo does not know.
+    """
+    word = _plain_word(name)
+    if word in _BETTER_HIGH:
+        return 1
+    if word in _BETTER_LOW:
+        return -1
+    return 0
+
+
+def metric_range(name: str) -> tuple[float, float]:
+    """Return the smallest and largest possible value of a metric.
+
+    It is 0 to 1 for shares, 0 to infinity for fedsilo's other metrics, and unlimited for metrics
+    that fedsilo does not know.
+    """
+    word = _plain_word(name)
+    if word in _AT_MOST_ONE:
+        return 0.0, 1.0
+    if word in OVERALL:
+        return 0.0, math.inf
+    return -math.inf, math.inf
+
+
+def _plain_word(name: str) -> str:
+    """Return the metric without the site and the method's prefix in its name; "" if unknown."""
+    metric = read_metric(name)
+    if metric is None or metric.part:
+        return ""
+    return metric.word.removeprefix("own-").removeprefix("labels-")
 
 
 def read_metric(name: str) -> Metric | None:

@@ -105,8 +105,8 @@ class Round(Ask):
         unknown = sorted(set(question.send) - set(self.method.participants.nodes))
         if unknown:
             raise SiteError(
-                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, which "
-                f"takes no part; the sites are {', '.join(self.sites)}"
+                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, "
+                f"which does not take part; the sites are {', '.join(self.sites)}"
             )
         if not question.send:
             return Replies({})

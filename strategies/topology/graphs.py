@@ -122,15 +122,15 @@ def _refuse(kind: str, names: tuple[str, ...], silo_set: SiloSet | None) -> None
     if len(names) < 2:
         present = f"{len(names)} ({', '.join(names)})"
         raise SettingError(
-            f"topology '{kind}' connects at least 2 silos, and this run has "
+            f"topology '{kind}' connects at least 2 silos, but this run has "
             f"{present.removesuffix(' ()')}: add silos, or choose method 'local'"
         )
     if silo_set is not None:
         _refuse_silo_set(names, silo_set)
     if kind == "graph" and not (silo_set and silo_set.links):
         raise SettingError(
-            "topology 'graph' takes its edges from 'split.silo-set', which names none: give a file "
-            "of edges, or choose another topology"
+            "topology 'graph' takes its edges from 'split.silo-set', which has no edges: give a "
+            "file with edges, or choose another topology"
         )
 
 
@@ -138,7 +138,7 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
     unknown = sorted(set(silo_set.names) - set(names))
     if unknown:
         raise SettingError(
-            f"'split.silo-set' names {', '.join(unknown)}, and no node of this run has that name: "
+            f"'split.silo-set' names {', '.join(unknown)}, but no node of this run has that name: "
             f"its sites are {', '.join(names)}"
         )
     missing = sorted(set(names) - set(silo_set.names))

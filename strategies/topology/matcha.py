@@ -197,7 +197,7 @@ def activation_probabilities(
     probabilities = _round_probabilities(budget * shares.value, budget * len(matchings))
     if algebraic_connectivity(size, matchings, probabilities) < 10.0**-_DIGITS:
         raise SettingError(
-            f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
+            f"'matcha.budget' is {budget:g}, so some silos would never meet: choose a larger budget"
         )
     return probabilities
 

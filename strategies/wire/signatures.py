@@ -137,7 +137,7 @@ def _fingerprint_bytes(public: bytes) -> bytes:
     try:
         return ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
     except (ValueError, UnsupportedAlgorithm):
-        raise SiteError("a received public key is not one of OpenSSH's form") from None
+        raise SiteError("a received public key is not in OpenSSH's form") from None
 
 
 def key_code(public: bytes) -> str:
