@@ -34,7 +34,7 @@ from tests.fuzz.replies import Key, ReplayGrid, _Answers, _taken
 from tests.fuzz.reply_mutations import copied, near_name
 
 LIAR = 1001
-TRIALS = int(os.environ.get("FUZZ_TRIALS", "5"))  # more by `make fuzz`
+TRIALS = int(os.environ.get("FUZZ_TRIALS", "2"))  # more by `make fuzz`
 SITES = 3
 TABLE: dict[str, Value] = {
     "dataset": "heart-synthetic",
