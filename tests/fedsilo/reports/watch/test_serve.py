@@ -33,7 +33,7 @@ def served() -> Iterator[Served]:
 
     def serve(look: Look) -> WatchServer:
         servers.append(WatchServer(0, look))
-        Thread(target=servers[-1].serve_forever, daemon=True).start()
+        Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
         return servers[-1]
 
     yield serve
