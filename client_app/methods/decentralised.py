@@ -37,7 +37,8 @@ class DecentralisedSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Measure the received mean model, then train from the mixture with the neighbours' models.
 
-        The trained model is sent, and stored as the silo's own model.
+        If no mean model was sent, the silo's own model is measured instead. The trained model is
+        sent, and also stored as the silo's own model.
         """
         network = lab.open()
         lab.measure(network)
@@ -76,10 +77,12 @@ def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -
 
 
 def own_model(lab: Lab) -> dict[str, Tensor]:
-    """Return the silo's stored model; in its first round, the initial model that all silos share.
+    """Return the silo's stored model; if none is stored, the mean model that the server sent.
+
+    In the silo's first round the mean model is the initial model that all silos share.
 
     Raises:
-        SiteError: the silo has no model, and the server sent no initial model.
+        SiteError: the silo has no stored model, and the server sent none.
     """
     own = lab.state(OWN) or lab.arrays(MODEL)
     if not own:

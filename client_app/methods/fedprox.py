@@ -21,7 +21,8 @@ class FedProxSite(SiteMethod):
         """Reject a mu so large that each step cancels the previous ones.
 
         Raises:
-            RefusedError: fewer steps than 'minimum-steps-per-reply' would affect the result.
+            RefusedError: fewer steps than the hospital's 'minimum-steps-per-reply' would affect the
+                result.
         """
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)

@@ -112,19 +112,19 @@ class Ledger:
     def _file(self) -> OwnFile[_Content]:
         what = f"the privacy ledger {self.path}"
         lost = (
-            "bring it back, or choose another 'run.name'; what was spent in this run is known by "
-            "nothing else"
+            "bring it back, or choose another 'run.name'; nothing else records what was spent in "
+            "this run"
         )
         if self.of_all_runs:
             what = f"the hospital's privacy ledger {self.path.name}"
-            lost = "bring it back; what was spent in all runs is known by nothing else"
+            lost = "bring it back; nothing else records what was spent in all runs"
         return OwnFile(self.path, _Content, what, lost)
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
     """Return the number of releases in the hospital's ledger of all runs, and the file's SHA-256.
 
-    None if the site has no 'state-dir' or no ledger yet.
+    Returns None if the site has no 'state-dir' or no ledger yet.
 
     Raises:
         CheckpointError: the ledger is damaged.

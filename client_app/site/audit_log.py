@@ -50,8 +50,9 @@ def build_entry(
 ) -> dict[str, Any]:
     """Build the audit log's line for a message and its reply, as keys and JSON values.
 
-    The line has the time, site, run, round, phase and outcome; the number of names that leave, by
-    groups of names; and the bytes in both directions. It never has a value of the data.
+    The line has the time, site, run, round, phase and outcome. It also has the number of names that
+    leave, by groups of names, and the bytes of the message and the reply. It never has a value of
+    the data. Long names from the server are cut at 200 characters.
 
     Args:
         site: the site's name.
@@ -97,8 +98,8 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append one JSON line and flush it to the disk; on failure leave the log as it was.
 
     Sites and processes that share a log wait for each other. If the line has no ledger state, or an
-    older one than the log's last line, it gets the last line's state. A torn last line is ended
-    first.
+    older state than the log's last line, the last line's state replaces it. If the log's last line
+    is incomplete, the new line begins on a line of its own.
 
     Raises:
         RefusedError: the line could not be written. The error does not name the path.
@@ -129,7 +130,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return the ledger's state in the log's last whole line; None if the line has none.
+    """Return the ledger's state in the log's last complete line, or None if that line has none.
 
     If no log exists, an empty log is created and None is returned.
 
@@ -141,10 +142,10 @@ def last_ledger(path: Path) -> LedgerMark | None:
 
 
 def _last_mark(log: int, size: int) -> LedgerMark | None:
-    """Return the ledger's state in the last whole line of an open log of ``size`` bytes.
+    """Return the ledger's state in the last complete line of an open log of ``size`` bytes.
 
-    None if that line has no ledger state, or there is no whole line. Lines that are not valid JSON
-    are skipped, because a power cut tore them. Only the last 64 KiB are read.
+    Returns None if that line has no ledger state, or if the log has no complete line. Lines that
+    are not valid JSON are skipped, because a power cut tore them. Only the last 64 KiB are read.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))

@@ -88,7 +88,7 @@ class RunRecord:
             )
 
     def enter(self, message: Instruction) -> None:
-        """Count a message and its phase; phase counts are kept only for the last two rounds."""
+        """Count a message and its phase. Phase counts are stored only for the last two rounds."""
         self.messages += 1
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
@@ -106,7 +106,7 @@ class RunBook:
             folder / "runs.json",
             dict[str, RunRecord],
             "the hospital's run book runs.json",
-            "bring it back; what was answered in each run is known by nothing else",
+            "bring it back; nothing else records what was answered in each run",
         )
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
@@ -141,7 +141,7 @@ class RunBook:
                 runs[run_name].seconds += seconds
 
     def count_hello(self, limits: Limits) -> None:
-        """Count a hello or a survey; both share one quota per day.
+        """Count a hello or a survey against a daily quota that hellos and surveys share.
 
         The quota is 3 * 'max-runs-per-day' + 10.
 
@@ -196,8 +196,8 @@ class RunBook:
 def _is_of_today(run: RunRecord) -> bool:
     """Tell whether a run began within the last 24 hours.
 
-    A time in the future comes from a wrong clock and does not count. Otherwise such a run would use
-    up the quota until the clock reaches that time.
+    A run with a time in the future comes from a wrong clock and does not count. Otherwise it would
+    use up the quota until the clock reaches that time.
     """
     return 0 <= time.time() - run.began < _DAY
 

@@ -76,7 +76,7 @@ class Compute:
         return tensor.to(self.device)
 
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function that maps row numbers (n,) to those rows of ``tensor``, on the device.
+        """Return a function that picks rows of ``tensor`` by their numbers (n,), on the device.
 
         On a GPU, a tensor of at most 2 GiB is copied to the GPU once, and a larger tensor is
         streamed batch by batch. Row numbers are copied from pinned memory, because otherwise each
@@ -104,7 +104,7 @@ def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
     """Step all optimisers with the gradients of a scaled loss; return True if all were finite.
 
     An optimiser whose gradients are not finite takes no step, and the scale is halved. The
-    gradients are unscaled in place, so that later code sees their true values.
+    gradients are unscaled in place, because later code reads them.
     """
     for optimiser in optimisers:
         scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients
@@ -172,7 +172,7 @@ def choose_compute(
 
 
 def _device_parts(device: str) -> tuple[str, int]:
-    """Split a device such as "cuda:1" into its kind and its index, 0 if it has none.
+    """Split a device such as "cuda:1" into its kind and its index; without an index, it is 0.
 
     Raises:
         SettingError: the device is not "auto", "cpu", "cuda" or "cuda:N".
@@ -211,7 +211,10 @@ def compute_of(settings: CommonSettings) -> Compute:
 
 
 def gpu_share() -> float:
-    """Return the share of a GPU's memory that the engine allows this process, 1 for all of it."""
+    """Return the share of a GPU's memory that the engine allows this process, 1 for all of it.
+
+    The share is 1 if the environment variable is missing or is not a number.
+    """
     try:
         return float(os.environ.get(GPU_SHARE, "1"))
     except ValueError:
@@ -285,14 +288,17 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
             torch.set_warn_always(always)
     if found:
         names = ", ".join(sorted(found))
-        say(f"other bits each time, since these have no deterministic form on this device: {names}")
+        say(
+            "results differ each time, because these operations have no deterministic form on "
+            f"this device: {names}"
+        )
 
 
 def _operation(text: str) -> str:
-    """Return the operation that a message of PyTorch calls non-deterministic; "" if there is none.
+    """Return the operation that a message of PyTorch calls non-deterministic, or "".
 
-    Characters other than letters, digits, '_', '.' and '-' become '-'. At most 100 characters are
-    returned.
+    The name has at most 100 characters. Any character that is not a letter, digit, '_', '.' or '-'
+    is replaced by '-'.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""

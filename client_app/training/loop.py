@@ -38,7 +38,7 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
 
     A last batch of one sample is joined to the previous batch, because batch norm has no variance
     over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because
-    its gradient would depend on too few patients. A single batch stays as it is.
+    its gradient would depend on too few patients. If there is only one batch, it is never changed.
 
     Args:
         count: the number of samples in the epoch.

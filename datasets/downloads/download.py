@@ -107,7 +107,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the text of the innermost error, because the outer ones only repeat the address."""
+    """Return a short text for the innermost error, because outer errors only repeat the address."""
     while error.__context__:
         error = error.__context__
     return getattr(error, "strerror", None) or one_line(error, 200)
@@ -161,7 +161,9 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files ``sizes`` of a zip; count the real bytes, because stated sizes may be false.
+    """Unpack the files of a zip that are named in ``sizes`` into the folder ``work``.
+
+    The real bytes are counted, because the sizes that a zip states may be false.
 
     Raises:
         DataError: the files together are larger than ``most_unpacked`` allows.
@@ -250,7 +252,7 @@ def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarI
     """
     size = 0
     for member in tar:
-        # Millions of empty members would fill memory and disk as well, so that each one counts
+        # Millions of empty members would fill memory and disk as well, so each one counts
         size += member.size + _MEMBER_BYTES
         check_unpacked(archive, size)
         yield member
@@ -263,6 +265,8 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
     """Check an archive's entries (name, size, whether it is a plain file or folder).
+
+    The archive's own order is kept, and a later entry of the same name replaces an earlier one.
 
     Returns:
         File name -> size in bytes, without folders.

@@ -21,7 +21,7 @@ from rich.table import Table
 from fedsilo.comparison.budgets import MARK, Budgets
 from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.slurm import Jobs
-from fedsilo.comparison.tables import csv_text, markdown_table, rich_table
+from fedsilo.comparison.tables import csv_text, markdown_table, p_equation, rich_table
 from fedsilo.comparison.trials import Trial, run_groups, trial_settings
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
@@ -255,7 +255,7 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     narrow = []
     for line in _lines(intervals, metric):
         # Mean, interval, p value and number of runs stand below each other
-        narrow.append([re.sub(r" (?=\[|p=|\(\d+ runs)", "\n", cell) for cell in line])
+        narrow.append([re.sub(r" (?=\[|p [=<]|\(\d+ runs)", "\n", cell) for cell in line])
     return rich_table(f"test {metric}: {_explain(intervals, metric)}", narrow, ends=lambda _: True)
 
 
@@ -316,7 +316,7 @@ def _cell(interval: Any, most: int) -> str:
         return f"{cell} (1 run)"
     cell += f" [{interval.low:{number}}, {interval.high:{number}}]"
     if interval.compared_with:
-        cell += f" p={interval.p:.3f}"
+        cell += f" {p_equation(interval.p)}"
     if interval.runs < most:
         cell += f" ({interval.runs} runs)"
     return cell

@@ -34,7 +34,7 @@ SplitName = Annotated[str, Field(pattern="^(train|val|test)$")]
 
 
 class Part(BaseModel):
-    """Base of the parts of an answer: values are not converted, and unknown keys are refused."""
+    """Base of the parts of an answer. Values are not converted, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -71,7 +71,7 @@ class MeasuredFeature(Part):
 
 
 class About(Part):
-    """The origin of an answer, and the classes and features that its other parts count.
+    """The origin of an answer, and the classes and features that its other parts describe.
 
     Attributes:
         version: version of this form.
@@ -123,7 +123,7 @@ ByFeature = Annotated[dict[Text, Cells], Field(max_length=_NAMES)]
 
 
 class Survey(Part):
-    """A site's answer; a part that the hospital withholds is None.
+    """A site's answer to a survey. A part that the hospital withholds is None.
 
     Attributes:
         about: the origin of the answer, see ``About``.
@@ -149,10 +149,13 @@ class Survey(Part):
 
     @model_validator(mode="after")
     def _fits(self) -> Survey:
-        """Check that each part counts the classes and features that ``about`` names.
+        """Check that each part has the classes and features that ``about`` names.
+
+        Returns:
+            The answer, unchanged.
 
         Raises:
-            ValueError: a part does not; only the first problem is named.
+            ValueError: a part does not. Only the first problem is named.
         """
         problem = next(self._problems(), "")
         if problem:
@@ -162,8 +165,8 @@ class Survey(Part):
     def _problems(self) -> Iterator[str]:
         """Yield a sentence for each part whose classes or features do not match ``about``.
 
-        Labels need one count per class, and a histogram must have its declared cells. ``samples``
-        and ``left_out`` are not checked.
+        Labels need one count per class, a histogram must have its declared cells, and means and
+        percentiles may have only named features. ``samples`` and ``left_out`` are not checked.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -183,7 +186,7 @@ class Survey(Part):
                 yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
-        """Convert the answer to ConfigRecord entries, a JSON text for each part.
+        """Convert the answer to ConfigRecord entries, with a JSON string for each part.
 
         Withheld parts are left out.
         """
@@ -199,8 +202,8 @@ class Survey(Part):
         """Build the answer from the entries of a ConfigRecord.
 
         Raises:
-            ValueError, RecursionError: the entries are not a valid answer to a survey; server and
-                site may run different versions.
+            ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps
+                because server and site run different versions.
         """
         content = {}
         for key, value in config.items():
@@ -219,11 +222,13 @@ def _cell_problems(
 ) -> Iterator[str]:
     """Yield a sentence for each feature whose counts do not match the cells of its histogram.
 
+    A feature that is not declared is such a problem too.
+
     Args:
-        part: the name of the part, for errors.
+        part: the name of the part, for the sentences.
         by_name: feature -> counts.
-        measured: the declared features. If two of them have the same name, this is one more
-            sentence.
+        measured: the declared features. If two of them have the same name, one more sentence says
+            so.
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):

@@ -1,8 +1,10 @@
-"""The versions of fedsilo and Flower in a process: the server sends them, the sites compare."""
+"""The versions of fedsilo and Flower in a process. The server sends them, and the sites compare."""
 
 import os
+import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,8 @@ def installed_software() -> dict[str, str]:
 def git_revision() -> str:
     """Return the git revision of the checkout that this code runs from.
 
-    Outside a checkout the result is $FEDSILO_REVISION, which the container images set, or else
-    'unknown'.
+    Outside a checkout, the result is $FEDSILO_REVISION, which the container images set. If that is
+    not set either, the result is 'unknown'.
     """
     folder = Path(__file__).resolve().parent
     try:
@@ -54,12 +56,32 @@ def git_revision() -> str:
     return done.stdout.strip()
 
 
+def processor() -> str:
+    """Return this machine's processor and the instructions that PyTorch uses on it.
+
+    For example "AMD EPYC 7B13 (AVX2)". Other instructions add in another order, so a run's numbers
+    can differ between processors. Outside Linux the name is the architecture, such as "arm64".
+    """
+    import torch  # commands that only list runs do not need it
+
+    name = platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                name = " ".join(value.split())
+                break
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
+
+
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
     """Check that the server's versions of fedsilo and Flower match those of this site.
 
-    The versions of fedsilo must be equal; those of Flower must agree in their first two numbers. A
-    version that the server does not send is accepted. ``server`` has ConfigRecord entries in the
-    form of ``own_versions``.
+    The versions of fedsilo must be equal, and those of Flower must agree in their first two
+    numbers. A version that the server does not send is accepted.
+
+    Args:
+        server: ConfigRecord entries in the form of ``own_versions``.
 
     Raises:
         SiteError: a version differs.

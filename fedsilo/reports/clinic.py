@@ -343,5 +343,5 @@ def _count(reported: float | None, most: int) -> int | None:
     """Round a reported count down to a whole number of at most ``most``; None stays None."""
     if reported is None:
         return None
-    # A hospital rounds what it reports, so that a count may exceed its samples
+    # A hospital rounds what it reports, so a count may exceed its samples
     return min(int(reported), most)

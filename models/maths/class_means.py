@@ -54,7 +54,7 @@ def class_targets(
         size: the length of a vector.
 
     Returns:
-        The targets, or None if ``arrays`` is empty.
+        The targets, or None if ``arrays`` is empty. A class without an array has no target.
 
     Raises:
         SiteError: an array has an unknown class or another shape, or is not finite.

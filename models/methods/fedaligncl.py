@@ -264,9 +264,10 @@ def perturb_arrays(
     """Add Gaussian noise, Z of algorithm 1, to the arrays in ``names``; return all arrays.
 
     If 'noise-scale' is absolute, the noise has the variance 'noise-variance'. If it is relative,
-    the noise's standard deviation is 'noise-variance' times the array's. A variance of 0 changes
-    nothing. Noise comes from ``rng``, or from the operating system if ``rng`` is None. This is not
-    differential privacy: nothing is clipped, so the sensitivity is unbounded.
+    the noise's standard deviation is 'noise-variance' times the array's standard deviation. Noisy
+    arrays are float32 on the CPU. A variance of 0 changes nothing. Noise comes from ``rng``, or
+    from the operating system if ``rng`` is None. This is not differential privacy: nothing is
+    clipped, so the sensitivity is unbounded.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -274,10 +274,10 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
     for name in sorted(given.keys() | wanted.keys()):
         is_known = name in given and name in wanted
         if not is_known or given[name].shape != wanted[name].shape:
-            return f"'{name}' is missing, too much or of another shape"
+            return f"'{name}' is missing, surplus or of another shape"
     for array in given.values():
         if not array.isfinite().all():
-            return "it has values that are not finite"
+            return "it contains non-finite values"
     return None
 
 

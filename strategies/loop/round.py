@@ -105,8 +105,8 @@ class Round(Ask):
         unknown = sorted(set(question.send) - set(self.method.participants.nodes))
         if unknown:
             raise SiteError(
-                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, which "
-                f"takes no part; the sites are {', '.join(self.sites)}"
+                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, "
+                f"which does not take part; the sites are {', '.join(self.sites)}"
             )
         if not question.send:
             return Replies({})
@@ -138,8 +138,8 @@ class Round(Ask):
     def message(self, site: str, question: Question) -> Message:
         """Build the message that asks ``site`` a question: the instruction, records and arrays.
 
-        A message in a secure aggregation phase does not contain the standardisation. Weights are
-        sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
+        A table's pooled statistics are added, except in the phases of secure aggregation. Weights
+        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
@@ -167,7 +167,7 @@ class Round(Ask):
         arrays = question.send[site]
         if arrays:
             if self.compression and phase in TRAINING:
-                self.compression.pack(arrays, self._packed)
+                self.compression.pack_weights(arrays, self._packed)
             content[ARRAYS] = to_record(arrays, self._packed)
         if self.standardisation is not None and phase not in SECURING:
             content[STANDARDISED] = self.standardisation
@@ -179,8 +179,8 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
 
-        For each site without a decoded reply, ``failed`` then has the reason, and ``kinds`` may
-        have the kind of failure. The replies' metrics and updates are not checked here.
+        For each site without a decoded reply, ``failed`` then holds the reason, and ``kinds`` may
+        hold the kind of failure. The replies' metrics and updates are not checked here.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -237,7 +237,7 @@ class Round(Ask):
         expected = question.expect.get(site, {})
         if self.compression:
             sent = question.send[site]
-            reply = self.compression.reply(site, message.content, expected, sent)
+            reply = self.compression.decode_reply(site, message.content, expected, sent)
         else:
             reply = decode(site, message.content, expected)
         for name, array in reply.arrays.items():
@@ -256,8 +256,8 @@ class Round(Ask):
         """Return the usable replies by site, and apply the failure policy to the other sites.
 
         A reply is unusable if it has a fault, or if its update is longer than
-        'server.max-update-norm' allows.
-        The hooks are called for each failure before an error is raised.
+        'server.max-update-norm' allows. The hooks are called for each failure before an error is
+        raised.
 
         Raises:
             TooFewSitesError: fewer usable replies than 'run.min-sites' are left.
@@ -288,9 +288,11 @@ class Round(Ask):
         return usable
 
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
-        """Explain why a decoded reply is unusable, or return None.
+        """Explain why a decoded reply is unusable, or return None if it is usable.
 
-        Its metrics are checked first, then the method's own rule, then the hooks' objections.
+        All required metrics must be present and plausible. Except at trust 'sums', the number of
+        samples must equal the number that the site reported. Then the method's own rule is applied,
+        and last the hooks' objections.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]
@@ -321,14 +323,15 @@ class Round(Ask):
         return self.hooks.first("objection", self.number, question.phase, reply)
 
     def _needed_metrics(self, phase: str, splits: Collection[str]) -> Iterable[str]:
-        """Yield the names of the metrics that a reply to ``phase`` must have.
+        """Yield the keys of the metrics that a reply to ``phase`` must have.
 
-        After training this is the training loss. If sites measure in the phase, these are accuracy,
-        entropy and loss of the received model on 'val' and 'test'.
+        In a training phase this is the training loss. If sites measure in the phase, these are
+        accuracy, entropy and loss of the received model on 'val' and 'test'.
 
         Args:
             phase: the phase of the question.
-            splits: the splits the site has samples for; metrics on other splits are not needed.
+            splits: the splits that the site has samples for; metrics on other splits are not
+                needed.
         """
         if phase in TRAINING and "train" in splits:
             yield measurement(TRAINED, "train", "loss")
@@ -339,10 +342,14 @@ class Round(Ask):
                         yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
-        """Refuse fewer than 'run.min-sites' usable replies; 0 means all sites that were asked.
+        """Raise an error if fewer than 'run.min-sites' replies are usable; 0 means all sites asked.
 
-        A phase cannot need more replies than it asked for. The final evaluation does not need the
+        A phase never needs more replies than it asked for. The final evaluation does not need the
         reply of a site whose epsilon is spent.
+
+        Args:
+            question: the question that was asked.
+            answered: the number of usable replies.
 
         Raises:
             TooFewSitesError: names the failed sites with their reasons.

@@ -73,7 +73,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Return a sentence on the sums over table features that sites send in their hellos.
+        """Return one sentence on the sums over table features that sites send in their hellos.
 
         The list is empty if no sums are sent, because the inputs are not standardised with pooled
         statistics.
@@ -88,7 +88,7 @@ class Participants:
         ]
 
     def task(self) -> Task:
-        """Return the task that all sites share."""
+        """Return the task that all sites share: the input shape and the number of classes."""
         return task_of(self.facts[self.sites()[0]])
 
     def standardisation(self) -> FeatureStatistics | None:
@@ -107,9 +107,9 @@ class Participants:
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Wait up to a minute until ``min-sites`` nodes are connected, and return all ids, sorted.
+    """Wait up to a minute until 'run.min-sites' nodes are connected, and return all ids, sorted.
 
-    At least one node is needed even if ``min-sites`` is 0.
+    At least one node is needed even if 'run.min-sites' is 0.
 
     Args:
         grid: connects the server with the nodes.
@@ -117,7 +117,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
         silos: the number of silos; None if only the sites know it.
 
     Raises:
-        SiteError: fewer nodes than ``min-sites``, or none, or more than ``silos`` are connected.
+        SiteError: no node or fewer nodes than 'run.min-sites' are connected, or more than
+            ``silos``.
     """
     needed = max(settings.min_sites, 1)
     limit = time.monotonic() + _JOIN_SECONDS
@@ -128,8 +129,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     _refuse_many(len(nodes), silos)
     if len(nodes) < needed:
         raise SiteError(
-            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s "
-            f"and {needed} are needed ('run.min-sites'): start more, or lower 'run.min-sites'"
+            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s, but {needed} are "
+            "needed ('run.min-sites'): start more, or lower 'run.min-sites'"
         )
     return nodes
 
@@ -137,8 +138,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
 def _refuse_many(nodes: int, silos: int | None) -> None:
     if silos is not None and nodes > silos:
         raise SiteError(
-            f"{nodes} SuperNodes are connected and there are {silos} silos: "
-            "start fewer SuperNodes, or raise 'split.silos' where images are cut into silos"
+            f"{nodes} SuperNodes are connected, but there are {silos} silos: "
+            "start fewer SuperNodes, or raise 'split.silos' if images are cut into silos"
         )
 
 
@@ -147,24 +148,28 @@ def meet_sites(
 ) -> Participants:
     """Ask every connected node who it is, and require enough participants.
 
-    ``hear_sites`` explains the arguments, and raises its own errors.
+    The arguments are those of ``hear_sites``, whose errors are also raised.
 
     Raises:
-        SiteError: a node was refused, and fewer than ``min-sites`` sites can take part. If
-            ``min-sites`` is 0, all nodes must take part. The message has the reasons.
+        SiteError: a node was refused, and fewer than 'run.min-sites' sites can take part. If
+            'run.min-sites' is 0, all nodes must take part. The message has the reasons.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
     if met.refused and len(met.facts) < needed:
         raise SiteError(
             f"a site cannot take part: {'; '.join(grouped_refusals(met.refused))} -- "
-            f"{len(met.facts)} of {len(met.asked)} can and {needed} are needed ('run.min-sites')"
+            f"{len(met.facts)} of {len(met.asked)} can, but {needed} are needed ('run.min-sites')"
         )
     return met
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites."""
+    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites.
+
+    A refusal without a site is a line of its own. The lines are in the order of the sorted
+    refusals.
+    """
     pairs = []
     for refusal in sorted(refused):
         site, colon, reason = refusal.partition(": ")
@@ -176,7 +181,7 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs: ``min-sites``, or all that were asked."""
+    """Return the number of sites that a run needs: 'run.min-sites', or if 0 all asked nodes."""
     return settings.min_sites or len(met.asked)
 
 
@@ -185,14 +190,14 @@ def hear_sites(
 ) -> Participants:
     """Ask every connected node who it is, and return the sites that can take part.
 
-    A node that cannot take part, by itself or together with the other nodes, is left out, and
-    ``refused`` has the reason. The result may have no site at all.
+    A node that cannot take part, by itself or together with the other nodes, is left out, and the
+    result's ``refused`` has the reason. The result may have no sites at all.
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
         silos: the largest possible number of sites; None if only the sites know it.
-        terms: the operator's terms; None for none.
+        terms: the operator's conditions, such as registered site names; None if there are none.
 
     Raises:
         SiteError: too few or too many nodes are connected.
@@ -221,9 +226,10 @@ def hear_sites(
 
 
 def _admit(heard: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
-    """Return the hellos that meet the operator's and the method's terms.
+    """Return the hellos that meet the operator's and the method's conditions (``terms``).
 
-    The reasons against the other hellos are appended to ``refused``.
+    The reasons against the other hellos are appended to ``refused``. Registered names are not
+    checked if all sites are ``simulated``.
     """
     admitted = []
     for hello in heard:
@@ -261,15 +267,16 @@ def _find_duplicates(heard: list[Hello], simulated: bool) -> dict[int, str]:
 
 def _second_node_refusal(site: str, node: int) -> str:
     return (
-        f"{site}: another SuperNode is that site already, and node {node} is left out: if it is to "
-        "take its place it joins once that one is gone, else give it its own 'site'"
+        f"{site}: another SuperNode is already that site, so node {node} is left out: it can join "
+        "once the other SuperNode is gone; if it is another site, give it its own 'site'"
     )
 
 
 def _drop_unlike(heard: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
     """Return the hellos of the sites that fit together, by ``TOGETHER_CHECKS``.
 
-    The reasons against the other sites are appended to ``refused``, each reason once.
+    The reasons against the other sites are appended to ``refused``; sites with the same reason get
+    one line.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
@@ -343,6 +350,9 @@ def _latecomer_fault(
     if difference:
         return difference
     if (facts.sums is None) != (participants.facts[first].sums is None):
-        return "it sent sums and the others none, or none where they did: see 'data.standardise'"
+        return (
+            "it sent feature sums but the other sites did not, or the other sites did but it did "
+            "not: see 'data.standardise'"
+        )
     pooled = facts.sums is not None
     return find_shared_data(joined.facts, pooled).get(facts.site)

@@ -76,10 +76,10 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     heard: Sequence[Heard[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site name, and append a reason to ``refused`` for the rest.
+    """Return the usable answers by site; append a reason to ``refused`` for each other answer.
 
     If two nodes claim one name, neither answer is used. The registry is not checked if all sites
-    are simulated.
+    are simulated or if it is None.
     """
     names = [answer.said.about.site for answer in heard]
     if all(answer.said.about.simulated for answer in heard):

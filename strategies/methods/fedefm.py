@@ -179,7 +179,7 @@ class FedEFM(Decentralised):
             return own
         return own.also(
             "each round after the first: the models of its neighbours in the topology "
-            f"'{self.kind()}', trained on this silo's data; each goes back to the silo that it is "
-            "of",
-            "each round after the first: the mean closeness of each of them to the silo's model",
+            f"'{self.kind()}', trained on this silo's data; each goes back to its own silo",
+            "each round after the first: the mean closeness of each of these models to the silo's "
+            "model",
         )

@@ -94,9 +94,9 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Return a warning if sites may have many clusters that are too small to be sent.
+        """Return a warning for sites with many clusters that may be too small to be sent.
 
-        Returns an empty list if there are no such sites.
+        The list is empty if there are no such sites.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -223,10 +223,10 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return the codewords of a new book, as the only array of a mapping: ``codebook.<book>``.
+        """Return a mapping with one array, ``codebook.<book>``: the codewords of a new book.
 
-        The codewords are the replies' centroids, merged by weighted K-means. If no centroids were
-        sent, because new books are Gaussian, the codewords are drawn from the seed.
+        The codewords are the replies' centroids, merged by weighted K-means. If the replies have no
+        centroids, because new books are Gaussian, the codewords are drawn from the seed.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []
@@ -249,10 +249,10 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Return a reason to end the run early if no site is uncertain.
+        """Return the reason to end the run early, or None if the run continues.
 
-        The value None means that the run continues. A run ends early only with
-        'uefl.stop-when-certain', and only before the last round.
+        A run ends early only if 'uefl.stop-when-certain' is set and the last check found no
+        uncertain site. After the last round the result is always None.
         """
         if not self.settings.stop_when_certain or not state.certain:
             return None

@@ -42,9 +42,10 @@ class Matcha:
     seed: int  # seeds the draws
 
     def active(self, round_: int) -> tuple[bool, ...]:
-        """Tell for each matching whether ``round_`` uses it.
+        """Return, for each matching, whether ``round_`` uses it.
 
-        The draw depends only on the seed, the round and the matchings' probabilities.
+        Each matching is drawn independently with its own probability. The draws depend only on the
+        seed and the round.
         """
         rng = generator(self.seed, "matcha", round_)
         uniform = torch.rand(len(self.matchings), generator=rng, dtype=torch.float64).tolist()
@@ -196,13 +197,13 @@ def activation_probabilities(
     probabilities = _round_probabilities(budget * shares.value, budget * len(matchings))
     if algebraic_connectivity(size, matchings, probabilities) < 10.0**-_DIGITS:
         raise SettingError(
-            f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
+            f"'matcha.budget' is {budget:g}, so some silos would never meet: choose a larger budget"
         )
     return probabilities
 
 
 def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
-    """Round probabilities to 6 digits in [0, 1], without exceeding ``total`` in sum.
+    """Round probabilities to 6 decimal places in [0, 1], so that their sum is at most ``total``.
 
     Any surplus is subtracted from the largest probability.
     """
@@ -218,7 +219,7 @@ def algebraic_connectivity(
 ) -> float:
     """Return lambda_2, the second smallest eigenvalue of the expected Laplacian.
 
-    It is above 0 if all sites are connected over time.
+    It is above 0 if and only if all sites are connected over time.
     """
     expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
@@ -273,12 +274,15 @@ def _disagreement_basis(size: int) -> Matrix:
 
 
 def _express_in(basis: Matrix, values: Matrix) -> Matrix:
-    """Express a symmetric matrix in ``basis``; rounding removes entries of about 1e-17."""
+    """Express a symmetric matrix in ``basis``: basis^T values basis, rounded to 12 decimal places.
+
+    Rounding removes entries of about 1e-17.
+    """
     return np.round(basis.T @ values @ basis, 12)
 
 
 def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
-    """Return sum of weight * part; weights are numbers or a solver's variables."""
+    """Return the sum of weight * part. The weights are numbers or a solver's variables."""
     total = 0
     for index, part in enumerate(parts):
         total = total + weights[index] * part

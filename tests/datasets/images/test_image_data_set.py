@@ -165,7 +165,7 @@ def test_a_larger_public_share_holds_the_smaller_and_has_about_its_size() -> Non
 def test_without_a_public_share_there_is_no_public_part(places: Places) -> None:
     with refuses(SettingError, "split.public-share", "0"):
         FLAT.public(PLAIN, places)
-    with pytest.raises(DataError, match=r"flat, public part: no image is in it: raise 'split.pub"):
+    with pytest.raises(DataError, match=r"flat, public part: it has no image: raise 'split.pub"):
         FLAT.public(dataclasses.replace(PLAIN, public_share=1e-6), places)
 
 

@@ -120,7 +120,7 @@ def test_a_centre_that_no_table_of_lesions_knows_is_refused(places: Places) -> N
     with pytest.raises(DataError) as caught:
         load(places, "msk4")
     assert str(caught.value) == (
-        "isic2019, msk4: no table of lesions names an image of this centre, so that images of a "
+        "isic2019, msk4: no table of lesions names an image of this centre, so images of a "
         "lesion would be both training and test data: put ISIC_2019_Training_Metadata.csv into "
         "the folder isic2019 of the data directory"
     )

@@ -503,7 +503,7 @@ def test_weights_that_have_seen_images_of_the_silos_are_refused(
         return
     with refuses(SettingError, "0.4", "split.public-share", f"{share:g}"):
         refuse_seen_images(path, settings)
-    with pytest.raises(SettingError, match="the sites would hold images that it has seen"):
+    with pytest.raises(SettingError, match="the sites would have images that it has seen"):
         load_backbone(build_classifier(settings, COLOUR), settings)
 
 

@@ -160,7 +160,7 @@ def test_settings_of_a_plugged_method_travel_as_one_text() -> None:
     sent = {"rounds": 3, "plugin-settings": '{"own.mu": 0.5, "own.on": true}'}
     assert with_plugin_settings(sent, COMMON) == {"rounds": 3, "own.mu": 0.5, "own.on": True}
     for text in ("{", "[1]", '{"own.mu": [1]}'):
-        with pytest.raises(SettingError, match="'plugin-settings' is no JSON object"):
+        with pytest.raises(SettingError, match="'plugin-settings' is not a JSON object"):
             with_plugin_settings({"plugin-settings": text}, COMMON)
     # A common setting, a group's or by its former name, would pass by the checks of the sites
     for key in ("seed", "privacy.trust", "trust", "train.learning-rate"):
