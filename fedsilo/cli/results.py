@@ -40,7 +40,7 @@ AsJson = Annotated[bool, Option("print JSON", name="--json")]
 def line(text: object) -> None:
     """Print a line and flush it, so that a pipe or a log shows it while the command runs.
 
-    Control characters are removed first, because the line may quote a run of somebody else.
+    Control characters are removed first, because the line may quote somebody else's run.
     """
     print(terminal_text(str(text)), flush=True)
 
@@ -168,9 +168,10 @@ def predict(
     out: AnyPath | None = None,
     html: AnyPath | None = None,
 ) -> None:
-    """Print a summary, then the written files if ``found`` has predictions rather than masks.
+    """Print a summary of the predictions and, unless ``found`` has masks, the written files.
 
-    It exits with code 3 if an input has no prediction or mask.
+    Raises:
+        typer.Exit: code 3, if an input has no prediction or mask.
     """
     print_result(found)
     # Only classes are written to files that these options name; masks list theirs themselves
@@ -195,7 +196,11 @@ def monitor(
     out: Annotated[MaybePath, "also write a page"] = None,
     overwrite: Annotated[bool, "replace existing files"] = False,
 ) -> None:
-    """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""
+    """Print the checks, and write a page if asked.
+
+    Raises:
+        typer.Exit: code 3, if a check is an alarm.
+    """
     from fedsilo.inference.monitor.monitor import ALARM
     from fedsilo.pages.page import write_page
 
@@ -313,7 +318,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    # On standard error, so that the output can be piped; without a terminal nothing is drawn
+    # The bar goes to standard error, so the output can be piped; without a terminal it is hidden
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

@@ -176,8 +176,8 @@ def markdown_code(text: object) -> Markdown:
 def as_markdown(value: Any) -> Any:
     """Escape every string in a value for a Markdown template, also inside mappings and lists.
 
-    Keys of mappings, and strings that are ``Markdown`` already, stay unchanged. Tuples become
-    lists.
+    Keys of mappings, and strings that are ``Markdown`` already, stay unchanged, as do values of
+    other types. Tuples become lists.
     """
     if isinstance(value, Markdown):
         return value

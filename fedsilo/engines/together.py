@@ -230,7 +230,7 @@ class TrainedTogether:
     operations: frozenset[str]  # the operations that were not deterministic
 
     def __call__(self, training: LocalTraining) -> float:
-        """Give the network of ``training`` this result.
+        """Load this result into the network of ``training``, and return the mean loss.
 
         Raises:
             FedsiloError: see ``LocalTraining.run``.

@@ -148,7 +148,7 @@ def backbone_file(common: CommonSettings) -> Path:
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
-            f"setting 'vit.backbone-weights' is '{named}', which names no file: set it, or give "
+            f"setting 'vit.backbone-weights' is '{named}', which is not a file: set it, or give "
             "--save-as FILE"
         )
     return (

@@ -71,7 +71,7 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
     """Check a table's columns and cells.
 
     Args:
-        path: the file. Only metrics.csv and traffic.csv need certain columns (``COLUMNS``).
+        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
         columns: the cells of the first line.
         rows: the other lines, each as column -> cell.
 

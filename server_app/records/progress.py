@@ -252,7 +252,10 @@ def clock(seconds: float) -> str:
 
 
 def bytes_text(number: float) -> str:
-    """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``."""
+    """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``.
+
+    Units are B, kB, MB, GB and TB. Below 1 kB, there are no decimals.
+    """
     # A value of 999.5 or more is shown as 1 of the next unit, not as 1e+03
     if number < 999.5:
         return f"{number:.0f} B"

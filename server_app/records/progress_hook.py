@@ -256,7 +256,11 @@ class ProgressHook(Hook):
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
-        """Return a copy of the progress with current times, memory, and costs of the sites."""
+        """Return a copy of the progress with current times, memory, and costs of the sites.
+
+        The time left is set only while the run is running and has finished a round in this process.
+        It is estimated from the mean duration of those rounds.
+        """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)

@@ -71,8 +71,7 @@ def by_distribution(
 ) -> dict[str, dict[str, float]]:
     """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
 
-    These are mA, mE and mP in eq. 10. Sites are not weighted. Rows that belong to no distribution,
-    such as "all", are left out.
+    The means are unweighted. Rows that belong to no distribution, such as "all", are left out.
     """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():

@@ -120,8 +120,8 @@ def _write_documents(
 ) -> None:
     """Write evidence.json and the method's own documents.
 
-    evidence.json is written only if a site reported evidence. If a document cannot be built or
-    written, ``say`` prints a line about it, and the other documents are still written.
+    evidence.json is written only if ``evidence_document`` is not empty. If a document cannot be
+    built or written, ``say`` prints a line about it, and the other documents are still written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -139,12 +139,15 @@ def _write_documents(
 
 
 @contextmanager
-def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block. If it raises, print that ``what`` cannot be written and why, then continue."""
+def _say_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Run the block. If it raises, print the reason and that ``document`` cannot be written.
+
+    The exception is not raised again.
+    """
     try:
         yield
     except Exception as error:  # a method's own code, a full disk
-        say(f"cannot write {what} ({reason_of(error)}); the run is complete without it")
+        say(f"cannot write {document} ({reason_of(error)}); the run is complete without it")
 
 
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the distances between the sites of each pair, for labels and features on one split.
+    """Return the distance between each pair of sites, for labels and features on one split.
 
     Labels are compared only if both sites declare the same classes. A feature is compared only if
     both sites declare it in the same way.

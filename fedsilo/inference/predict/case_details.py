@@ -184,10 +184,10 @@ class Reasons:
 
 
 def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) -> Reasons:
-    """Explain the answers of the cases whose indices among all inputs are ``shown``.
+    """Explain the answers of some cases.
 
-    A table's rows get the contributions of their columns; the first 50 images get maps. A case
-    without an answer is not explained.
+    ``shown`` has the indices of these cases among all inputs. A table's rows get the contributions
+    of their columns; the first 50 images get maps. A case without an answer is not explained.
     """
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     answered = found.answered()

@@ -42,7 +42,7 @@ _LIMITS = (
     "What an input adds says how the model uses it. It does not say that the input causes the "
     "disease, or that changing it helps.",
     "A case is unlike the training samples if its novelty is above 1. The model has not been "
-    "tested on such cases, so that neither probability nor set can be relied on.",
+    "tested on such cases, so neither probability nor set can be relied on.",
     "A case with a novelty of 1 or less can still be one that the model gets wrong.",
 )
 
@@ -82,7 +82,7 @@ def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
     cases = [_case(context, place) for place in shown]
     left_out = ""
     if len(order) > len(shown):
-        left_out = f"{len(order) - len(shown)} more cases are in the CSV file alone."
+        left_out = f"{len(order) - len(shown)} more cases are only in the CSV file."
     document = found.document
     return render_page(
         "cases.html",
@@ -135,7 +135,11 @@ def _states(found: Predictions, kept: Mapping[int, int]) -> list[_State]:
 
 
 def _is_unsure(found: Predictions, index: int) -> bool:
-    """Tell whether a case's prediction set has not exactly one class, or its answer p < 0.8."""
+    """Tell whether the model is unsure about a case.
+
+    It is unsure if the prediction set does not have exactly one class, or if the probability of the
+    answer is below 0.8. Without sets, only the probability decides.
+    """
     if found.sets is not None and int(found.sets[index].sum()) != 1:
         return True
     return bool(found.probabilities[index].max() < _UNSURE)
@@ -241,10 +245,10 @@ def _bin(context: _Context, index: int) -> Bin | None:
 
 
 def _notes(context: _Context, index: int) -> list[str]:
-    """Return sentences on an answered case.
+    """Return sentences about an answered case.
 
-    They are on similar test samples of the run, the prediction set, and the router's weights; each
-    is left out if it is not available.
+    They are about similar test samples of the run, the prediction set, and the router's weights.
+    Each sentence is left out if its numbers are not available.
     """
     found, notes = context.found, []
     similar = _bin(context, index)
@@ -288,8 +292,8 @@ def _values(context: _Context, index: int) -> list[Any]:
 def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
     """Build the object that formats a table's values; None for images.
 
-    It gets training rows, to describe usual values, only if novelty is known and the trust level is
-    not ``nobody``.
+    The object gets training rows, which describe usual values, only if novelty is known and the
+    trust level is not ``nobody``.
     """
     if not model.silo.features:
         return None
@@ -344,9 +348,9 @@ def _facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """Return sentences on the basis of novelty, and on what the page cannot show.
+    """Return sentences about the basis of novelty and about missing parts of the page.
 
-    The page may lack usual values of training, and intervals of the share of right answers.
+    The page may lack the usual values of training, and the intervals of the share of right answers.
     """
     novelty, said = context.found.novelty, []
     if isinstance(novelty, str):

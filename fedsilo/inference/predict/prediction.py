@@ -189,9 +189,10 @@ def _calibrate(
 def _novelty(
     inputs: Inputs, reference: Reference | str, features: Tensor | None
 ) -> CaseNovelty | str:
-    """Score the novelty of inputs; if ``reference`` is a text (the reason why not), return it.
+    """Score the novelty of inputs; if ``reference`` is a text, return that text.
 
-    ``features`` (k, f) are the network's features of images; None for rows of a table.
+    A text is the reason why novelty is unknown. ``features`` (k, f) are the network's features of
+    images; None for rows of a table.
     """
     if isinstance(reference, str):
         return reference
