@@ -24,7 +24,7 @@ PANELS = {
     "Compare": "compare tune crossvalidate",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
-    "Deploy": "deploy hospital doctor",
+    "Deploy": "audit deploy hospital doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
