@@ -347,7 +347,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
         # Only after fedsilo's own errors: after a crash, somebody may want to look at the files
         try:
-            with _explaining_full_disk(directory):
+            with _explain_full_disk(directory):
                 yield
         except FedsiloError:
             if new and not directory.has_checkpoint():
@@ -356,7 +356,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
+def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
     """Turn the OSError of a full disk in the block into a RunDirectoryError with the remedy.
 
     Any other error is raised unchanged, and so is the error if standard output is redirected to a
