@@ -153,7 +153,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer a survey with counts that describe the data."""
+    """Answer a survey with counts that describe the data, as far as the site file allows it."""
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
     with _prefix_site(answering.context):
@@ -254,9 +254,10 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
-    """Build the error reply to a message that is refused unread; log it if there is a site file.
+    """Build the error reply to a message that is refused without being read.
 
-    The log's path is in the site file; if the site file cannot be read, the log is in 'state-dir'.
+    If the site has a site file, the refusal is logged. The log's path is in the site file. If the
+    site file cannot be read, the log is in 'state-dir'.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())

@@ -54,10 +54,10 @@ class OpenedSite:
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
 
     def noise(self, *key: int | str) -> torch.Generator | None:
-        """Return the random generator for noise with ``key``; None for the operating system's.
+        """Return the random generator for noise with ``key``, or None at a real site.
 
-        Only a simulated site draws noise from the run's seed. A server knows that seed, so it could
-        subtract a real site's noise.
+        None means the operating system's randomness. Only a simulated site draws noise from the
+        run's seed. A server knows that seed, so it could subtract a real site's noise.
         """
         if not self.simulated:
             return None
@@ -206,7 +206,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Check that a run clips and adds noise; otherwise it has no epsilon to count.
+    """Check that a run clips and adds noise; otherwise its epsilon would be infinite.
 
     Raises:
         RefusedError: the run is not private.

@@ -33,12 +33,13 @@ class PatientPrivacy:
 
         Args:
             settings: the settings of the training.
-            aside: a key that names the training of a model other than the site's own; else empty.
+            aside: a key that names the training of another model than the site's own; otherwise
+                empty.
 
         Raises:
             EpsilonSpentError: the training would exceed a cap on epsilon.
-            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch', at
-                a site without a cap of its own.
+            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch'.
+                This is not checked at a site with its own cap on epsilon.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         reported = sum(self.session.reported["train"])

@@ -50,7 +50,8 @@ class Ledger:
     def spend(self, releases: Releases) -> None:
         """Add releases to this ledger and to the hospital's ledger, if any, before they are made.
 
-        Messages that are answered at the same time wait for each other.
+        A release is one noisy result, such as one DP-SGD step. Messages that are answered at the
+        same time wait for each other.
 
         Args:
             releases: (noise multiplier, sampling rate) -> number of releases.
@@ -77,9 +78,12 @@ class Ledger:
         return epsilon(self.releases(), self.delta)
 
     def _enter(self, more: Releases) -> None:
-        """Add releases to the hospital's ledger, if any, and then to this one, under the lock.
+        """Add releases to the hospital's ledger, if any, and then to this ledger.
 
-        A cap of 0 means that this ledger has no cap.
+        The caller holds the lock. A cap of 0 means that this ledger has no cap.
+
+        Args:
+            more: the releases to add: (noise multiplier, sampling rate) -> number.
 
         Raises:
             EpsilonSpentError: epsilon would exceed this ledger's cap or the hospital's.

@@ -392,8 +392,8 @@ class SecureSite:
         """Check that at least the threshold of sites have signed the same list as this site.
 
         Raises:
-            RefusedError: fewer signatures than the threshold are valid. The error gives both
-                numbers.
+            RefusedError: fewer signatures than the threshold are valid. The error gives their
+                number and the threshold.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
@@ -416,7 +416,7 @@ class SecureSite:
         Args:
             sites: the server's list.
             secrets: the secrets of the round, with the threshold and the sites that have keys.
-            what: what the sites do, for the error.
+            what: the end of "N sites ...", for the error, such as "have sent their weights".
 
         Raises:
             SiteError: the list is malformed, or the keys of this round were not shared yet.

@@ -193,7 +193,7 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Read the known keys by site; empty if there is no list yet.
+        """Read the known keys by site. The mapping is empty if the list does not exist yet.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -278,9 +278,9 @@ class KnownKeys:
 
         Args:
             site: the site that has the key.
-            code: the code that the other hospital read out. It is stored even if another key, or
-                none, was received. If it is empty, the last received key is marked, which must not
-                have changed since it was listed.
+            code: the code that the other hospital read out. It is stored even if another key, or no
+                key, was received. If it is empty, the last received key is marked, but only if it
+                has not changed since it was listed.
 
         Raises:
             SettingError: the site's name or the code is malformed; or, without a code, no key was
@@ -318,7 +318,7 @@ class KnownKeys:
         return code
 
     def forget(self, site: str) -> None:
-        """Remove a site from the list, so that its key must be compared again.
+        """Remove a site from the list. Its key must then be compared again.
 
         Raises:
             SettingError: the list does not have the site.

@@ -52,14 +52,14 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
 
 
 def refuse_uncapped(level: str, capped: bool) -> None:
-    """Check that 'trust: nobody' comes with a cap on epsilon.
+    """Check that a hospital with 'trust: nobody' has a cap on epsilon.
 
     Args:
         level: the hospital's level of trust.
         capped: whether the hospital has a cap on epsilon.
 
     Raises:
-        RefusedError: the level is 'nobody' and there is no cap.
+        RefusedError: the level is 'nobody' but the hospital has no cap.
     """
     if level == NOBODY and not capped:
         raise RefusedError(

@@ -176,7 +176,7 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer, by name.
 
     Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now, read with the settings of the first answer.
+    fingerprint now. The data are read with the settings of the first answer.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -233,7 +233,9 @@ class AnswerBuilder:
     secret: int
 
     def answer(self) -> Survey:
-        """Build the whole answer about the site's samples and files; small counts are suppressed.
+        """Build the answer about the site's samples and files, with small counts suppressed.
+
+        Files are described only if the data set's silos are not cut from shared data.
 
         Raises:
             DataError: a file cannot be read again.

@@ -213,9 +213,9 @@ class SecureSum:
             self._checks[site] = bytes(record["check"])
 
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
-        """Add up the masked arrays modulo 2^32, and store the replies without arrays.
+        """Add up the sites' masked arrays modulo 2^32, and store the replies without arrays.
 
-        Only one array of one site is in memory at a time.
+        The sums stay masked until ``mean``. Only one array of one site is in memory at a time.
 
         Raises:
             SiteError: fewer sites than the threshold replied.
@@ -336,8 +336,13 @@ class SecureSum:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
         The secret is the site's own mask seed if the site sent weights. Otherwise it is the site's
-        private mask key. One wrong share does no harm if there are more shares than the threshold,
-        because the search is repeated without each single share.
+        private mask key. If the shares do not give the secret, the search is repeated without each
+        single share. So one wrong share does no harm if there are more shares than the threshold.
+
+        Args:
+            site: the site whose secret is reconstructed.
+            shares: by site that returned shares, the shares by the site whose secret they belong
+                to.
 
         Raises:
             SiteError: no choice of shares gives the secret; names the likely cause.

@@ -104,7 +104,8 @@ class FedEFM(Decentralised):
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
         """Return the models that ``host`` trains in the next round, as ``visitor/<owner>/<array>``.
 
-        They belong to the silos that have ``host`` as an in-neighbour.
+        They belong to the silos that have ``host`` as an in-neighbour. A silo that has no model yet
+        is left out.
         """
         models: dict[str, NDArray] = {}
         # The arc host -> owner says that the owner gets the host's knowledge, so the owner's model

@@ -209,8 +209,8 @@ def _build_hub(base: nx.Graph) -> _Built:
 def _weigh_edges(graph: nx.Graph) -> _Built:
     """Return the arcs of each edge in both directions, and Metropolis-Hastings weights.
 
-    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and the
-    site's own model gets the rest.
+    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and a site's
+    own model weighs 1 minus the weights of the site's edges.
     """
     size = len(graph)
     weights = np.zeros((size, size))

@@ -181,10 +181,11 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     """Combine Shamir shares into the secret.
 
     Shares of different secrets, or too few shares, may also give wrong bytes instead of an error,
-    so the caller verifies the result.
+    so the caller must verify the result.
 
     Raises:
-        SiteError: the shares have different lengths or one place twice, or give no secret.
+        SiteError: the shares have different lengths, two shares have the same place, or the shares
+            cannot be combined.
     """
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
