@@ -362,7 +362,7 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
         SettingError: a module does not import, or was not made from a file.
     """
     tops = sorted({plug.module.partition(".")[0] for plug in plugs})
-    return {top: _digest(top) for top in tops}
+    return {top: _import_and_digest(top) for top in tops}
 
 
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
@@ -413,7 +413,7 @@ def other_version(modules: Iterable[str]) -> SettingError:
     )
 
 
-def _digest(module: str) -> str:
+def _import_and_digest(module: str) -> str:
     """Import a module and return its SHA-256.
 
     Raises:

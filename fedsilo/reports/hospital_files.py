@@ -31,7 +31,7 @@ class AuditLog:
         """Return the lines about the run with this name.
 
         Raises:
-            DataError: the log has none. The message names the runs in the log.
+            DataError: no line is about this run. The message names the runs in the log.
         """
         # One log has the messages of all runs that the hospital took part in
         found = [line for line in self.lines if line["run"] == run_name]
@@ -91,6 +91,11 @@ def read_own_site_file(path: Path) -> SiteFile:
 
 
 def _text(path: Path, what: str) -> str:
+    """Read a UTF-8 file; ``what`` describes the file in errors.
+
+    Raises:
+        DataError: the file is missing, is not a regular file, or cannot be read as UTF-8.
+    """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
         raise DataError(f"the {what} {path} cannot be read: it {fault}")

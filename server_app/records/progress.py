@@ -129,11 +129,11 @@ def read_progress(folder: Path) -> Progress | None:
         except OSError as error:
             fault = f"cannot be read: {error.strerror}"
         except ValidationError as error:
-            fault = _form_fault(error)
+            fault = _describe_fault(error)
     raise RunDirectoryError(f"{path} {fault}")
 
 
-def _form_fault(error: ValidationError) -> str:
+def _describe_fault(error: ValidationError) -> str:
     """Describe why a progress file is invalid, and the remedy, as a predicate of the file.
 
     If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
@@ -179,7 +179,7 @@ def metrics_text(progress: Progress) -> str:
     name ends with "_total" is a counter, and every other metric is a gauge.
     """
     lines: list[str] = []
-    for name, meaning, samples in _list_families(progress):
+    for name, meaning, samples in _list_metrics(progress):
         if samples:
             kind = "gauge"
             if name.endswith("_total"):
@@ -197,7 +197,7 @@ def metrics_text(progress: Progress) -> str:
 _Samples = list[tuple[dict[str, str], float]]
 
 
-def _list_families(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
+def _list_metrics(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
     """Yield (name, help text, samples) for each Prometheus metric; samples are (labels, value).
 
     A metric may have no samples.
