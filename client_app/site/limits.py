@@ -82,7 +82,7 @@ class Limits:
     max_cache: int = quota(100_000, "maximum megabytes of decoded data", ge=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
-        """Check a run's settings against the floors and quotas that do not depend on the data.
+        """Check a run's settings against the minimums and quotas that do not depend on the data.
 
         Raises:
             RefusedError: a limit forbids the run. The error gives the run's key, its value and the

@@ -74,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Refuse a command or an option that an earlier version had, and name its replacement.
+    """Check that the command line does not use a command or option of an earlier version.
 
     Raises:
         SettingError: the first word is a removed command, or a removed option follows its command.
+            The message names the replacement.
     """
     # Before click parses the words, because it would suggest a name of similar letters in place of
     # the replacement

@@ -211,8 +211,8 @@ class Budgets:
                 ``advice``.
         """
         # The first remark is enough for an error
-        for said in self.remarks():
-            raise SettingError(f"{said}; {advice}")
+        for remark in self.remarks():
+            raise SettingError(f"{remark}; {advice}")
 
     def remarks(self) -> Iterator[str]:
         """Yield a sentence for each experiment whose budget differs from its baseline's.
@@ -368,14 +368,17 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
 
 
 def _continues(common: CommonSettings) -> bool:
+    """Tell whether the optimiser's state is kept over rounds, which epoch steps imply."""
     return common.epoch_steps > 0 or common.optimiser_state == "run"
 
 
 def _sum(run: FinishedRun, column: str) -> int:
+    """Return the sum of a column of traffic.csv over all sites and rounds."""
     return sum(int(row[column]) for row in run.traffic_rows)
 
 
 def _format_value(value: Value) -> str:
+    """Format the value of a setting; an empty text becomes "unset"."""
     if value == "":
         return "unset"
     return str(value)

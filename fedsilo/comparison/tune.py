@@ -174,6 +174,7 @@ def plan_search(
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = plan_run(experiment, sources)
     budget = _fit_folds(budget, base.common.dataset)
+    # The grid would override such a value without a word
     twice = []
     for text in sources.changes:
         key = text.partition("=")[0].strip()
@@ -274,6 +275,11 @@ def _trials(
 
 
 def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
+    """Check that every run that did not fail has the deciding metric on validation samples.
+
+    Raises:
+        SettingError: some runs lack it. The message counts them.
+    """
     means = _validation_means(summaries)
     lacking = sum(metric not in values for values in means)
     if not lacking:

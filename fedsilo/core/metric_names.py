@@ -149,10 +149,11 @@ def read_metric(name: str) -> Metric | None:
 
 
 def _read_member(family: str, rest: str) -> Metric | None:
-    """Parse the name of a family's member; ``rest`` is the part ``<place>.<part>``.
+    """Parse the name of a family's member, without the family and its dot.
 
-    The result is None if the family does not have that part, or if the place is not a site's name
-    (routing), a whole number of up to six digits (class) or a bin number below ``BINS``.
+    In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right", which is a place and a
+    part. The result is None if the family does not have that part, or if the place is not a site's
+    name (routing), a whole number of up to six digits (class) or a bin number below ``BINS``.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -210,7 +211,7 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family: bin number (from 0) -> content, in rising order.
 
-    A bin that lacks one of its three metrics is left out.
+    A bin that lacks its count, right or mean is left out.
 
     Args:
         values: metric -> value, for one site and split.

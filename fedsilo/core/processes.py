@@ -133,7 +133,7 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
     """Return the running process with this id and start time; None if it has ended.
 
     ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
-    because the system reuses ids.
+    because the system reuses ids. A zombie counts as ended.
     """
     try:
         process = psutil.Process(pid)

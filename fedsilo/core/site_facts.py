@@ -124,7 +124,7 @@ class SiteFacts:
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
         facts = replace(read, sums=_read_sums(config, len(read.features)))
-        fault = _split_fault(facts)
+        fault = _find_split_fault(facts)
         if fault:
             raise ValueError(fault)
         return facts
@@ -154,7 +154,7 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
     raise ValueError(f"{place}: {first['msg']}")
 
 
-def _split_fault(facts: SiteFacts) -> str:
+def _find_split_fault(facts: SiteFacts) -> str:
     """Return the first fault in the counts or splits, as a clause; empty if there is none.
 
     Label counts must have one number per class, must not be negative, and must include the split

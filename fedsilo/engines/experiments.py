@@ -35,7 +35,7 @@ def _flat_settings(content: Any) -> Any:
     """Flatten a mapping of settings to dotted keys.
 
     None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, so that pydantic rejects it. Raises a PydanticCustomError if the nesting is
+    returned unchanged, and pydantic then rejects it. Raises a PydanticCustomError if the nesting is
     invalid.
     """
     if not isinstance(content, dict):
@@ -134,7 +134,7 @@ class SimulationFile:
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
-        """Find the entry and matrix values of each experiment, by its name, in the file's order.
+        """The entry and matrix values of each experiment, by its name, in the file's order.
 
         Raises:
             SettingError: there are no experiments, two have one name, or a matrix or a name is
@@ -206,15 +206,15 @@ class SimulationFile:
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
         """Return an experiment, whose own settings override those of its bases.
 
-        Its ``about`` and ``minutes`` are always its own.
+        ``about`` and ``minutes`` are never taken from a base.
 
         Args:
             name: the experiment's name.
             chain: the experiments that are based on it, for the error about a loop.
 
         Raises:
-            SettingError: there is no such experiment, it is malformed, or its bases form a loop or
-                a chain of more than 50.
+            SettingError: the experiment does not exist, it is malformed, or its bases form a loop
+                or a chain of more than 50.
         """
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
@@ -257,7 +257,10 @@ class SimulationFile:
 
 
 def simulation_file(given: Path | None) -> Path:
-    """Return ``given``; if it is None, the working folder's simulation.yaml, else fedsilo's own."""
+    """Return ``given`` or, if it is None, the simulation file to use by default.
+
+    The default is simulation.yaml in the working folder if it exists, otherwise fedsilo's own file.
+    """
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
         return given or local
@@ -270,7 +273,7 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; a text that the last call has parsed is not parsed again.
+    """Open a simulation file; if its text has not changed since the last call, reuse the result.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.

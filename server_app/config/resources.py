@@ -106,10 +106,10 @@ def cores() -> int:
 
 def free_memory() -> float:
     """Return the free memory in bytes of this machine, or of the container if that is less."""
-    return min(psutil.virtual_memory().available, _left_in_container())
+    return min(psutil.virtual_memory().available, _free_container_memory())
 
 
-def _left_in_container() -> float:
+def _free_container_memory() -> float:
     """Return the number of bytes of memory that this container may still use.
 
     Inactive page cache counts as free. The result is infinity if there is no limit, or if the limit

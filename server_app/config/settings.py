@@ -109,8 +109,8 @@ class RunSettings(Mapping[str, Value]):
         are returned unchanged.
 
         Raises:
-            SettingError: 'plugin-digests' is already set, but names other plugins than those in
-                use, or other digests.
+            SettingError: 'plugin-digests' is already set, but its modules or digests differ from
+                those of the plugins in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -302,7 +302,8 @@ def _refuse_foreign_keys(
         known: key -> default for every key that may occur in ``values``.
 
     Raises:
-        SettingError: names the first setting of another method with another value.
+        SettingError: a setting of another method does not have its default value. Only the first
+            such setting is named.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():

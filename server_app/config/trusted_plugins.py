@@ -116,7 +116,7 @@ def approve_plugins(
         SettingError: a plugin that the settings use may not be executed. The message says how the
             reader can trust it.
     """
-    recorded = _by_module(str(values.get("plugin", "")))
+    recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
     used = sorted(set(used))
     if not needs_pins:
@@ -142,13 +142,13 @@ def remember_files(named: str) -> None:
     Installed modules in it are skipped.
     """
     digests = {}
-    for module, entry in _by_module(named).items():
+    for module, entry in _group_by_module(named).items():
         if entry.endswith(".py"):
             digests[module] = _file_digest(entry)
     remember_plugins(digests)
 
 
-def _by_module(named: str) -> dict[str, str]:
+def _group_by_module(named: str) -> dict[str, str]:
     """Return the entries of a setting 'plugin', keyed by each entry's module name."""
     return {plugins.module_of(entry): entry for entry in plugins.plugin_entries(named)}
 

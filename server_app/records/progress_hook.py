@@ -120,7 +120,7 @@ class ProgressHook(Hook):
         such as KeyboardInterrupt, whose argument becomes the run directory). All exceptions are
         raised again.
         """
-        thread = Thread(target=self._keep_written, name="progress", daemon=True)
+        thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
         try:
             yield
@@ -234,7 +234,7 @@ class ProgressHook(Hook):
     def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
-    def _keep_written(self) -> None:
+    def _write_until_ended(self) -> None:
         """Write the files after each event, at least every 15 s, and once more at the end.
 
         Nothing is written while the run directory is missing. The pause after a writing is at least
@@ -249,14 +249,18 @@ class ProgressHook(Hook):
             try:
                 # Somebody may have removed the directory
                 if self.directory.path.is_dir():
-                    write_progress(self._snapshot(), self.directory.path)
+                    write_progress(self._build_snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
             # CPU time, not elapsed time: on a busy machine, writing is slow because it waits
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
-    def _snapshot(self) -> Progress:
-        """Return a copy of the progress with current times, memory, and costs of the sites."""
+    def _build_snapshot(self) -> Progress:
+        """Return a copy of the progress with current times, memory, and costs of the sites.
+
+        The time left is set only while the run is running and has finished a round in this process.
+        It is estimated from the mean duration of those rounds.
+        """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)

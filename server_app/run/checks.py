@@ -341,8 +341,8 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line that names the silos that do not take part, or nothing if all do.
 
-    Nothing is known to be missing if the server does not know the silos' names. In a simulation,
-    the data set's own notices come first, for example about centres without images.
+    If the server does not know the silos' names, none counts as missing. In a simulation, the data
+    set's own notices come first, for example about centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)

@@ -71,9 +71,9 @@ def ask_nodes(
     Args:
         grid: connects the server with the nodes.
         nodes: the ids of the nodes to ask.
-        kind: the type of the messages.
+        kind: the type of the messages, such as "query.hello".
         read: reads an answer; raises a SiteError if the answer is unusable.
-        away_timeout: seconds until a disconnected node is given up.
+        away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
         The usable answers, sorted by node. The second list has one line for each node without a

@@ -129,8 +129,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     _refuse_many(len(nodes), silos)
     if len(nodes) < needed:
         raise SiteError(
-            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s "
-            f"and {needed} are needed ('run.min-sites'): start more, or lower 'run.min-sites'"
+            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s, but {needed} are "
+            "needed ('run.min-sites'): start more, or lower 'run.min-sites'"
         )
     return nodes
 
@@ -138,8 +138,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
 def _refuse_many(nodes: int, silos: int | None) -> None:
     if silos is not None and nodes > silos:
         raise SiteError(
-            f"{nodes} SuperNodes are connected and there are {silos} silos: "
-            "start fewer SuperNodes, or raise 'split.silos' where images are cut into silos"
+            f"{nodes} SuperNodes are connected, but there are {silos} silos: "
+            "start fewer SuperNodes, or raise 'split.silos' if images are cut into silos"
         )
 
 
@@ -159,7 +159,7 @@ def meet_sites(
     if met.refused and len(met.facts) < needed:
         raise SiteError(
             f"a site cannot take part: {'; '.join(grouped_refusals(met.refused))} -- "
-            f"{len(met.facts)} of {len(met.asked)} can and {needed} are needed ('run.min-sites')"
+            f"{len(met.facts)} of {len(met.asked)} can, but {needed} are needed ('run.min-sites')"
         )
     return met
 
@@ -267,8 +267,8 @@ def _find_duplicates(heard: list[Hello], simulated: bool) -> dict[int, str]:
 
 def _second_node_refusal(site: str, node: int) -> str:
     return (
-        f"{site}: another SuperNode is that site already, and node {node} is left out: if it is to "
-        "take its place it joins once that one is gone, else give it its own 'site'"
+        f"{site}: another SuperNode is already that site, so node {node} is left out: it can join "
+        "once the other SuperNode is gone; if it is another site, give it its own 'site'"
     )
 
 
@@ -350,6 +350,9 @@ def _latecomer_fault(
     if difference:
         return difference
     if (facts.sums is None) != (participants.facts[first].sums is None):
-        return "it sent sums and the others none, or none where they did: see 'data.standardise'"
+        return (
+            "it sent feature sums but the other sites did not, or the other sites did but it did "
+            "not: see 'data.standardise'"
+        )
     pooled = facts.sums is not None
     return find_shared_data(joined.facts, pooled).get(facts.site)

@@ -38,12 +38,12 @@ def survey_sites(
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the number of silos, which nodes cannot exceed; None if only the sites know it.
+        silos: the largest possible number of nodes; None if only the sites know it.
         registry: binds names to nodes; None if any node may take any name.
 
     Raises:
-        SiteError: too few or too many nodes are connected, or no answer is usable; then the message
-            has the reasons.
+        SiteError: too few or too many nodes are connected, or no answer is usable. In the second
+            case the message has the reasons.
     """
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)

@@ -69,10 +69,7 @@ class Decentralised(Method):
 
     @cached_property
     def _silo_set(self) -> SiloSet | None:
-        """The silo set of the run (the known links).
-
-        It is None if 'split.silo-set' is empty.
-        """
+        """The silo set of the run, which has the known links; None if 'split.silo-set' is empty."""
         if not self.common.silo_set:
             return None
         return open_silo_set(self.common.silo_set)
@@ -80,7 +77,8 @@ class Decentralised(Method):
     def initial_state(self) -> Any:
         """Return the weights that every silo starts from, as ``model/<array>``.
 
-        The topology is built here, so that an invalid one stops the run before round 1.
+        The topology is built here too, because an invalid topology must stop the run before round
+        1.
 
         Raises:
             SettingError: the topology is not connected, or names other silos than take part.

@@ -179,7 +179,7 @@ def _steps_that_leave(common: CommonSettings) -> str:
     """Describe in words that a site sends its number of steps, and who learns it."""
     steps = "the number of optimiser steps, each round"
     if common.trust == SUMS:
-        steps += ", of which the server learns only the mean"
+        steps += "; the server learns only the mean over sites"
     return steps
 
 

@@ -75,10 +75,10 @@ class FedAlignCL(FedAvg):
                 sizes = f"of {own.noise_variance:g} times their spread"
             noisy = f" with Gaussian noise {sizes}"
             noise = f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
-        chosen = "in the end of all of them"
+        chosen = "in the end all of them"
         if own.embedding_draw == "run":
             chosen = "the same all run"
-        weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
+        weights = f"all weights of the network{noisy}, and batch-norm statistics without noise"
         sentences = [f"each round: {weights}"]
         if own.align:
             sentences.append(

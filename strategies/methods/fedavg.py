@@ -63,8 +63,8 @@ class FedAvg(Method):
         if self.common.secure_aggregation == "none":
             return Disclosures(what)
         return Disclosures(
-            f"{what}, clipped and masked: of them the server learns the mean over all sites alone",
-            "keys for masks and shares of keys that others can open, each round",
+            f"{what}, clipped and masked; the server learns only their mean over all sites",
+            "keys for masks, and shares of keys that only other sites can open, each round",
         )
 
 

@@ -58,7 +58,7 @@ class FedPer(FedAvg):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: the shared weights; the arrays that stay are named."""
         shared, *more = super().disclosures().leaves
-        return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
+        return Disclosures(f"{shared}, except {', '.join(self._personal)}, which stay", *more)
 
     @cached_property
     def _personal(self) -> list[str]:

@@ -126,7 +126,7 @@ class FedBABU(FedAvgFT):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: all weights but the last layer's, before fine-tuning."""
         (said,) = super().disclosures().leaves
-        head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
+        head = f"of the network except {', '.join(last_layers(self.blueprint, 1))}"
         return Disclosures(said.replace("of the network", head))
 
 

@@ -48,7 +48,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = _entries(path, archive, names)
+            entries = _find_members(path, archive, names)
             for entry in entries.values():
                 if entry.file_size > most:
                     raise DataError(f"{path}: {entry.filename} is larger than {most} bytes")
@@ -63,7 +63,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     raise DataError(f"{path} {fault}")
 
 
-def _entries(
+def _find_members(
     path: Path, archive: zipfile.ZipFile, names: Sequence[str]
 ) -> dict[str, zipfile.ZipInfo]:
     """Return array name -> the archive's member ``<name>.npy``, for each of ``names``.

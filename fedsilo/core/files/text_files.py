@@ -177,7 +177,7 @@ def read_rows(
     header: list[str] = []
     if lines:
         header = [normalise_name(name) for name in lines[0][1]]
-    fault = _header_fault(header, needed, optional)
+    fault = _find_header_fault(header, needed, optional)
     if fault:
         raise DataError(f"{path}, line 1: {fault}")
     rows = []
@@ -190,7 +190,7 @@ def read_rows(
     return rows
 
 
-def _header_fault(
+def _find_header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
     """Describe all faults in a CSV file's column names as a sentence; None if there are none.

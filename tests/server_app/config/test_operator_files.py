@@ -128,7 +128,7 @@ def test_a_node_says_its_own_name_and_no_other() -> None:
     assert registry.fault(1, "north") is None
     other, unknown = registry.fault(1, "south"), registry.fault(3, "north")
     assert other is not None
-    assert other.startswith("node 1 is registered as 'north' and says that it is 'south': ")
+    assert other.startswith("node 1 is registered as 'north', but says that it is 'south': ")
     assert unknown is not None
     assert unknown.startswith(
         "node 3 says that it is 'north': its key is registered at the SuperLink"
