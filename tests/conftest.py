@@ -1,7 +1,7 @@
 """Fixtures shared by all tests: a cache per session, small settings, and inline runs."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +45,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDSILO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["FEDSILO_TRUSTED_PLUGINS"] = str(tmp_path_factory.mktemp("home") / "trusted")
     os.environ.pop("FEDSILO_RUNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Leave it to the system when files reach the disk: no test takes the power away.
+
+    Runs and audit logs wait for the disk thousands of times, milliseconds each.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

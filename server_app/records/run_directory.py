@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
-from fedsilo.core.versions import git_revision, processor
+from fedsilo.core.versions import git_revision, installed_version, processor
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import Content, check_table, read_content
 
@@ -282,7 +282,7 @@ def this_environment() -> dict[str, Any]:
     packages = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            packages[name] = version(name)
+            packages[name] = installed_version(name)
     return {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
