@@ -216,6 +216,7 @@ class FolderImages(ImageDataSet):
         for images in self._list_sites(places).values():
             for image in images:
                 class_folders[image.path.parent] = None
+        # An image in a folder above the classes has no label
         for class_folder in class_folders:
             above.update(path for path in class_folder.parents if path.is_relative_to(data))
         sentences = []

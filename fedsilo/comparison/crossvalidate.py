@@ -127,6 +127,11 @@ def compare_folds(
 
 
 def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
+    """Check that all experiments have the data set and the data folder of the first one.
+
+    Raises:
+        SettingError: an experiment has another one.
+    """
     first, *_ = plans
     common = plans[first].common
     for name, settings in plans.items():
@@ -138,6 +143,13 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
+    """Plan the trials of one experiment, repetition by repetition and fold by fold.
+
+    The seed of a trial is the number of its repetition.
+
+    Raises:
+        SettingError: the data set has a fixed split.
+    """
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
     if "split.test-folds" not in data_set(str(base["dataset"])).settings:
         raise SettingError(
@@ -201,6 +213,10 @@ def difference_intervals(
 
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
+    """Yield each column's name and its interval over the runs that have a value.
+
+    A column without any value is skipped.
+    """
     for group, values in by_group.items():
         # Runs without the metric at this site do not count
         known = values.dropna().tolist()

@@ -221,6 +221,7 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
 
 
 def _nothing_to_compare(split: str) -> SettingError:
+    """Build the error for runs whose sites have no samples in ``split``."""
     return SettingError(
         f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', or "
         "use 'fedsilo tune'"

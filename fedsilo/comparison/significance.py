@@ -216,6 +216,7 @@ def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outc
 
 
 def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
+    """Name the experiments with fewer than two values, as a reason; None if there are none."""
     few = []
     for name, values in samples.items():
         if len(values) < 2:
@@ -296,6 +297,11 @@ def check_tests(
 
 
 def _refuse_other_seeds(metric: str, samples: Samples) -> None:
+    """Check that all experiments have values of the metric for the same seeds as the first.
+
+    Raises:
+        SettingError: an experiment has values for other seeds. The message lists the seeds of both.
+    """
     first, *others = samples
     for other in others:
         if samples[other].keys() != samples[first].keys():

@@ -101,6 +101,7 @@ def train_backbone(
     with collect_unrepeatable_operations(say):
         metrics = trainer.run(say)
     backbone = {}
+    # A run with other values of these settings could not load the arrays
     for key, value in as_mapping(common).items():
         if key in _SHAPE:
             backbone[key] = value

@@ -391,6 +391,7 @@ def _column(model: TrainedModel, name: str) -> GroupColumn:
         raise SettingError(
             f"--by must be a column of the table ({', '.join(columns)}), but is '{name}'"
         )
+    # A categorical column has a feature 'column=level' for each of its levels
     places = []
     for place, feature in enumerate(features):
         if feature == name or feature.startswith(f"{name}="):
