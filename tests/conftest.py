@@ -81,8 +81,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Flush no file to the disk: only a power cut would show it, and tests write thousands."""
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Leave it to the system when files reach the disk: no test takes the power away.
+
+    Runs and audit logs wait for the disk thousands of times, milliseconds each.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
         yield

@@ -29,10 +29,10 @@ class FedAvgFTSite(SiteMethod):
         return lab.classifier(arrays)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train and send the global model, or fine-tune the own model and store it.
+        """Train and send the global model, or fine-tune the site's own model and store it.
 
-        If the server expects arrays, this is a shared round. Otherwise the network is trained with
-        'fedavg-ft.finetune-learning-rate', without noise, and stays at the site.
+        If the server expects arrays, the global model is trained. Otherwise the network is trained
+        with 'fedavg-ft.finetune-learning-rate', without noise, and stays at the site.
 
         Raises:
             SiteError: the server expects arrays but sent none, so the site's own model would leave.

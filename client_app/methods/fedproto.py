@@ -25,9 +25,10 @@ class FedProtoSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global prototypes; send this site's prototype (l * c,) of each class.
+        """Train near the global prototypes, then send this site's prototype (l * c,) of each class.
 
-        A prototype is the mean over a class of the flattened tokens. The network is stored.
+        A prototype is the mean of the flattened tokens over a class. A class with too few training
+        samples is not sent. The network is stored at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -51,9 +52,10 @@ class FedProtoSite(LocalSite):
         return super().measured(lab, network)
 
     def _prototype_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's loss plus the weighted distance to the label's prototype (eq. 7).
+        """Return a function: the loss plus the weighted distance to the label's prototype (eq. 7).
 
-        None if no prototypes were received, as in round 1.
+        Returns None if no prototypes were received, as in round 1; the network's own loss is then
+        used.
         """
         prototypes, weight = _prototypes(lab, network), self.settings.prototype_weight
         if prototypes is None:

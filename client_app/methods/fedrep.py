@@ -14,7 +14,7 @@ class FedRepSite(FedPerSite):
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train only the personal head, then only the shared arrays.
 
-        Together the two parts take the steps of a usual round; the method's settings divide them.
+        Together both parts take as many steps as a usual round; the method's settings divide them.
         Afterwards both parts are trainable again.
 
         Raises:

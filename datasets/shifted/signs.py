@@ -152,7 +152,7 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
         if fault:
             raise DataError(f"{where}: {name[:80]!r} {fault}")
         seen.add(name)
-        # Tracks are numbered within each class, so that the class's folder belongs to the name
+        # Tracks are numbered within each class, so the class's folder belongs to the name
         track = f"{folder.name}/{name.split('_')[0]}"
         signs.append(_Sign(folder / name, _read_label(row["ClassId"], where), track, where))
     if not signs:

@@ -92,7 +92,7 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     # Only pictures may come in the parts of a data set
     if "pictures" not in kinds and plain.keys() <= set(SPLITS):
         raise SettingError(
-            f"silos are named {', '.join(plain)}, but these are parts of a data set and no "
+            f"silos are named {', '.join(plain)}, but these are parts of a data set and not "
             "hospitals: join the parts of each hospital, and fedsilo splits them again"
         )
     if "tables" in kinds:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedsilo.inference.predict.answers import Predictions
     from fedsilo.inference.predict.calibration import Calibration
     from fedsilo.inference.predict.predicted_masks import MaskPredictions
+    from fedsilo.reports.audit import Audit
     from fedsilo.reports.watch.view import View
     from fedsilo.runs.finished_run import FinishedRun
 
@@ -40,7 +41,7 @@ AsJson = Annotated[bool, Option("print JSON", name="--json")]
 def line(text: object) -> None:
     """Print a line and flush it, so that a pipe or a log shows it while the command runs.
 
-    Control characters are removed first, because the line may quote a run of somebody else.
+    Control characters are removed first, because the line may quote somebody else's run.
     """
     print(terminal_text(str(text)), flush=True)
 
@@ -129,11 +130,16 @@ def compare(
         "also write the table as CSV, with NAME-budgets.csv and NAME-tests.csv next to it",
     ] = None,
     markdown: Annotated[MaybePath, "also write table and tests as Markdown"] = None,
-    picture: Annotated[MaybePath, "also draw each metric by site or distribution, as PNG"] = None,
+    latex: Annotated[
+        MaybePath, "also write table and tests as LaTeX (booktabs), with 95 % intervals"
+    ] = None,
+    picture: Annotated[
+        MaybePath, "also draw each metric by site or distribution (.png, .svg or .pdf)"
+    ] = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
     print_result(found.lines(median))
-    found.write(path_of(csv), path_of(markdown), median)
+    found.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
     if picture is not None:
         found.draw(Path(picture))
         line(f"picture: {picture}")
@@ -163,9 +169,10 @@ def predict(
     out: AnyPath | None = None,
     html: AnyPath | None = None,
 ) -> None:
-    """Print a summary, then the written files if ``found`` has predictions rather than masks.
+    """Print a summary of the predictions and, unless ``found`` has masks, the written files.
 
-    It exits with code 3 if an input has no prediction or mask.
+    Raises:
+        typer.Exit: code 3, if an input has no prediction or mask.
     """
     print_result(found)
     # Only classes are written to files that these options name; masks list theirs themselves
@@ -190,7 +197,11 @@ def monitor(
     out: Annotated[MaybePath, "also write a page"] = None,
     overwrite: Annotated[bool, "replace existing files"] = False,
 ) -> None:
-    """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""
+    """Print the checks, and write a page if asked.
+
+    Raises:
+        typer.Exit: code 3, if a check is an alarm.
+    """
     from fedsilo.inference.monitor.monitor import ALARM
     from fedsilo.pages.page import write_page
 
@@ -277,6 +288,26 @@ def _print_findings(target: str) -> Callable[..., None]:
 doctor_site, doctor_server, doctor_run = map(_print_findings, ("site", "server", "run"))
 
 
+def audit(
+    found: Audit,
+    *,
+    csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the chosen messages and the state of the chain; exit with 1 if it is broken."""
+    if as_json:
+        line(json.dumps(found.document(), indent=2))
+    else:
+        print_result(found.lines())
+    if csv is not None:
+        from fedsilo.core.files.atomic_files import write_atomically
+
+        write_atomically(Path(csv), found.csv())
+        line(f"table: {csv}")
+    if found.breaks:
+        raise typer.Exit(1)
+
+
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     """Print a table of the data sets, or JSON."""
     if as_json:
@@ -308,7 +339,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    # On standard error, so that the output can be piped; without a terminal nothing is drawn
+    # The bar goes to standard error, so the output can be piped; without a terminal it is hidden
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

@@ -22,8 +22,8 @@ from fedsilo.finetuning.finetune_settings import used_settings
 from fedsilo.finetuning.tasks import Segmentation, Study, TrainedSeed, predicted_masks
 from fedsilo.finetuning.transfer import DistilReport, TransferReport
 from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
-from fedsilo.pictures.learning_curves import write_picture
 from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.pictures.picture_files import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.client_app.site.audit_log import ANSWERED, group_names
+from fedsilo.client_app.site.log_chain import find_breaks
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
@@ -82,6 +83,10 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limit(run: Shown, spent: str) -> str:
+    """Return a sentence on what epsilon does not bound; ``spent`` is empty without epsilon.
+
+    The sentence depends on the level of trust, and on whether the sites were simulated.
+    """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
     if run.is_simulated:
@@ -159,6 +164,7 @@ def _bytes(run: Shown) -> dict[str, Any]:
 
 
 def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
+    """Format a number of sent bytes; ``hidden`` shows it only as an upper bound."""
     text = bytes_text(number)
     if hidden:
         return _bound(run, text)
@@ -281,6 +287,7 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
         "sent": bytes_text(sent),
         "received": bytes_text(received),
         "torn": log.torn,
+        "breaks": list(find_breaks(log.lines, log.head)),
         "records": _record_rows(lines),
         "unanswered": _unanswered_rows(lines),
     }
@@ -301,6 +308,7 @@ def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _unanswered_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Build a row per message that was not answered: time, site, round, outcome, reason."""
     rows = []
     for line in lines:
         if line["outcome"] != ANSWERED:

@@ -59,8 +59,8 @@ class DisTrans(FedAvg):
         if self.settings.offset_aggregation == "none":
             return network
         return network.also(
-            "the site's offset, each round: an array as large as an image, which differs from what "
-            "the site was sent by a sum of gradients at the pixels of its training images"
+            "the site's offset, each round: an array as large as an image, which differs from the "
+            "received offset by a sum of gradients at the pixels of its training images"
         )
 
     def initial_state(self) -> State:

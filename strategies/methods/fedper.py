@@ -35,13 +35,20 @@ class FedPer(FedAvg):
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the shared arrays; the first message to a site may also hold initial weights."""
+        """Average the shared arrays over the sites.
+
+        The first message to a site may also hold initial weights for the arrays that stay at the
+        site.
+        """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
         return replace(state, arrays=self.average(trained, state.arrays))
 
     def evaluate(self, state: State, ask: Ask) -> None:
-        """Let each site measure the shared arrays together with its own, or with initial ones."""
+        """Let each site measure the shared arrays together with the arrays that it has kept.
+
+        A site that has kept none yet uses initial values for them. Sites return only metrics.
+        """
         ask(EVALUATE, self._with_starts(state, ask), expect={})
 
     def _with_starts(self, state: State, ask: Ask) -> dict[str, Arrays]:
@@ -51,7 +58,7 @@ class FedPer(FedAvg):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: the shared weights; the arrays that stay are named."""
         shared, *more = super().disclosures().leaves
-        return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
+        return Disclosures(f"{shared}, except {', '.join(self._personal)}, which stay", *more)
 
     @cached_property
     def _personal(self) -> list[str]:

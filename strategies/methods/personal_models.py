@@ -31,7 +31,7 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return the state after adding the sites that trained a personal model in this round.
+        """Return a copy of the state with the sites that trained a personal model added.
 
         These are the sites whose reply says that they keep state.
         """
@@ -126,7 +126,7 @@ class FedBABU(FedAvgFT):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: all weights but the last layer's, before fine-tuning."""
         (said,) = super().disclosures().leaves
-        head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
+        head = f"of the network except {', '.join(last_layers(self.blueprint, 1))}"
         return Disclosures(said.replace("of the network", head))
 
 

@@ -49,7 +49,7 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return the distance (k,) to ``nearest`` of values between the code and ``nearest``.
+        """Return the distance (k,) to ``nearest`` for values between the code and ``nearest``.
 
         The distance is 0 for all other values.
         """
