@@ -114,6 +114,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "hospital keys": Command(
             "fedsilo.api.hospital:keys", "hospital keys north --compared south"
         ),
+        "audit": Command("fedsilo.api.hospital:audit", "audit audit.jsonl --since 2026-03-03"),
         "deploy status": Command("fedsilo.api.deploying:status", "deploy status"),
         "deploy logs": Command("fedsilo.api.deploying:logs", "deploy logs s1a --lines 100"),
         "deploy run": Command(

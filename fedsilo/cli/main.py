@@ -23,6 +23,7 @@ import typer.main
 from fedsilo.api.options import Option, members_of, option_of, parameters_of
 from fedsilo.api.table import COMMANDS, GROUPS, Command
 from fedsilo.cli import results
+from fedsilo.cli.suggestions import suggest
 from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
 from fedsilo.core.one_line import as_word
 from fedsilo.core.processes import VERBOSE
@@ -107,9 +108,18 @@ def _invoke(words: list[str]) -> int:
     except click.exceptions.Exit as end:
         raise SystemExit(end.exit_code) from None
     except click.ClickException as error:
-        error.show()
+        _show_usage_error(error, words)
         raise SystemExit(error.exit_code) from None
     return 0
+
+
+def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
+    """Show click's error with the usage, or our own suggestion in place of click's."""
+    instead = suggest(error, words)
+    if instead and isinstance(error, click.UsageError):
+        wrong = getattr(error, "option_name", words[0])
+        error = click.UsageError(f"'{wrong}' is not known here. Did you mean: {instead}", error.ctx)
+    error.show()
 
 
 class _ByPanel(typer.core.TyperGroup):

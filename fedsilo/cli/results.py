@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fedsilo.inference.predict.answers import Predictions
     from fedsilo.inference.predict.calibration import Calibration
     from fedsilo.inference.predict.predicted_masks import MaskPredictions
+    from fedsilo.reports.audit import Audit
     from fedsilo.reports.watch.view import View
     from fedsilo.runs.finished_run import FinishedRun
 
@@ -285,6 +286,26 @@ def _print_findings(target: str) -> Callable[..., None]:
 
 
 doctor_site, doctor_server, doctor_run = map(_print_findings, ("site", "server", "run"))
+
+
+def audit(
+    found: Audit,
+    *,
+    csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the chosen messages and the state of the chain; exit with 1 if it is broken."""
+    if as_json:
+        line(json.dumps(found.document(), indent=2))
+    else:
+        print_result(found.lines())
+    if csv is not None:
+        from fedsilo.core.files.atomic_files import write_atomically
+
+        write_atomically(Path(csv), found.csv())
+        line(f"table: {csv}")
+    if found.breaks:
+        raise typer.Exit(1)
 
 
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:

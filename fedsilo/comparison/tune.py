@@ -32,7 +32,7 @@ from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.removed import RENAMED
 from fedsilo.core.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
 from fedsilo.datasets.registry import data_fingerprint, data_set
-from fedsilo.engines.experiments import find_experiment, read_section, simulation_file
+from fedsilo.engines.experiments import declared_experiment, read_section, simulation_file
 from fedsilo.engines.planning import plan_run
 from fedsilo.server_app.config.settings import RunSettings
 
@@ -170,7 +170,7 @@ def plan_search(
     for key, value in given.items():
         if value is not None:
             budget = replace(budget, **{key: value})
-    grid = find_experiment(file, experiment).grid
+    grid = declared_experiment(experiment, sources).grid
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = plan_run(experiment, sources)
     budget = _fit_folds(budget, base.common.dataset)

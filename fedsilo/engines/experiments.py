@@ -4,19 +4,21 @@ A command reads the file once, and checks only the experiments that it runs. All
 ``api.experiment_list``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
+from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError, unknown_key, unknown_name
 from fedsilo.core.files.declarations import FileModel, check_content, misfit, within
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, quote_value
+from fedsilo.core.plugins import find_plugins, module_of, plugin_entries
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings.written_settings import flat_values
 from fedsilo.core.settings_schema import build_from_file
@@ -292,19 +294,48 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     return {name: file.find(name) for name in file.cells}
 
 
-def find_experiment(path: Path, name: str) -> Experiment:
+def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Experiment:
     """Return the experiment ``name``; other experiments of the file are not checked.
 
     If ``name`` is a method and the file has no experiment of that name, an experiment with the
     method's defaults is returned.
 
+    Args:
+        path: the simulation file.
+        name: an experiment's name, or a method of fedsilo, of an installed package, or in
+            ``plugins``.
+        plugins: modules of plugins that the command names; any of them may be a method.
+
     Raises:
         SettingError: the file or the experiment cannot be used.
     """
     file = open_simulation(path)
-    if name in METHODS and not file.has(name):
+    if file.has(name):
+        return file.find(name)
+    methods = {*METHODS, *plugins}
+    if name not in methods:
+        methods |= find_plugins("method", METHODS).keys()
+    if name in methods:
         return Experiment(config={"method": name})
-    return file.find(name)
+    if name.isidentifier() and Path(f"{name}.py").is_file():
+        raise SettingError(
+            f"unknown experiment '{name}'; if {name}.py has the method, add --plugin {name}.py"
+        )
+    raise unknown_name("experiment", one_line(name), {*methods, *file.cells})
+
+
+def declared_experiment(name: str, sources: RunSources) -> Experiment:
+    """Return the experiment that a command names; ``find_experiment`` says what it may be.
+
+    The methods in the plugins of ``sources`` count, so ``mine`` is a method with
+    ``--plugin mine.py``.
+    """
+    modules: list[str] = []
+    for change in sources.changes:
+        key, _, value = change.partition("=")
+        if key.strip() == "plugin":
+            modules += map(module_of, plugin_entries(value))
+    return find_experiment(simulation_file(sources.file), name, modules)
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:

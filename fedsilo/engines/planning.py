@@ -11,7 +11,7 @@ from fedsilo.core.one_line import format_count, one_line, quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, keys_with
 from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, plugin_modules, silo_names
-from fedsilo.engines.experiments import Experiment, find_experiment, simulation_file
+from fedsilo.engines.experiments import Experiment, declared_experiment
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.process_engine import run_with_processes, start_fork_server
 from fedsilo.engines.ray_engine import run_with_ray
@@ -51,7 +51,7 @@ def plan_run(
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
     """
-    declared = find_experiment(simulation_file(sources.file), experiment)
+    declared = declared_experiment(experiment, sources)
     settings = _settings_over(declared, sources, overrides)
     _start_forks_early(settings.common, engine)
     # The experiment's own number of sites takes precedence over the number of silos
@@ -65,7 +65,7 @@ def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
     """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine."""
-    declared = find_experiment(simulation_file(sources.file), experiment)
+    declared = declared_experiment(experiment, sources)
     return _settings_over(declared, sources, overrides)
 
 

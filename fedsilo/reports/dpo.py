@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.client_app.site.audit_log import ANSWERED, group_names
+from fedsilo.client_app.site.log_chain import find_breaks
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
@@ -286,6 +287,7 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
         "sent": bytes_text(sent),
         "received": bytes_text(received),
         "torn": log.torn,
+        "breaks": list(find_breaks(log.lines, log.head)),
         "records": _record_rows(lines),
         "unanswered": _unanswered_rows(lines),
     }

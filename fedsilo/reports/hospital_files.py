@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsilo.client_app.site.log_chain import Link, read_head
 from fedsilo.client_app.site.policy import SiteFile, parse_site_file
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.text_files import file_fault
@@ -26,6 +27,7 @@ class AuditLog:
     path: Path
     lines: Sequence[Mapping[str, Any]]  # the complete lines
     torn: int  # the number of lines that are cut short
+    head: Link | None  # the place of the last line as it is kept beside the log
 
     def of_run(self, run_name: str) -> list[Mapping[str, Any]]:
         """Return the lines about the run with this name.
@@ -47,8 +49,11 @@ class AuditLog:
 def read_audit_log(path: Path) -> AuditLog:
     """Read a hospital's audit log; lines that are not valid JSON (cut short) are only counted.
 
+    The chain of the lines is not checked here.
+
     Raises:
-        DataError: the file cannot be read, a JSON line is not of an audit log, or no line is valid.
+        DataError: the file or its head cannot be read, a JSON line is not of an audit log, or no
+            line is valid.
     """
     lines, torn = [], 0
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
@@ -64,7 +69,14 @@ def read_audit_log(path: Path) -> AuditLog:
         lines.append(line)
     if not lines:
         raise DataError(f"{path} has no line of an audit log: name another file")
-    return AuditLog(path, lines, torn)
+    try:
+        head = read_head(path)
+    except OSError as error:
+        raise DataError(
+            f"the last line's number beside {path} cannot be read: {error.strerror}; run the "
+            "command as the owner of the log"
+        ) from None
+    return AuditLog(path, lines, torn, head)
 
 
 def _is_log_line(line: Any) -> bool:

@@ -24,7 +24,7 @@ PANELS = {
     "Compare": "compare tune crossvalidate",
     "Look at finished runs": "plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
-    "Deploy": "deploy hospital doctor",
+    "Deploy": "audit deploy hospital doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
@@ -144,7 +144,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired unequal csv markdown picture",
+            "median tests paired unequal csv markdown latex picture",
         ),
         ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
