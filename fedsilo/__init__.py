@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         survey,
     )
     from fedsilo.api.privacy import plan as privacy_plan
+    from fedsilo.api.run_list import runs as list_runs
     from fedsilo.api.running import new, pretrain, resume, simulate, watch
     from fedsilo.core.errors import FedsiloError
     from fedsilo.runs.finished_run import FinishedRun as Run
@@ -117,6 +118,7 @@ __all__ = [
     "hospital_keys",
     "hospital_start",
     "list_datasets",
+    "list_runs",
     "load_run",
     "manifest",
     "methods",
