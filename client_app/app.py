@@ -102,7 +102,10 @@ def hello(message: Message, context: Context) -> Message:
 
 @app.query("survey")
 def survey(message: Message, context: Context) -> Message:
-    """Answer a survey of the data with counts above the floor; a repeated survey gets the same."""
+    """Answer a survey of the data with counts that are large enough to leave.
+
+    A real hospital repeats its first answer in every later survey.
+    """
     return _reply(message, context, _summary)
 
 

@@ -189,7 +189,9 @@ def _run_settings(context: Context) -> CommonSettings:
 
 
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
-    """Refuse a run at a real hospital whose folds or sampling differ from the defaults.
+    """Check that a run's folds and sampling have their defaults, so it uses all of the samples.
+
+    The caller skips this check at simulated sites and at hospitals that set 'allow-folds=true'.
 
     Raises:
         RefusedError: a setting differs. The error names the settings, and the consent 'allow-folds'

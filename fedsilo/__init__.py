@@ -63,8 +63,8 @@ if TYPE_CHECKING:
         survey,
     )
     from fedsilo.api.privacy import plan as privacy_plan
-    from fedsilo.api.run_list import runs as list_runs
     from fedsilo.api.running import new, pretrain, resume, simulate, watch
+    from fedsilo.api.running import runs as list_runs
     from fedsilo.core.errors import FedsiloError
     from fedsilo.runs.finished_run import FinishedRun as Run
     from fedsilo.runs.finished_run import load_run

@@ -347,13 +347,14 @@ class AnswerBuilder:
     ) -> dict[str, tuple[float, float]]:
         """Return the 5th and the 95th percentile by measure.
 
-        A measure is left out if 5 % of its known values are fewer than the floor, because fewer
-        samples would lie beyond each percentile. Measures with levels are left out too.
+        A measure is left out if 5 % of its known values are fewer than the smallest count that may
+        leave, because too few samples would lie beyond each percentile. Measures with levels are
+        left out too, and at a real site those with at most 10 distinct values.
 
         Args:
             measures: the measures.
             split: the split, or the place of files.
-            include_few_values: True to include numbers with at most 10 distinct values, such as
+            include_few_values: True to include measures with at most 10 distinct values, such as
                 file sizes.
         """
         found = {}

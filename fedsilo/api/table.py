@@ -50,7 +50,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "Look at finished runs": {
-        "runs": Command("fedsilo.api.run_list:runs", "runs --method mix --state failed --delete"),
+        "runs": Command("fedsilo.api.running:runs", "runs --method mix --state failed --delete"),
         "plot": Command("fedsilo.api.drawing:plot", "plot runs/uefl-digits"),
         "attention": Command(
             "fedsilo.api.drawing:attention",

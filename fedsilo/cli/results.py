@@ -96,7 +96,7 @@ resume = simulate
 
 
 def compare(
-    found: Comparison,
+    result: Comparison,
     *,
     median: Annotated[bool, "show median and range over seeds instead of mean and sd"] = False,
     csv: Annotated[
@@ -112,61 +112,61 @@ def compare(
     ] = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
-    print_result(found.lines(median))
-    found.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
+    print_result(result.lines(median))
+    result.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
     if picture is not None:
-        found.draw(Path(picture))
+        result.draw(Path(picture))
         line(f"picture: {picture}")
 
 
 def crossvalidate(
-    found: CrossValidation,
+    result: CrossValidation,
     *,
     csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
 ) -> None:
-    """Print a table for each metric, and write the tables if asked."""
-    print_result(found)
-    found.write(path_of(csv), path_of(markdown))
+    """Print a table for each metric; also write the files that ``csv`` and ``markdown`` name."""
+    print_result(result)
+    result.write(path_of(csv), path_of(markdown))
 
 
-def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
+def finetune(result: FinetuneResult, *, out: AnyPath) -> None:
     """Print a table with a row for each starting point, then the output folder."""
     from fedsilo.finetuning.finetune_results import result_table
 
-    print_result([result_table(found), str(out)])
+    print_result([result_table(result), str(out)])
 
 
 def predict(
-    found: Predictions | MaskPredictions,
+    result: Predictions | MaskPredictions,
     *,
     out: AnyPath | None = None,
     html: AnyPath | None = None,
 ) -> None:
-    """Print a summary of the predictions and, unless ``found`` has masks, the written files.
+    """Print a summary of the predictions and, unless ``result`` has masks, the written files.
 
     Raises:
         typer.Exit: code 3, if an input has no prediction or mask.
     """
-    print_result(found)
+    print_result(result)
     # Only classes are written to files that these options name; masks list theirs themselves
-    if hasattr(found, "inputs"):
+    if hasattr(result, "inputs"):
         print_result([path for path in (out, html) if path is not None])
-    if found.faults:
+    if result.faults:
         raise typer.Exit(3)
 
 
 def calibrate(
-    found: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
+    result: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
 ) -> None:
     """Print a summary of a calibration, then its file."""
     from fedsilo.inference.predict.calibration import calibration_path
 
-    print_result([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
+    print_result([*result.lines(coverage), out or calibration_path(Path(run_dir), result.site)])
 
 
 def monitor(
-    found: Monitored,
+    result: Monitored,
     *,
     out: Annotated[MaybePath, "also write a page"] = None,
     overwrite: Annotated[bool, "replace existing files"] = False,
@@ -179,10 +179,10 @@ def monitor(
     from fedsilo.inference.monitor.monitor import ALARM
     from fedsilo.pages.page import write_page
 
-    print_result(found)
+    print_result(result)
     if out is not None:
-        print_result(write_page(Path(out), found.page, overwrite=overwrite))
-    if found.alarms:
+        print_result(write_page(Path(out), result.page, overwrite=overwrite))
+    if result.alarms:
         raise typer.Exit(ALARM)
 
 
@@ -233,7 +233,7 @@ def _print_findings(target: str) -> Callable[..., None]:
     exit code, unless that is 0.
     """
 
-    def show(found: Iterable[Finding], *, as_json: AsJson = False) -> None:
+    def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:
         from fedsilo.deployment.doctor.findings import (
             build_document,
             exit_code,
@@ -244,7 +244,7 @@ def _print_findings(target: str) -> Callable[..., None]:
         seen: list[Finding] = []
         # Each line is printed as its check ends, because a silent server takes seconds. JSON is one
         # document, so it waits for all
-        for finding in found:
+        for finding in findings:
             seen.append(finding)
             if not as_json:
                 print_result(format_finding(finding))
@@ -296,7 +296,9 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Draw a progress bar on a terminal's standard error while the block runs.
+    """Draw a progress bar on standard error while the block runs; only a terminal shows it.
+
+    ``what`` is the text before the bar.
 
     Yields:
         A function that moves the bar; it takes the amount done and the total amount.

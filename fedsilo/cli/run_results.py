@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from fedsilo.api.run_list import ListedRun
 from fedsilo.cli.printing import AsJson, line, print_columns
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import as_word, format_count
+from fedsilo.reports.watch.run_list import ListedRun
 from fedsilo.server_app.records.progress import bytes_text
 
 _RUN_COLUMNS = ("run", "state", "method", "data set", "seed", "rounds", "started (UTC)", "size")

@@ -408,8 +408,8 @@ def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
 def other_version(modules: Iterable[str]) -> SettingError:
     """Build the error for plugins whose bytes differ from those at the start of the run."""
     return SettingError(
-        f"plugin {' and '.join(modules)} is not the one of 'plugin-digests', which the run began "
-        "with: bring that version back, or start a new run"
+        f"plugin {' and '.join(modules)} differs from the version in 'plugin-digests', which the "
+        "run began with: restore that version, or start a new run"
     )
 
 

@@ -331,7 +331,7 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         if not fault["loc"]:
-            # The __post_init__ of a plugin's class is about several settings, so none is named
+            # The __post_init__ of a plugin's class compares several settings, so none is named
             group = _group_of(plain) or plain.__name__
             reason = str(fault["msg"]).removeprefix("Value error, ")
             raise SettingError(f"the settings of '{group}' are refused: {reason}") from None

@@ -171,7 +171,7 @@ class Survey(Part):
         about = self.about
         for cells in (self.labels or {}).values():
             if len(cells) != len(about.classes):
-                yield "'labels' are not one count a class"
+                yield "'labels' do not have one count per class"
         for histograms in (self.histograms or {}).values():
             yield from _find_cell_problems("histograms", histograms, about.features)
         yield from _find_cell_problems("files", self.files or {}, about.file_features)
@@ -232,7 +232,7 @@ def _find_cell_problems(
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):
-        yield "two features have one name"
+        yield "two features have the same name"
     for name, counts in by_name.items():
         if len(counts) != cells.get(name):
             yield f"'{part}' does not fit the features that 'about' names"

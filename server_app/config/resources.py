@@ -143,7 +143,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
         which hides all GPUs, if sites have no share of a GPU or the machine has none.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
-    # The least of four limits: cores, sites, memory and, further below, GPUs
+    # The smallest of four limits counts: cores, sites, memory and, further below, GPUs
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
     room = max(1, int(min(room, free_memory() // _ROOM)))
@@ -151,7 +151,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     share = min(float(resources["client-resources-num-gpus"]), 1.0)
     if share:
         gpus = _list_gpus(int(resources["init-args-num-gpus"]))
-        # Each GPU has as many workers as shares fit into it
+        # Each GPU gets as many workers as it has shares
         if gpus:
             seats = gpus * int(1 / share)
     return [{VISIBLE: gpu} for gpu in seats[:room]]

@@ -84,7 +84,7 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         lines = ""
         for module, digest in sorted(new):
             lines += f"{digest}  {module}\n"
-        # Through a link, somebody could have this append to any file of the user
+        # Links are not followed, because somebody could make this append to any file of the user
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
             # A single write, so that two processes do not mix their lines
@@ -209,7 +209,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
             f"plugin {plugin} is needed, but {entry or 'no installed module'} cannot "
             f"be read: name your copy by --plugin {module}.py"
         )
-    # A trusted plugin too must be the run's version, or other code would read the run
+    # Even a trusted plugin must be the run's version, or other code would read the run
     elif found != pin:
         fault = (
             f"{entry or 'the installed module'} is another version of plugin {plugin}, "

@@ -99,14 +99,14 @@ def _find_line_fault(cells: Mapping[Any, Any]) -> str:
     The text continues a sentence that begins with "line 7". A line has a fault if it has too many
     or too few cells, an invalid cell, or a 'value' that its metric cannot have.
     """
-    # csv.DictReader has the key None for cells too many, and the value None for cells too few
+    # csv.DictReader has the key None if there are too many cells, and the value None if too few
     if None in cells or None in cells.values():
         return " has more or fewer cells than the first"
     for column, cell in cells.items():
         fault = _find_cell_fault(column, cell)
         if fault:
             return f", '{column}' is {quote_value(cell)}, {fault}"
-    # After the cells, so that 'value' is a number here
+    # Checked after the cells, so that 'value' is a number here
     if not _is_possible(cells.get("metric", ""), float(cells.get("value", 0))):
         return ", 'value' is not possible for its metric"
     return ""
@@ -135,10 +135,10 @@ def _is_possible(metric: str, value: float) -> bool:
     metric on the scale from 0 to 1, such as accuracy, must be from -10^15 to 10^15, because noise
     may move it beyond 1. NaN is not possible for these. Every other metric may have any value.
     """
-    # The limits keep numbers out that pages and plots could not show
+    # The limits exclude numbers that pages and plots could not show
     if "." in metric:
         return 0 <= value <= _LARGEST
-    # Such as trained-accuracy or own-auc-from-north, which are on the scale of the plain metric
+    # trained-accuracy and own-auc-from-north, for example, are on the scale of the plain metric
     name = metric.removeprefix("trained-").removeprefix("own-").partition("-from-")[0]
     return name not in _UNIT or abs(value) <= _LARGEST
 
@@ -197,7 +197,7 @@ def _check_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
-Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
+Number = Annotated[float, Field(strict=True)]  # also NaN, because a metric may be undefined
 Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
 Line = Annotated[str, Field(strict=True), AfterValidator(_check_line)]
 Label = Annotated[Line, AfterValidator(_check_no_formula)]

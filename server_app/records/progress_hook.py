@@ -199,7 +199,7 @@ class ProgressHook(Hook):
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
-        # Rounds before a resume are not in ``began``, so only those of this process count
+        # ``began`` is the start of this process, so rounds before a resume do not count
         left = (self.round_began - self.began) / (round_ - self.first) * (here.rounds - round_)
         trained = self.recorder.values(round_, "train", trained=True).values()
         # A site may withhold its loss

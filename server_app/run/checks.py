@@ -268,12 +268,12 @@ def check_same_sites(beginning: Beginning) -> Problem:
         was, is_now = before[site].get("agreed"), now[site].get("agreed")
         if was != is_now:
             return RunDirectoryError(
-                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} "
+                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, but {path} "
                 f"has {was or 'nothing'}: resume with the same file, or choose another 'run.name'"
             )
     if before != now:
         return RunDirectoryError(
-            f"the sites or their data are not those of {path}: resume with the same sites and "
+            f"the sites or their data differ from those in {path}: resume with the same sites and "
             "data, or choose another 'run.name'"
         )
     return None

@@ -67,7 +67,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
         return heard
-    # The checks that could stop the run come last, so that a report has all that is known before
+    # The checks that could stop the run come last, so that the report has everything else by then
     heard = replace(heard, notices=tuple(checks.find_notices(checks.DOCTOR_NOTICES, met, common)))
     common = replace(common, aggregation=chosen_aggregation(settings, met))
     try:

@@ -205,7 +205,7 @@ def assemble(
                 style="yellow",
             )
     checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
-    # The order counts: a hook uses the records that earlier hooks made of the round, and the
+    # The order matters: a hook uses what earlier hooks have recorded in the round, and the
     # checkpoint comes after all hooks whose states it stores
     recorder = Recorder(directory)
     recording: list[Hook] = [recorder]

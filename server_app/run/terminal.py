@@ -97,7 +97,7 @@ def fit_table(table: Table, width: int) -> list[Table]:
         least.append(max(numbers, min(longest, _LEAST_TEXT)))
     groups: list[list[int]] = [[0]]
     for number in range(1, len(natural)):
-        # A second column is taken in any case, because the first one alone is of little use
+        # A second column is always taken, because the first column by itself is of little use
         beside = [least[one] for one in (*groups[-1], number)]
         if len(groups[-1]) > 1 and _measure_table(beside) > width:
             groups.append([0])
@@ -205,7 +205,7 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
                 phase = now
                 bars.update(sites, total=len(here.asked), completed=len(here.answered))
 
-    # A thread of its own, because the run blocks this one while it waits for replies
+    # A separate thread, because the run blocks this one while it waits for replies
     thread = Thread(target=draw, name="progress-bars", daemon=True)
     with bars:
         thread.start()

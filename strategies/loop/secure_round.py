@@ -309,9 +309,13 @@ class SecureSum:
     def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
         """Return two lists of mask keys: masks to add to the sum, and masks to subtract from it.
 
-        Each site that answered left its own mask in the sum. A site that gave shares but no weights
-        left its pairwise masks in the sums of all other sites, so the server reconstructs that
-        site's key to compute these masks. ``_reconstruct_secret`` raises a SiteError if it cannot.
+        Each site that answered added its own mask, so all these masks are subtracted. A site that
+        gave shares but no weights left its pairwise masks in the sums of all other sites. The
+        server reconstructs that site's private key to compute these masks, and undoes what each
+        other site did with them.
+
+        Raises:
+            SiteError: the shares do not restore a key.
         """
         plus: list[bytes] = []
         # Per giver, the shares that it returned, by the site whose secret they belong to

@@ -95,10 +95,10 @@ class FedAlignCL(FedAvg):
         return Disclosures(*sentences, noise=noise)
 
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
-        """Average the noisy weights, and store the embeddings that the next round sends on.
+        """Average the noisy weights, and store the embeddings that the next round sends out.
 
-        All sites have the same weight in the average (algorithm 1). Sites return embeddings only if
-        the next round aligns. A site that did not reply has no embeddings in the new state.
+        All sites have the same weight in the average (algorithm 1). Sites are asked for embeddings
+        only if the next round aligns. A site that did not reply has no embeddings in the new state.
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}

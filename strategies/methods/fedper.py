@@ -66,12 +66,12 @@ class FedPer(FedAvg):
 
 
 class FedRep(FedPer):
-    """Averages the representation; heads stay at the silos."""
+    """Averages the representation; the heads stay at the silos."""
 
     capabilities = replace(FedPer.capabilities, paced_epochs=False)
 
 
 class FedBN(FedPer):
-    """Averages everything but batch norms; networks for tables and ViTs have none."""
+    """Averages everything except batch norms; networks for tables and ViTs have no batch norms."""
 
     capabilities = replace(FedPer.capabilities, vit=False, tables=False)

@@ -187,9 +187,9 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that the next round trains.
+        """Return the arrays that the sites train in the next round.
 
-        These are all arrays of the state in a warm-up round, and the router's arrays after it.
+        In a warm-up round these are all arrays of the state, and later only the router's arrays.
         """
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays

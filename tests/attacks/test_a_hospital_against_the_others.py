@@ -346,7 +346,7 @@ def test_agreed_counts_are_what_averages_weigh_by_and_a_resumed_run_keeps_them(
     assert any(not np.array_equal(models[0][name], models[1][name]) for name in models[0])
     (weighed.path / "summary.json").unlink()
     agreed.write_text("{s1a: 999999, s2a: 36, s3a: 36}")
-    said = r"'run.site-weights' agrees on 999999 for site s1a, and .*silos\.json has 1000000"
+    said = r"'run.site-weights' agrees on 999999 for site s1a, but .*silos\.json has 1000000"
     with pytest.raises(RunDirectoryError, match=said):
         inline_run(values | {"resume": True})
     agreed.write_text("{s1a: 1000000, s2a: 36, s3a: 36}")

@@ -121,7 +121,7 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
         raise ValueError(f"its npy version is {version}")
     shape, fortran, dtype = _READERS[version](member, max_header_size=_LONGEST_HEADER)
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"no array is {shape}")
+        raise ValueError(f"an array cannot have the shape {shape}")
     return shape, fortran, dtype
 
 

@@ -167,7 +167,7 @@ def place_of(path: tuple[int | str, ...]) -> str:
     """
     steps = list(path)
     if path[-1:] == ("[key]",):
-        # pydantic's sign for a wrong key, which is the step before, and may be a number
+        # pydantic marks a wrong key by "[key]" after it. The key may be a number
         steps = [*path[:-2], str(path[-2])]
     words = []
     for step in steps:
@@ -188,7 +188,7 @@ def as_text(value: Any) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
-            "must be a text or a number; of words such as yes, no and null YAML makes something "
+            "must be a text or a number; YAML reads words such as yes, no and null as something "
             "else: write it in quotes"
         )
     if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:

@@ -215,7 +215,7 @@ def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str 
 
 
 def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
-    line: int = node.start_mark.line  # type: ignore[union-attr]  # whatever was read has one
+    line: int = node.start_mark.line  # type: ignore[union-attr]  # every node that was read has one
     return line + 1
 
 

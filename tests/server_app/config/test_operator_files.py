@@ -37,9 +37,12 @@ def test_a_registry_gives_the_node_of_each_site(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"a": entry("1", "x"), "b": entry("2", "x")}, "one key under two names, 'a' and 'b'"),
-        ({"a": entry("1", "x"), "b": entry(1, "y")}, "one node-id under two names, 'a' and 'b'"),
-        ({"a": entry("01", "x"), "b": entry("1", "y")}, "one node-id under two names"),
+        ({"a": entry("1", "x"), "b": entry("2", "x")}, "the same key under two names, 'a' and 'b'"),
+        (
+            {"a": entry("1", "x"), "b": entry(1, "y")},
+            "the same node-id under two names, 'a' and 'b'",
+        ),
+        ({"a": entry("01", "x"), "b": entry("1", "y")}, "the same node-id under two names"),
         ({"a/b": entry("1")}, "site 'a/b' is not a plain name"),
         ({"a": "1"}, "'a' must be a mapping with the keys node-id, key"),
         ({"a": {"node-id": "1"}}, "'a' lacks the key 'key'"),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from fedsilo.api import options
-from fedsilo.core.arguments import AnyRun, folders_of
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
 from fedsilo.core.one_line import one_line
+from fedsilo.reports.watch.view import look_at
+from fedsilo.server_app.records.progress import FILE
+from fedsilo.server_app.records.run_directory import CONFIG, LOCK, RunDirectory, only_writer
 
 State = Literal["finished", "running", "interrupted", "failed", "unreadable"]
 
@@ -52,8 +53,6 @@ class ListedRun:
             RunDirectoryError: a process is writing to it, it is not a run directory of its own (a
                 link, or a folder without a run's files), or the system refuses.
         """
-        from fedsilo.server_app.records.run_directory import RunDirectory, only_writer
-
         if self.path.is_symlink() or not _is_run(self.path):
             raise RunDirectoryError(f"{self.path} is not a run directory, so it is not deleted")
         with only_writer(RunDirectory(self.path), new=False):
@@ -80,27 +79,21 @@ class ListedRun:
         }
 
 
-@options.command
-def runs(
-    folders: Annotated[
-        Sequence[AnyRun], "run directories, or folders with them (default: $FEDSILO_RUNS, or runs)"
-    ] = (),
-    *,
-    method: Annotated[str | None, "only runs with this method"] = None,
-    dataset: Annotated[str | None, "only runs on this data set"] = None,
-    state: Annotated[State | None, "only runs in this state"] = None,
-) -> list[ListedRun]:
-    """List the runs in a folder; with --delete, delete them.
+def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list[ListedRun]:
+    """List the run directories in folders, sorted by their start, the oldest first.
 
-    Folders are searched down to two levels, without following links. Runs are sorted by their
-    start, the oldest first. A run of another version is listed as unreadable.
+    Folders are searched down to two levels, without following links. A run of another version is
+    listed as unreadable.
+
+    Args:
+        folders: run directories, or folders with them.
+        wanted: attribute of ``ListedRun`` -> the value that a listed run must have; None for any.
 
     Raises:
-        RunDirectoryError: a named folder does not exist.
+        RunDirectoryError: a folder does not exist.
     """
-    wanted = {"method": method, "dataset": dataset, "state": state}
     found = []
-    for folder in folders_of(folders) or [Path(os.environ.get("FEDSILO_RUNS") or "runs")]:
+    for folder in folders:
         if not folder.is_dir():
             raise RunDirectoryError(f"there is no folder {folder}: name a folder of runs")
         for path in _find_runs(folder, _DEEPEST):
@@ -112,8 +105,8 @@ def runs(
 
 def _is_run(path: Path) -> bool:
     """Tell whether a folder has the lock and the settings, or the progress, of a run."""
-    has_file = any((path / name).is_file() for name in ("config.toml", "progress.json"))
-    return has_file and (path / ".lock").is_file()
+    has_file = any((path / name).is_file() for name in (CONFIG, FILE))
+    return has_file and (path / LOCK).is_file()
 
 
 def _find_runs(folder: Path, levels: int) -> Iterator[Path]:
@@ -131,8 +124,6 @@ def _find_runs(folder: Path, levels: int) -> Iterator[Path]:
 
 def _read(path: Path) -> ListedRun:
     """Read the state of a run directory; a damaged one is ``unreadable``."""
-    from fedsilo.reports.watch.view import look_at
-
     size = _size(path)
     try:
         seen = look_at(path)
