@@ -12,7 +12,8 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-VGG_WIDTH = 128  # with this width VGG16 is as published
+# The published width of VGG16
+VGG_WIDTH = 128
 
 
 def float_inputs(inputs: Tensor) -> Tensor:
