@@ -16,7 +16,7 @@ from fedsilo.client_app.privacy.round_secrets import drop_secrets
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import note_opening
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.compute import noted_operations
+from fedsilo.client_app.training.compute import collect_unrepeatable_operations
 from fedsilo.client_app.training.paced_epochs import PREFIX
 from fedsilo.core.errors import CheckpointError, SiteError
 from fedsilo.core.messages import (
@@ -58,7 +58,7 @@ def answer(lab: Lab) -> RecordDict:
             asks for a secret sum in a run without secure aggregation.
     """
     phase = lab.instruction.phase
-    with noted_operations() as lab.unrepeatable:
+    with collect_unrepeatable_operations() as lab.unrepeatable:
         if phase in SECURING:
             record = lab.masked_part.answer_phase()
             reply = pack(lab, Outgoing())
@@ -146,7 +146,7 @@ def evaluate(lab: Lab) -> RecordDict:
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
-    with noted_operations() as lab.unrepeatable:
+    with collect_unrepeatable_operations() as lab.unrepeatable:
         network = lab.open()
         lab.metrics |= lab.measure_splits(network, INCOMING, ("val", "test"))
         return pack(lab, Outgoing())

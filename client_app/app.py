@@ -77,7 +77,7 @@ class HospitalApp(ClientApp):
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
-        error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
+        error = RefusedError(f"a hospital does not answer messages of kind {quote_value(kind)}")
         return refuse(message, context, error)
 
 
@@ -102,7 +102,10 @@ def hello(message: Message, context: Context) -> Message:
 
 @app.query("survey")
 def survey(message: Message, context: Context) -> Message:
-    """Answer a survey of the data with counts above the floor; a repeated survey gets the same."""
+    """Answer a survey of the data with counts that are large enough to leave.
+
+    A real hospital repeats its first answer in every later survey.
+    """
     return _reply(message, context, _summary)
 
 
@@ -153,7 +156,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer a survey with counts that describe the data."""
+    """Answer a survey with counts that describe the data, as far as the site file allows it."""
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
     with _prefix_site(answering.context):
@@ -254,9 +257,10 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
-    """Build the error reply to a message that is refused unread; log it if there is a site file.
+    """Build the error reply to a message that is refused without being read.
 
-    The log's path is in the site file; if the site file cannot be read, the log is in 'state-dir'.
+    If the site has a site file, the refusal is logged. The log's path is in the site file. If the
+    site file cannot be read, the log is in 'state-dir'.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -371,8 +375,8 @@ def _reason(error: Exception, context: Context) -> str:
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (
-            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, as "
-            "names of its files may be patients'"
+            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, "
+            "because names of its files may be patients'"
         )
     if isinstance(error, FedsiloError):
         from fedsilo.client_app.site.bounds import without_paths

@@ -53,7 +53,7 @@ _COUNTED = "counted/"
 
 @dataclass(frozen=True)
 class Outgoing:
-    """The result of a method's phase: the arrays that leave the site, and those that stay.
+    """The result of a method's phase: arrays that leave the site, and arrays that stay.
 
     Nothing else can leave, and the site's own checks come before anything leaves.
     """
@@ -218,22 +218,22 @@ class Lab:
             penalty: returns a term that is added to each batch's loss, or None.
             after_step: called after each step with the batch's inputs and the optimiser, or None.
             beside: a second optimiser that steps with the same gradients, or None.
-            plan: the passes, each a list of batches of sample numbers; None for those of the
+            plan: the passes, each a list of batches of sample numbers; None for passes by the
                 settings.
             order: returns the order (n,) of the samples in a given epoch; used only if epochs span
                 rounds. None for a random order.
             settings: the length and the optimiser of the training; None for the run's.
             split: the samples; None for the site's training samples.
             steps: the number of optimiser steps; 0 for the number in ``settings``.
-            aside: a key that names the training of a further model, such as ("head",). Then no loss
-                is reported, no optimiser state is stored, and the model is not measured as the
-                trained one.
+            aside: a key that names the training of another model than the site's own, such as
+                ("head",). Then no loss is reported, no optimiser state is stored, and the model is
+                not measured as the trained one.
             stays: whether the model, and everything made from it, stays at the site. Then a private
                 run trains it without noise.
 
         Raises:
-            RefusedError: a batch or the training is smaller than the hospital's floors allow, or a
-                cap on epsilon is reached (EpsilonSpentError).
+            RefusedError: a batch or the training is smaller than the hospital allows, or a cap on
+                epsilon is reached (EpsilonSpentError).
             SiteError: the training diverged.
         """
         settings, round_ = settings or self.sampling, self.instruction.round
@@ -379,13 +379,14 @@ class Lab:
     ) -> None:
         """Record each sample's part, from 0 to 1, in the metrics; ``pack`` adds noise to the sums.
 
-        Nothing is recorded if this site's reported count for the split is 0 or below the hospital's
-        floor. The reported count decides, because the true count must stay hidden, even if it is 0.
+        Nothing is recorded if the metrics of the split may not leave, or if this site's reported
+        count for the split is 0. The reported count decides, because the true count must stay
+        hidden, even if it is 0.
 
         Args:
             network: the received network.
             split: "val" or "test".
-            key: further keys of the dropout seed, besides round and site.
+            key: keys of the dropout seed in addition to round and site.
             metrics: some of ``MEASURED``, which has "accuracy", "loss" and "entropy".
         """
         reported = sum(self.session.reported.get(split, ()))

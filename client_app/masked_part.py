@@ -52,8 +52,7 @@ class MaskedPart:
             leaving: the arrays that leave, by name.
             received: the arrays that the site received. The update ``leaving`` minus ``received``,
                 clipped to norm 'secure.clip-norm', is summed.
-            metrics: the measured metrics. The metrics that the server asks for are summed too; the
-                rest is ignored.
+            metrics: the measured metrics. Only the metrics that the server asks for are summed too.
         """
         update = {}
         for name, array in leaving.items():
@@ -227,7 +226,7 @@ class MaskedPart:
         """Return the message's record of secure aggregation.
 
         Raises:
-            SiteError: the message has no such record.
+            SiteError: the message does not have this record.
         """
         record = self.content.config_records.get(SECURE)
         if record is None:

@@ -33,12 +33,13 @@ class PatientPrivacy:
 
         Args:
             settings: the settings of the training.
-            aside: a key that names the training of a model other than the site's own; else empty.
+            aside: a key that names the training of another model than the site's own; otherwise
+                empty.
 
         Raises:
             EpsilonSpentError: the training would exceed a cap on epsilon.
-            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch', at
-                a site without a cap of its own.
+            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch'.
+                This is not checked at a site with its own cap on epsilon.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         reported = sum(self.session.reported["train"])
@@ -126,7 +127,7 @@ class PatientPrivacy:
         floor, size = self.session.smallest_batch, settings.batch_size
         if rate < 1 and floor > 1 and size < _BATCH_MARGIN * floor:
             raise RefusedError(
-                f"private batches are drawn at random, {size} samples on average, and fewer than "
+                f"private batches are drawn at random, {size} samples on average, so fewer than "
                 f"{floor} could be in one ('minimum-batch'): set 'train.batch-size' to at least "
                 f"{_BATCH_MARGIN * floor}, or 'max-epsilon' in the site file"
             )

@@ -235,8 +235,8 @@ class SiteSession(OpenedSite):
         if self.simulated and instruction.run_dir:
             return Path(instruction.run_dir) / "sites" / site
         raise SiteError(
-            f"site {site}: the node config names no 'state-dir', where this site's "
-            "private state survives a restart; start the SuperNode with one"
+            f"site {site}: the node config has no 'state-dir', which keeps this site's private "
+            "state over restarts; start the SuperNode with one"
         )
 
     def held_bytes(self) -> int:

@@ -86,5 +86,6 @@ def _run(grid: Grid, context: Context) -> None:
     else:
         raise_first((check_vectorised,), Plan(settings.common, engine=launch.get("engine", "ray")))
         directory = run(grid, settings, launch)
-        if not launch:  # 'flwr run' draws no pictures, unlike a command of fedsilo
+        # 'flwr run' draws no pictures, unlike a command of fedsilo
+        if not launch:
             print(f"to draw its pictures: fedsilo plot {as_word(directory.path)}")

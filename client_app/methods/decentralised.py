@@ -47,9 +47,9 @@ class DecentralisedSite(SiteMethod):
         return send_and_keep(network)
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the mean of the own and the neighbours' models, weighted by the mixing matrix.
+        """Return the mean of the silo's own model and its neighbours' models, by the mixing matrix.
 
-        Without neighbours, the own model is returned.
+        If no neighbours' models were sent, the own model is returned.
         """
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
@@ -57,11 +57,11 @@ class DecentralisedSite(SiteMethod):
         return mix_models({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield ``network`` and, in the final evaluation, also the silo's own model.
+        """Yield ``network`` and, in the final evaluation, also the silo's own model if it has one.
 
-        If some test samples have labels that the silo never trained on, the own model is measured a
-        second time, on only its own labels. ``network`` is loaded with the own model between the
-        yields.
+        Before the second yield, ``network`` is loaded with the own model. If some test samples have
+        labels that the silo never trained on, the own model is yielded again, to be measured on
+        only the labels that the silo trained on.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):

@@ -72,7 +72,7 @@ class FedEvPromptSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on evidence and the others' maps; send the shared arrays and this site's maps.
+        """Train with the evidential loss and the others' maps; send shared arrays and own maps.
 
         No maps are sent if 'fedevprompt.distillation-weight' is 0. Arrays that are not shared are
         stored.

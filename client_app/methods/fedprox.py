@@ -43,7 +43,7 @@ def proximal(
     Args:
         network: the network, on the compute device.
         mu: the factor of the proximal term.
-        around: the fixed weights by name; None for the parameters as they are now.
+        around: the fixed weights by name; None for a copy of the present parameters.
     """
     # Only trained parameters, because a ViT has 22 million frozen ones
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}

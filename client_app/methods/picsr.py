@@ -76,7 +76,7 @@ class PICSRSite(SiteMethod):
         """Train the network of the stage: the shared network, this site's expert, or the router.
 
         An expert is stored, and is sent with the site's prototype only if the server asks for
-        arrays.
+        arrays. The router is trained with 'picsr.router-learning-rate' and without weight decay.
         """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)

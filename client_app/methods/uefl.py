@@ -88,7 +88,9 @@ class UEFLSite(SiteMethod):
             return Outgoing()
         # Refused whatever the message asks for, because centroids have no noise
         if lab.common.is_private():
-            raise RefusedError("training is private, and no centroids of features are made")
+            raise RefusedError(
+                "training is private, but centroids of features would leave without noise"
+            )
         tokens = tokens_of(network, lab.silo.train, lab.compute)
         # The site's own seed, because K-means begins at samples, which a server must not know
         seed = derive_seed(lab.sampling.seed, "kmeans", lab.instruction.round, lab.site)

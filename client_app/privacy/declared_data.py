@@ -150,7 +150,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
         if len(known) >= _MOST:
             raise RefusedError(
                 f"this hospital has declared {_MOST} ways to read its data ('{FILE}' in its "
-                "'state-dir'), and no more are added: use the settings of an earlier run, or have "
+                "'state-dir'), so no more are added: use the settings of an earlier run, or have "
                 "the hospital remove that file"
             )
         new = replace(DeclaredData.of(load()), samples=samples)

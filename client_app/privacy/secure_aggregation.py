@@ -293,7 +293,7 @@ class SecureSite:
         signatures = read_tokens(self.asked, "signatures", LONGEST_KEY)
         lengths = {len(one) for one in (splits, masks, seals, publics, signatures)}
         if lengths != {len(sites)}:
-            raise SiteError("record 'secure' has not one key of each kind for each site")
+            raise SiteError("record 'secure' must have one key of each kind for each site")
         # A repeated key would let the server play two sites and count them as two towards the
         # threshold
         if len({*masks, *seals}) != 2 * len(sites):
@@ -319,7 +319,7 @@ class SecureSite:
                 'colluding-sites'.
         """
         if threshold != needed_sites(self.common, sites):
-            raise RefusedError(f"threshold {threshold} is not the one of the run's settings")
+            raise RefusedError(f"threshold {threshold} differs from the one of the run's settings")
         most = tolerated_colluders(threshold, sites)
         if most < self.colluding:
             raise RefusedError(
@@ -392,8 +392,8 @@ class SecureSite:
         """Check that at least the threshold of sites have signed the same list as this site.
 
         Raises:
-            RefusedError: fewer signatures than the threshold are valid. The error gives both
-                numbers.
+            RefusedError: fewer signatures than the threshold are valid. The error gives their
+                number and the threshold.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
@@ -416,7 +416,7 @@ class SecureSite:
         Args:
             sites: the server's list.
             secrets: the secrets of the round, with the threshold and the sites that have keys.
-            what: what the sites do, for the error.
+            what: the end of "N sites ...", for the error, such as "have sent their weights".
 
         Raises:
             SiteError: the list is malformed, or the keys of this round were not shared yet.
@@ -447,9 +447,9 @@ class SecureSite:
         Raises:
             SiteError: the list breaks one of these rules.
         """
-        must = "be sorted, with each site once and no unknown one"
+        must = "be sorted, with each site once and only known sites"
         if with_own:
-            must += ", and have this site"
+            must += ", and include this site"
         is_sorted = sites == sorted(set(sites) & set(known))
         if not is_sorted or (with_own and self.site not in sites):
             raise SiteError(f"the server's list of sites that {what} must {must}")

@@ -94,9 +94,9 @@ class UnmaskedSums:
         has_later_sum = any(round_ > self.round for round_ in self._file().read({}))
         if asked_another or (has_later_sum and not before.sites):
             raise RefusedError(
-                "this round's sum, or a later one's, was opened before for other weights, metrics "
-                "or notes: whether this site's part is the same would be an answer of this site "
-                "alone; ask for the same again, or begin a run with another 'run.name' and 'seed'"
+                "this round's sum, or a later one's, was unmasked before for other weights, "
+                "metrics or notes: a second answer would reveal whether this site's own part "
+                "changed; ask for the same again, or begin a run with another 'run.name' and 'seed'"
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
@@ -141,16 +141,16 @@ class UnmaskedSums:
 
     def _file(self) -> OwnFile[_Kept]:
         lost = (
-            "bring it back, or choose another 'run.name'; whose sums were opened is known by "
-            "nothing else"
+            "bring it back, or choose another 'run.name'; nothing else records which sums were "
+            "opened"
         )
         return OwnFile(self.folder / SUMS, _Kept, SUMS, lost)
 
     @staticmethod
     def _other(sites: Sequence[str]) -> RefusedError:
         return RefusedError(
-            f"the sum of {', '.join(sites)} was already unmasked in this round: a sum of others "
-            "next to it would reveal single sites' weights; let the same sites answer, or continue "
+            f"the sum of {', '.join(sites)} was already unmasked in this round: a sum over other "
+            "sites would reveal single sites' weights; let the same sites answer, or continue "
             "without this one"
         )
 
@@ -266,7 +266,7 @@ class SummedBefore:
             self.folder / ALL_SUMS,
             dict[str, UnmaskedSum],
             f"the hospital's own {ALL_SUMS}",
-            "bring it back; which arrays were summed in which company is known by nothing else",
+            "bring it back; nothing else records which sites summed which arrays",
         )
 
     @staticmethod

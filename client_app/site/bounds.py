@@ -82,7 +82,7 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 
 
 def without_paths(text: str, context: Context) -> str:
-    """Return an error's text with its paths replaced, because a server must not learn them.
+    """Return an error's text without its paths, because the server may not learn them.
 
     A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv"; any other
     path becomes "(a path of the site)".

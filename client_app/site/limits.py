@@ -27,7 +27,7 @@ most = partial(setting, roles="most")
 
 @dataclass(frozen=True)
 class Limits:
-    """Floors and quotas of one hospital; docs/site-file.md explains each key."""
+    """Minimums (floors) and quotas of one hospital; docs/site-file.md explains each key."""
 
     minimum_batch: int = floor(8, "fewest different samples behind an optimiser step", ge=1)
     minimum_measured: int = floor(20, "fewest samples behind a metric", ge=1)
@@ -82,7 +82,7 @@ class Limits:
     max_cache: int = quota(100_000, "maximum megabytes of decoded data", ge=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
-        """Check a run's settings against the floors and quotas that do not depend on the data.
+        """Check a run's settings against the minimums and quotas that do not depend on the data.
 
         Raises:
             RefusedError: a limit forbids the run. The error gives the run's key, its value and the

@@ -32,7 +32,7 @@ class OwnFile(Generic[T]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the file's lock during the block, so that one message at a time changes the file.
+        """Hold the file's lock during the block. Another message that wants the lock waits.
 
         Raises:
             CheckpointError: the folder or the lock file cannot be written.
@@ -66,7 +66,7 @@ class OwnFile(Generic[T]):
         return content
 
     def write(self, content: T) -> None:
-        """Replace the file with one that has ``content``; after a failure the old file remains.
+        """Replace the file's content with ``content``; after a failure the old file remains.
 
         Raises:
             CheckpointError: the file cannot be written.

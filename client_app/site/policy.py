@@ -46,7 +46,7 @@ def _less_trust(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class SiteFile(Limits):
-    """A hospital's rules, with the floors and quotas; docs/site-file.md explains each key.
+    """A hospital's rules, with its minimums and quotas; docs/site-file.md explains each key.
 
     A text in a list may contain ``*`` for any characters. ``given`` has the single values that the
     file names; the node config decides all other values.
@@ -251,8 +251,10 @@ def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> 
     """Check that no limit became stricter while the message was answered; quotas are not checked.
 
     Args:
-        before: the node config with the limits that applied while the message was answered.
-        now: the node config with the limits of the site file after the answer.
+        before: the node config with the limits that applied while the message was answered; a
+            missing limit counts as its default.
+        now: the node config with the limits of the site file after the answer; a missing limit
+            passes.
 
     Raises:
         RefusedError: a limit is stricter now. The error names its key.

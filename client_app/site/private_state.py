@@ -1,7 +1,7 @@
-"""A site's private state on its own disk: personal weights, codebooks, whatever a method keeps.
+"""A site's private state on its own disk: personal weights, codebooks and other stored arrays.
 
-There is one file per (round, step), complete or absent. The files of the newest two rounds stay, so
-that a server that lost its last round can continue from the round before.
+There is one file per (round, step), complete or absent. The files of the newest two rounds stay,
+because a server that lost its last round continues from the round before.
 """
 
 import hashlib

@@ -106,11 +106,11 @@ class RunBook:
             folder / "runs.json",
             dict[str, RunRecord],
             "the hospital's run book runs.json",
-            "bring it back; what was answered in each run is known by nothing else",
+            "bring it back; nothing else records what was answered in each run",
         )
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
-        """Check a message, count it in its run, and return the seconds that the run has left.
+        """Check a message, count it in its run, and return the seconds of work that are left.
 
         A refused message is not counted.
 
@@ -120,7 +120,8 @@ class RunBook:
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message exceeds a quota, goes back, or begins one run too many today.
+            RefusedError: the message exceeds a quota, goes back more than one round, or begins one
+                run too many today.
             CheckpointError: the record is damaged, or cannot be written.
         """
         with self._change_runs() as runs:

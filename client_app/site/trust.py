@@ -1,4 +1,4 @@
-"""A hospital's trust: one line of its site file, without which it takes no part.
+"""A hospital's trust: one line of its site file. Without this line the hospital takes no part.
 
 A run states in its setting 'privacy.trust' which promise it makes. A hospital answers only a run
 whose promise fits its own line. docs/threat-model.md explains what each level promises, and what it
@@ -40,7 +40,7 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
     level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
         choices = "; ".join(f"'trust: {name}': {said}" for name, said in MEANINGS.items())
-        fault = f"no line of the site file says whom the site trusts: add one of {choices}"
+        fault = f"the site file does not say whom the site trusts: add one of {choices}"
     elif level not in (SERVER, settings.trust):
         fault = (
             f"the site file says 'trust: {level}' ({MEANINGS[level]}), but the run is made for "
@@ -52,14 +52,14 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
 
 
 def refuse_uncapped(level: str, capped: bool) -> None:
-    """Check that 'trust: nobody' comes with a cap on epsilon.
+    """Check that a hospital with 'trust: nobody' has a cap on epsilon.
 
     Args:
         level: the hospital's level of trust.
         capped: whether the hospital has a cap on epsilon.
 
     Raises:
-        RefusedError: the level is 'nobody' and there is no cap.
+        RefusedError: the level is 'nobody' but the hospital has no cap.
     """
     if level == NOBODY and not capped:
         raise RefusedError(

@@ -118,7 +118,7 @@ def _reasons_against(
         )
     if folder is None:
         yield (
-            "the node config names no 'state-dir', where the first answer to a survey is kept: "
+            "the node config names no 'state-dir', which stores the first answer to a survey: "
             "start the SuperNode with one"
         )
     if rules is None:
@@ -161,7 +161,7 @@ def _first_answer(
         dict[str, StoredAnswer],
         f"the hospital's own {_FILE}",
         "bring it back; if it is removed the next survey gets a new answer",
-        "no survey leaves that is not kept; make room or repair the disk",
+        "a survey leaves only once it is stored; make room or repair the disk",
     )
     with file.lock():
         known = file.read({})
@@ -176,7 +176,7 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer, by name.
 
     Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now, read with the settings of the first answer.
+    fingerprint now. The data are read with the settings of the first answer.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -233,7 +233,9 @@ class AnswerBuilder:
     secret: int
 
     def answer(self) -> Survey:
-        """Build the whole answer about the site's samples and files; small counts are suppressed.
+        """Build the answer about the site's samples and files, with small counts suppressed.
+
+        Files are described only if the data set's silos are not cut from shared data.
 
         Raises:
             DataError: a file cannot be read again.
@@ -345,13 +347,14 @@ class AnswerBuilder:
     ) -> dict[str, tuple[float, float]]:
         """Return the 5th and the 95th percentile by measure.
 
-        A measure is left out if 5 % of its known values are fewer than the floor, because fewer
-        samples would lie beyond each percentile. Measures with levels are left out too.
+        A measure is left out if 5 % of its known values are fewer than the smallest count that may
+        leave, because too few samples would lie beyond each percentile. Measures with levels are
+        left out too, and at a real site those with at most 10 distinct values.
 
         Args:
             measures: the measures.
             split: the split, or the place of files.
-            include_few_values: True to include numbers with at most 10 distinct values, such as
+            include_few_values: True to include measures with at most 10 distinct values, such as
                 file sizes.
         """
         found = {}

@@ -54,11 +54,11 @@ class Compute:
         return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
-        """Return a new loss scaler, which keeps fp16 gradients from vanishing; inactive otherwise.
+        """Return a new loss scaler, which keeps fp16 gradients from vanishing.
 
-        Each training has its own scaler, and its scale is not stored. The first scale is 2^10
-        instead of PyTorch's 2^16, with which the first steps of each round would overflow and be
-        skipped.
+        It does nothing in other precisions. Each training has its own scaler, and its scale is not
+        stored. The first scale is 2^10 instead of PyTorch's 2^16, with which the first steps of
+        each round would overflow and be skipped.
         """
         return GradScaler(self.device.type, init_scale=2.0**10, enabled=self.fp16)
 
@@ -188,12 +188,12 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Choose the device, precision and memory format for a run at this site.
 
-    Calls ``choose_compute``, but 'auto' also stores images channels last on a CPU, if the run's
-    network is known to be safe there.
+    This calls ``choose_compute``, but 'auto' also stores images channels last on a CPU, if the
+    run's network is known to be safe there.
 
     Raises:
-        SettingError: see ``choose_compute``; or 'channels-last' is set on a CPU for a network with
-            layers in which PyTorch may fail.
+        SettingError: ``choose_compute`` raises it; or 'channels-last' is set on a CPU for a network
+            with layers that may fail there in PyTorch.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -249,13 +249,15 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @contextmanager
-def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator[set[str]]:
+def collect_unrepeatable_operations(
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[set[str]]:
     """Collect in a set the names of operations that PyTorch calls non-deterministic.
 
     The yielded set fills while the block runs. Other warnings and errors pass unchanged.
 
     Args:
-        say: called after the block with one line that has all names; not called without names.
+        report: called after the block with one line that has all names; not called without names.
 
     Raises:
         SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.
@@ -288,7 +290,10 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
             torch.set_warn_always(always)
     if found:
         names = ", ".join(sorted(found))
-        say(f"other bits each time, since these have no deterministic form on this device: {names}")
+        report(
+            "results differ each time, because these operations have no deterministic form on "
+            f"this device: {names}"
+        )
 
 
 def _operation(text: str) -> str:

@@ -209,7 +209,8 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
     """Put the arrays of ``moments_of`` back into an optimiser.
 
-    A parameter without stored arrays, or whose shape differs from theirs, begins with new moments.
+    A parameter begins with new moments if no arrays are stored for it, or if their shape differs
+    from its own.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

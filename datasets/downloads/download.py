@@ -136,6 +136,7 @@ def unpack(archive: Path, folder: Path) -> int:
                 _extract_tar(opened, work)
             else:
                 _extract_zip(archive, opened, sizes, work)
+            # Files are moved only after all were unpacked, so a bad archive changes nothing
             for name in sizes:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -214,6 +215,7 @@ def _open_archive(
             with tarfile.open(archive, tarinfo=_Member) as tar:
                 entries = []
                 for member in _count_members(tar, archive):
+                    # Folders are made for the files in them
                     if not member.isdir():
                         entries.append((member.name, member.size, member.isreg()))
                 yield tar, _check_entries(entries, archive)

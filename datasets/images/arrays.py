@@ -149,7 +149,7 @@ def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np
     fault = ""
     if numbers.dtype != dtype or (sample.shape != shape and not is_flat):
         fault = f"is {kind_of(sample)}, but must be a sample {shape} like the site's"
-    elif not np.isfinite(numbers).all():  # as in the site's own arrays
+    elif not np.isfinite(numbers).all():  # the same rule as for a site's own arrays
         fault = "contains non-finite numbers"
     if fault:
         raise BrokenImageError(fault)

@@ -216,6 +216,7 @@ class FolderImages(ImageDataSet):
         for images in self._list_sites(places).values():
             for image in images:
                 class_folders[image.path.parent] = None
+        # An image in a folder above the classes has no label
         for class_folder in class_folders:
             above.update(path for path in class_folder.parents if path.is_relative_to(data))
         sentences = []
@@ -231,7 +232,7 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which holds the folders."""
+        """Return the data directory, which contains the folders."""
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:

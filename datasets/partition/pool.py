@@ -117,6 +117,7 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
     """
     own = replace(settings, partition="own")
     silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
+    # The schema is a digest of shape and classes, so equal schemas can be mixed
     for silo in silos:
         if silo.schema != silos[0].schema:
             raise DataError(

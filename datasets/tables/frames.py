@@ -157,6 +157,7 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
             f"{_MOST_LEVELS}: drop it if it is a name or free text, group them, or, if they are "
             "numbers, convert them by pandas.to_numeric"
         )
+    # A column with a single text distinguishes no rows
     if len(levels) < 2:
         return {"name": name, "kind": "ignored"}
     return {"name": name, "kind": "categorical", "levels": levels}

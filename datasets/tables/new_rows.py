@@ -73,6 +73,7 @@ def parse_new_rows(
     for number, line in rows:
         if id_column is not None:
             ids[number] = _id(line, names.index(id_column))
+        # A bad row is reported beside the others, whose predictions are still wanted
         try:
             features[number] = _read_row(schema, reader, number, line)
         except DataError as error:

@@ -326,6 +326,7 @@ class RowReader:
                         f"({quote_texts(self.schema.missing)})",
                     )
                 numbers.append(value)
+        # The indicators follow all other features, in the order of the schema
         for column in self.schema.indicator_columns():
             is_unmeasured = tokens[column.name] in self.unmeasured[column.name]
             levels.append(float(column.name in lacking or is_unmeasured))

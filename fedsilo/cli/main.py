@@ -23,6 +23,8 @@ import typer.main
 from fedsilo.api.options import Option, members_of, option_of, parameters_of
 from fedsilo.api.table import COMMANDS, GROUPS, Command
 from fedsilo.cli import results
+from fedsilo.cli.printing import line, print_result
+from fedsilo.cli.suggestions import suggest
 from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
 from fedsilo.core.one_line import as_word
 from fedsilo.core.processes import VERBOSE
@@ -73,10 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Refuse a command or an option that an earlier version had, and name its replacement.
+    """Check that the command line does not use a command or option of an earlier version.
 
     Raises:
         SettingError: the first word is a removed command, or a removed option follows its command.
+            The message names the replacement.
     """
     # Before click parses the words, because it would suggest a name of similar letters in place of
     # the replacement
@@ -106,9 +109,18 @@ def _invoke(words: list[str]) -> int:
     except click.exceptions.Exit as end:
         raise SystemExit(end.exit_code) from None
     except click.ClickException as error:
-        error.show()
+        _show_usage_error(error, words)
         raise SystemExit(error.exit_code) from None
     return 0
+
+
+def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
+    """Show click's error with the usage, or our own suggestion in place of click's."""
+    instead = suggest(error, words)
+    if instead and isinstance(error, click.UsageError):
+        wrong = getattr(error, "option_name", words[0])
+        error = click.UsageError(f"'{wrong}' is not known here. Did you mean: {instead}", error.ctx)
+    error.show()
 
 
 class _ByPanel(typer.core.TyperGroup):
@@ -204,7 +216,7 @@ def _add_commands(app: typer.Typer) -> None:
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
     """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
-    show = getattr(results, name.replace(" ", "_"), results.print_result)
+    show = getattr(results, name.replace(" ", "_"), print_result)
     own = parameters_of(function)
     showing = parameters_of(show, skip=1)  # the first one is the result
     options: dict[str, Option] = {}
@@ -220,7 +232,7 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
         _check_output_files({key: given.get(key) for key in showing.keys() - own.keys()})
         bar = results.progress_bar(name) if "watch" in own else nullcontext()
         with bar as watch:
-            given |= {"tell": results.line, "watch": watch}
+            given |= {"tell": line, "watch": watch}
             # Not the checked function: typer has checked the types, and lines appear as they come
             result = inspect.unwrap(function)(**_choose(given, own))
             show(result, **_choose(given, showing))

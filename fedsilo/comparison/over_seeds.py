@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fedsilo.comparison.budgets import Budgets, planned_budgets, refuse_mixed_optimisers
 from fedsilo.comparison.jobs import Job, runs_of
+from fedsilo.comparison.latex import latex_text
 from fedsilo.comparison.results import (
     Summary,
     chosen_metrics,
@@ -101,11 +102,22 @@ class Comparison:
         text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
 
-    def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
-        """Write the results to ``csv`` and all tables to ``markdown``; None skips a file.
+    def latex(self, median: bool = False) -> str:
+        """Build the tables of results and tests as LaTeX; see ``latex_text`` for its errors."""
+        return latex_text(self.results, self.split, self.tested, self.budgets, median)
+
+    def write(
+        self,
+        csv: Path | None = None,
+        markdown: Path | None = None,
+        median: bool = False,
+        *,
+        latex: Path | None = None,
+    ) -> None:
+        """Write the results to ``csv``, all tables to ``markdown`` or ``latex``; None skips a file.
 
         Budgets and tests are written next to ``csv``, as NAME-budgets and, if there are tests,
-        NAME-tests. ``median`` applies to Markdown, as in ``lines``.
+        NAME-tests. ``median`` applies to Markdown and LaTeX, as in ``lines``.
         """
         if csv:
             texts = {
@@ -118,6 +130,8 @@ class Comparison:
                 write_atomically(csv.with_name(f"{csv.stem}{name}{csv.suffix}"), text)
         if markdown:
             write_atomically(markdown, self.markdown(median))
+        if latex:
+            write_atomically(latex, self.latex(median))
 
 
 def check_jobs(
@@ -207,6 +221,7 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
 
 
 def _nothing_to_compare(split: str) -> SettingError:
+    """Build the error for runs whose sites have no samples in ``split``."""
     return SettingError(
         f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', or "
         "use 'fedsilo tune'"

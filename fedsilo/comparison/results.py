@@ -151,11 +151,11 @@ def _sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list
 
 
 def over_sites(summaries: Iterable[Summary], metric: str) -> str:
-    """Describe the sites of a mean: "over sites", or "over 3 of 4 sites, without va".
+    """Describe in a phrase the sites that a mean is over.
 
-    A site is left out if any of ``summaries`` lacks ``metric`` there; they are from
-    ``shared_summaries`` and on one data set. More than five left-out sites are counted, but not
-    named.
+    Examples are "over sites" and "over 3 of 4 sites, without va". A site is left out if any of
+    ``summaries`` lacks ``metric`` there; they are from ``shared_summaries`` and on one data set.
+    More than five left-out sites are counted, but not named.
     """
     without: dict[str, None] = {}
     most_sites = 0

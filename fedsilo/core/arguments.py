@@ -27,7 +27,8 @@ AnyPath = Path | str
 MaybePath = AnyPath | None
 AnyRun = HasPath | Path | str  # a run, or its directory
 Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
-Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
+# Settings by key, {"uefl.gamma": 0.2}, or as a sequence of key=value
+Settings = Mapping[str, Value] | Sequence[str]
 Tell = Callable[[str], None]  # takes a line about the progress
 Watch = Callable[[int, int], None]  # takes the amount done and the total amount
 
@@ -71,34 +72,34 @@ class RunSources:
     out: Path | None = None
 
 
-def path_of(given: AnyPath | None) -> Path | None:
+def path_of(path: AnyPath | None) -> Path | None:
     """Convert a path or a string to a ``Path``. None stays None. The path need not exist.
 
     Raises:
         SettingError: the value is of another type, such as a pandas frame.
     """
-    if given is None:
+    if path is None:
         return None
     try:
-        return Path(given)
+        return Path(path)
     except TypeError:
-        kind = type(given).__name__
+        kind = type(path).__name__
         raise SettingError(
             f"expected a path, but got a {kind}: write it to a file, and give the file's path"
         ) from None
 
 
-def several(given: Any) -> list[Any]:
+def several(argument: Any) -> list[Any]:
     """Convert an argument to a list of its items.
 
     A single string or path, or an object that is not iterable, becomes the only item of the list.
     None gives an empty list.
     """
-    if given is None:
+    if argument is None:
         return []
-    if isinstance(given, Path | str) or not isinstance(given, Iterable):
-        return [given]
-    return list(given)
+    if isinstance(argument, Path | str) or not isinstance(argument, Iterable):
+        return [argument]
+    return list(argument)
 
 
 def folder_of(run: AnyRun) -> Path:

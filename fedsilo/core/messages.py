@@ -26,7 +26,7 @@ STANDARDISED = "figures"
 CONFIG = "config"
 METRICS = "metrics"
 SURVEYED = "survey"  # a site's answer to a survey
-# In a simulation this record names the site that must answer, because a SuperNode has several
+# This record names the site that must answer in a simulation, because a SuperNode has several
 # sites. Its keys are those that Flower gives to SuperNodes: 'partition-id' and 'num-partitions'
 SIMULATED_SITE = "simulated-site"
 

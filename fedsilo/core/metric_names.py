@@ -20,6 +20,7 @@ every name that passes the check.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ OVERALL = (
     *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
     *("loss", "entropy", "perplexity", "codeword-distance", "codebook-loss", "vacuity"),
 )
+_BETTER_HIGH = ("accuracy", "balanced-accuracy", "auc", "average-precision")
+_BETTER_LOW = ("calibration-error", "loss")
+_AT_MOST_ONE = (*_BETTER_HIGH, "calibration-error", "vacuity")
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc"),
@@ -91,6 +95,42 @@ class Measurement:
     metric: Metric  # the same, taken apart
 
 
+def best_direction(name: str) -> int:
+    """Return 1 if a higher value of a metric is better, -1 if a lower one is, otherwise 0.
+
+    Neither holds for entropy, because a model may be certain and wrong, and for metrics that
+    fedsilo does not know.
+    """
+    word = _plain_word(name)
+    if word in _BETTER_HIGH:
+        return 1
+    if word in _BETTER_LOW:
+        return -1
+    return 0
+
+
+def metric_range(name: str) -> tuple[float, float]:
+    """Return the smallest and largest possible value of a metric.
+
+    It is 0 to 1 for shares, 0 to infinity for fedsilo's other metrics, and unlimited for metrics
+    that fedsilo does not know.
+    """
+    word = _plain_word(name)
+    if word in _AT_MOST_ONE:
+        return 0.0, 1.0
+    if word in OVERALL:
+        return 0.0, math.inf
+    return -math.inf, math.inf
+
+
+def _plain_word(name: str) -> str:
+    """Return the metric without the site and the method's prefix in its name; "" if unknown."""
+    metric = read_metric(name)
+    if metric is None or metric.part:
+        return ""
+    return metric.word.removeprefix("own-").removeprefix("labels-")
+
+
 def read_metric(name: str) -> Metric | None:
     """Parse a metric's name, such as ``accuracy`` or ``class.0.right``.
 
@@ -109,10 +149,11 @@ def read_metric(name: str) -> Metric | None:
 
 
 def _read_member(family: str, rest: str) -> Metric | None:
-    """Parse the name of a family's member; ``rest`` is the part ``<place>.<part>``.
+    """Parse the name of a family's member, without the family and its dot.
 
-    The result is None if the family does not have that part, or if the place is not a site's name
-    (routing), a whole number of up to six digits (class) or a bin number below ``BINS``.
+    In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right", which is a place and a
+    part. The result is None if the family does not have that part, or if the place is not a site's
+    name (routing), a whole number of up to six digits (class) or a bin number below ``BINS``.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -170,7 +211,7 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family: bin number (from 0) -> content, in rising order.
 
-    A bin that lacks one of its three metrics is left out.
+    A bin that lacks its count, right or mean is left out.
 
     Args:
         values: metric -> value, for one site and split.

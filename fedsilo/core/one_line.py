@@ -1,7 +1,7 @@
 """Makes foreign text safe for the place that shows it: one line, a terminal or Markdown.
 
 The templates of ``fedsilo.pages.page`` escape HTML. Text is escaped once, where it leaves: in
-``cli.results.line``, in ``run.terminal.make_console`` and where Markdown is written.
+``cli.printing.line``, in ``run.terminal.make_console`` and where Markdown is written.
 """
 
 import re
@@ -31,7 +31,7 @@ def one_line(text: object, longest: int = LONGEST) -> str:
     A longer line is cut at its end, and its last character is then '…'.
     """
     # The text is cut before it is cleaned, because a site may send megabytes
-    words = printable(_text(text)[: 4 * longest])
+    words = printable(_convert_to_text(text)[: 4 * longest])
     if len(words) <= longest:
         return words
     return f"{words[: longest - 1]}…"
@@ -43,7 +43,7 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
     The middle of a longer line is replaced by '…'. The last ``end`` characters always stay, because
     the end of an error names the remedy.
     """
-    words = printable(_text(text))
+    words = printable(_convert_to_text(text))
     if len(words) <= longest:
         return words
     return f"{words[: longest - end - 3]} … {words[-end:]}"
@@ -78,7 +78,7 @@ def quote_value(value: object, longest: int = 100) -> str:
     if isinstance(value, str):
         # repr() of a text of megabytes takes time, and only its start is shown
         value = value[: 2 * longest]
-    return one_line(_text(value, repr), longest)
+    return one_line(_convert_to_text(value, repr), longest)
 
 
 def join_names(names: Iterable[object], most: int = 30) -> str:
@@ -113,7 +113,7 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
-def _text(value: object, written: Callable[[object], str] = str) -> str:
+def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
     """Convert a value to a string by ``written``, or name its type if that fails.
 
     It fails for numbers of too many digits, and for lists that are nested too deeply.
@@ -155,7 +155,8 @@ def markdown_cell(text: str) -> str:
     '#' at the start, intervals such as [0, 1], and a star between spaces.
     """
     line = " ".join(terminal_text(text).split())
-    parts = _NO_MARKUP.split(line)  # every second part is not markup
+    # Every second part is a match of _NO_MARKUP, which stays unchanged
+    parts = _NO_MARKUP.split(line)
     parts[::2] = [_CELL_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
     return "".join(parts)
 
@@ -175,8 +176,8 @@ def markdown_code(text: object) -> Markdown:
 def as_markdown(value: Any) -> Any:
     """Escape every string in a value for a Markdown template, also inside mappings and lists.
 
-    Keys of mappings, and strings that are ``Markdown`` already, stay unchanged. Tuples become
-    lists.
+    Keys of mappings, and strings that are ``Markdown`` already, stay unchanged, as do values of
+    other types. Tuples become lists.
     """
     if isinstance(value, Markdown):
         return value

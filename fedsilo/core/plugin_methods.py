@@ -154,26 +154,28 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
         )
 
 
-def _refuse_undeclared(settings: type, what: str) -> None:
+def _refuse_undeclared(settings: type, where: str) -> None:
     """Check that a plugin's settings class is a dataclass whose fields are all declared settings.
 
     Each field must be made by ``setting(...)`` and have a type annotation, or its value would be
-    ignored. ``what`` names the module in the error.
+    ignored. ``where`` names the module in the error.
 
     Raises:
         SettingError: lists the wrong fields, if there are any.
     """
-    odd = []
+    undeclared = []
     if is_dataclass(settings):
-        odd = [field.name for field in fields(settings) if "description" not in field.metadata]
+        undeclared = [
+            field.name for field in fields(settings) if "description" not in field.metadata
+        ]
     # A Field that is still in the class lacks an annotation, so dataclass did not see it
-    odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
-    if is_dataclass(settings) and not odd:
+    undeclared += [name for name, value in vars(settings).items() if isinstance(value, Field)]
+    if is_dataclass(settings) and not undeclared:
         return
     named = ""
-    if odd:
-        named = f": {join_names(odd)}"
+    if undeclared:
+        named = f": {join_names(undeclared)}"
     raise SettingError(
-        f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
+        f"'{settings.__name__}' of {where} must be a frozen dataclass, each field declared by "
         f"setting(default, help){named}"
     )

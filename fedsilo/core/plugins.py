@@ -245,8 +245,8 @@ def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
     return getattr(module, place.name)
 
 
-def _import_module(module: str, what: str) -> ModuleType:
-    """Import a module of foreign code. ``what`` names the plugin in the error.
+def _import_module(module: str, plugin: str) -> ModuleType:
+    """Import a module of foreign code. ``plugin`` names the plugin in the error.
 
     Raises:
         SettingError: importing the module raises any exception, including SystemExit.
@@ -256,8 +256,8 @@ def _import_module(module: str, what: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         # Foreign code may raise anything, and a plugin may even call sys.exit()
         raise SettingError(
-            f"{what}: module '{module}' does not import ({reason_of(error)}); install its package, "
-            "or name its file by --plugin"
+            f"{plugin}: module '{module}' does not import ({reason_of(error)}); install its "
+            "package, or name its file by --plugin"
         ) from None
 
 
@@ -362,7 +362,7 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
         SettingError: a module does not import, or was not made from a file.
     """
     tops = sorted({plug.module.partition(".")[0] for plug in plugs})
-    return {top: _digest(top) for top in tops}
+    return {top: _import_and_digest(top) for top in tops}
 
 
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
@@ -380,7 +380,10 @@ def digests_text(digests: Mapping[str, str]) -> str:
 
 
 def stated_digests(text: str) -> dict[str, str]:
-    """Parse the setting 'plugin-digests' into module -> SHA-256; empty if the text is empty."""
+    """Parse the setting 'plugin-digests', "module=digest, module=digest", into module -> SHA-256.
+
+    An empty text gives an empty mapping.
+    """
     digests = {}
     for part in text.split(", "):
         if part:
@@ -405,12 +408,12 @@ def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
 def other_version(modules: Iterable[str]) -> SettingError:
     """Build the error for plugins whose bytes differ from those at the start of the run."""
     return SettingError(
-        f"plugin {' and '.join(modules)} is not the one of 'plugin-digests', which the run began "
-        "with: bring that version back, or start a new run"
+        f"plugin {' and '.join(modules)} differs from the version in 'plugin-digests', which the "
+        "run began with: restore that version, or start a new run"
     )
 
 
-def _digest(module: str) -> str:
+def _import_and_digest(module: str) -> str:
     """Import a module and return its SHA-256.
 
     Raises:

@@ -43,7 +43,8 @@ def tool(name: str) -> str:
 
 def free_ports(count: int) -> list[int]:
     """Return ``count`` different TCP ports of the loopback interface that are free now."""
-    with ExitStack() as stack:  # all are held at once, because one port could otherwise come twice
+    # All ports are held at once, because one port could otherwise come twice
+    with ExitStack() as stack:
         free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
         return [int(stack.enter_context(one).getsockname()[1]) for one in free]
 
@@ -71,7 +72,8 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
     through their parents, because a signal to the process group would miss them: Flower and Ray
     start their children in new sessions.
     """
-    members: dict[psutil.Process, None] = {}  # a set in order
+    # A mapping serves as a set that keeps its order
+    members: dict[psutil.Process, None] = {}
     for root in roots:
         with suppress(psutil.NoSuchProcess):
             members |= dict.fromkeys([root, *root.children(recursive=True)])
@@ -96,7 +98,8 @@ def end_run(home: Path) -> None:
     for _ in range(_PASSES):
         marked = []
         for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            # The process may have ended, or belong to another user
+            with suppress(psutil.Error, OSError):
                 marks = process.environ().get(RUN_MARK) == str(home)
                 if marks and process.pid != os.getpid() and runs(process):
                     marked.append(process)
@@ -130,7 +133,7 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
     """Return the running process with this id and start time; None if it has ended.
 
     ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
-    because the system reuses ids.
+    because the system reuses ids. A zombie counts as ended.
     """
     try:
         process = psutil.Process(pid)

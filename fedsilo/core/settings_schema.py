@@ -93,12 +93,14 @@ def setting(
     # pydantic reads its own names in a field's metadata, so the class stays a plain dataclass
     checked: dict[str, Any] = {"description": help}
     if not isinstance(default, str):
-        checked["strict"] = True  # true is not a number here, and 3.0 is not a whole number
+        # True is not a number here, and 3.0 is not a whole number
+        checked["strict"] = True
     for name, bound in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)):
         if bound is not None:
             checked[name] = bound
     if pattern is not None:
-        checked["pattern"] = f"^(?:{pattern})$"  # pydantic would take a match anywhere in the text
+        # Without the anchors, pydantic would accept a match anywhere in the text
+        checked["pattern"] = f"^(?:{pattern})$"
     if isinstance(default, float):
         checked["allow_inf_nan"] = False
     return dataclasses.field(default=default, metadata={**said, **checked})
@@ -111,12 +113,12 @@ def key_of(field_name: str) -> str:
 
 # Types of a class's fields. Reading them takes 2 ms, and each message builds settings
 @cache
-def _types(cls: type) -> dict[str, Any]:
+def _types_of(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
 @cache
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter_of(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
@@ -184,7 +186,7 @@ def groups_of(cls: type) -> dict[str, type]:
 
 
 @cache
-def _rules(cls: type) -> Mapping[str, SettingRule]:
+def _read_rules(cls: type) -> Mapping[str, SettingRule]:
     """Return run-config key -> rule for all settings of a class.
 
     Fields that were not declared by ``setting`` are left out.
@@ -193,18 +195,18 @@ def _rules(cls: type) -> Mapping[str, SettingRule]:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key, name in _names_by_key(cls).items():
         if "description" in fields[name].metadata:
-            rules[key] = _rule(fields[name], _types(cls)[name])
+            rules[key] = _build_rule(fields[name], _types_of(cls)[name])
     return rules
 
 
-def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
+def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Build the rule of a setting from its field's metadata and its type ``hint``.
 
     ``allowed`` describes the choices and the wording. Without a wording it describes the pattern,
     and without any of these the bounds of a number.
     """
     said = field.metadata
-    choices = _choices(hint)
+    choices = _choices_of(hint)
     words = []
     if choices:
         words.append(f"one of {', '.join(choices)}")
@@ -229,7 +231,7 @@ def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     )
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
+def _choices_of(hint: Any) -> tuple[str, ...]:
     """Return the strings in a type's first ``Literal``, also inside a union; empty without one."""
     if get_origin(hint) is Literal:
         return get_args(hint)
@@ -241,12 +243,12 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 def rule_of(cls: type, key: str) -> SettingRule:
     """Return the rule of the setting ``key``, a run-config key. Raises KeyError if unknown."""
-    return _rules(cls)[key]
+    return _read_rules(cls)[key]
 
 
 def rules_of(cls: type) -> Mapping[str, SettingRule]:
     """Return key -> rule of every setting of ``cls``, in declaration order."""
-    return _rules(cls)
+    return _read_rules(cls)
 
 
 def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
@@ -273,7 +275,7 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     """
     unknown = set(roles)
     found = []
-    for key, rule in _rules(cls).items():
+    for key, rule in _read_rules(cls).items():
         unknown.difference_update(rule.roles)
         if not set(roles).isdisjoint(rule.roles):
             found.append(key)
@@ -305,7 +307,7 @@ def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
     A setting that the run config lacks is left out. Keys of other classes are ignored, because a
     run config has the common settings and the settings of every method.
     """
-    return {key: values[key] for key in _rules(cls) if key in values}
+    return {key: values[key] for key in _read_rules(cls) if key in values}
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
@@ -318,18 +320,18 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
-    names, rules = _names_by_key(plain), _rules(plain)
+    names, rules = _names_by_key(plain), _read_rules(plain)
     chosen = {}
     for key, value in values.items():
         if key not in rules:
             raise unknown_key(key, rules)
         chosen[names[key]] = _prepare_value(key, value, rules[key])
     try:
-        built: S = _adapter(plain).validate_python(chosen)
+        built: S = _adapter_of(plain).validate_python(chosen)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         if not fault["loc"]:
-            # The __post_init__ of a plugin's class is about several settings, so none is named
+            # The __post_init__ of a plugin's class compares several settings, so none is named
             group = _group_of(plain) or plain.__name__
             reason = str(fault["msg"]).removeprefix("Value error, ")
             raise SettingError(f"the settings of '{group}' are refused: {reason}") from None
@@ -353,7 +355,7 @@ def build_from_file(
         SettingError: a key is unknown, or a value has the wrong type or is not allowed.
     """
     plain: type = cls
-    rules = _rules(plain)
+    rules = _read_rules(plain)
     known = [f"{place}{key}" for key in (*rules, *more)]
     for key, value in content.items():
         if f"{place}{key}" not in known:
@@ -379,7 +381,8 @@ def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
         raise _wrong_value(key, value, rule, "too_large")
     if rule.kind is str:
         if not isinstance(value, str):
-            raise _wrong_value(key, value, rule, "string_type")  # pydantic would decode bytes
+            # Not left to pydantic, which would decode bytes
+            raise _wrong_value(key, value, rule, "string_type")
         fault = _text_fault(value)
         if fault:
             raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")

@@ -26,7 +26,7 @@ class Sums:
         squares: the sum of their squares.
     """
 
-    # SiteFacts, which hold sums, are validated by pydantic, and pydantic knows no arrays
+    # SiteFacts, which hold sums, are validated by pydantic, which does not know arrays
     __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}
 
     count: Vector
@@ -124,7 +124,7 @@ class SiteFacts:
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
         facts = replace(read, sums=_read_sums(config, len(read.features)))
-        fault = _split_fault(facts)
+        fault = _find_split_fault(facts)
         if fault:
             raise ValueError(fault)
         return facts
@@ -154,7 +154,7 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
     raise ValueError(f"{place}: {first['msg']}")
 
 
-def _split_fault(facts: SiteFacts) -> str:
+def _find_split_fault(facts: SiteFacts) -> str:
     """Return the first fault in the counts or splits, as a clause; empty if there is none.
 
     Label counts must have one number per class, must not be negative, and must include the split
@@ -162,14 +162,14 @@ def _split_fault(facts: SiteFacts) -> str:
     """
     for split, counts in facts.label_counts.items():
         if len(counts) != facts.classes:
-            return f"'label-counts' of {split} are {len(counts)} of {facts.classes} classes"
+            return f"'label-counts' of {split} have {len(counts)} numbers, not {facts.classes}"
         if min(counts, default=0) < 0:
             return f"'label-counts' of {split} are not whole numbers of 0 or more"
     # Every reply's weight is checked against the counts of the training samples
     if facts.label_counts and "train" not in facts.label_counts:
         return "'label-counts' lack the split train"
     if not set(facts.measured) <= set(SPLITS):
-        return f"'measured' names other splits than {', '.join(SPLITS)}"
+        return f"'measured' names splits other than {', '.join(SPLITS)}"
     return ""
 
 

@@ -5,6 +5,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,18 @@ _APP, _FLOWER = "fedsilo-version", "flower-version"
 
 def own_versions() -> dict[str, str]:
     """Return the versions of fedsilo and Flower in this process, as ConfigRecord entries."""
-    return {_APP: FEDSILO, _FLOWER: version("flwr")}
+    return {_APP: FEDSILO, _FLOWER: installed_version("flwr")}
+
+
+@cache
+def installed_version(package: str) -> str:
+    """Return the version of an installed package. It is read once per process.
+
+    Raises:
+        PackageNotFoundError: the package is not installed.
+    """
+    # Each reading parses the package's whole metadata, and every run and message needs a version
+    return version(package)
 
 
 def installed_software() -> dict[str, str]:
@@ -32,13 +44,14 @@ def installed_software() -> dict[str, str]:
     return {
         "fedsilo": FEDSILO,
         "revision": git_revision(),
-        "flower": version("flwr"),
-        "torch": version("torch"),
+        "flower": installed_version("flwr"),
+        "torch": installed_version("torch"),
     }
 
 
+@cache
 def git_revision() -> str:
-    """Return the git revision of the checkout that this code runs from.
+    """Return the git revision of the checkout that this code runs from, when it was first asked.
 
     Outside a checkout, the result is $FEDSILO_REVISION, which the container images set. If that is
     not set either, the result is 'unknown'.

@@ -61,6 +61,7 @@ def make_authority(secrets: Path) -> None:
     made = (
         _builder("fedsilo certificate authority", key, _AUTHORITY_DAYS)
         .issuer_name(_name("fedsilo certificate authority"))
+        # With path length 0, it may sign members' certificates, but no further authority
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(signing, critical=True)
         .sign(key, hashes.SHA384())

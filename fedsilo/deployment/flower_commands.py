@@ -128,6 +128,7 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
         awaited = missing(deployment)
         if not awaited:
             return
+        # A member whose process has ended will not come, so waiting for the limit is useless
         ended = [member for member in awaited if deployment.process(member) is None]
         if ended:
             failed, failure = ended[0], "ended at its start"

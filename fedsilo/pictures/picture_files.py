@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
-_DPI = 120  # of PNG pictures; the others have no pixels
+_DPI = 120  # resolution of PNG pictures; other formats have no pixels
 # Metadata would have the time of drawing and the version of matplotlib
 _NO_METADATA: dict[str, dict[str, None]] = {
     "png": {"Software": None},

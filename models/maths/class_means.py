@@ -61,6 +61,7 @@ def class_targets(
     """
     values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     names = {f"{prefix}{label}": label for label in range(classes)}
+    # Another version of fedsilo may run at the server, so nothing about the arrays is certain
     for name, array in arrays.items():
         if name not in names:
             fault = f"there are {classes} classes, from 0"

@@ -172,6 +172,7 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
     wanted = discriminator.state_dict()
     fits = arrays.keys() == wanted.keys()
     for name, array in arrays.items():
+        # If the names differ, `fits` is already False, so an unknown name is not looked up
         fits = fits and array.shape == wanted[name].shape
     if not fits:
         raise SiteError(

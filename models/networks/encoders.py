@@ -12,8 +12,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-# The published width of VGG16
-VGG_WIDTH = 128
+VGG_WIDTH = 128  # the width of the published VGG16
 
 
 def float_inputs(inputs: Tensor) -> Tensor:

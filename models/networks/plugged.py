@@ -242,6 +242,7 @@ class PluggedClassifier(TokenClassifier):
         for name, array in state.items():
             given[name] = torch.as_tensor(array).clone()
         wanted, published = self.encoder.state_dict(), getattr(self.encoder, "pretrained_cfg", {})
+        # Published weights are for three channels; timm sums or repeats them for other numbers
         for layer in _names(published.get("first_conv")):
             name = f"{layer}.weight"
             if name in given and name in wanted and given[name].shape != wanted[name].shape:
@@ -249,6 +250,7 @@ class PluggedClassifier(TokenClassifier):
 
                 given[name] = adapt_input_conv(wanted[name].shape[1], given[name])
         heads = _names(published.get("classifier"))
+        # A published head for other classes is left out: the network keeps its untrained one
         for name, array in wanted.items():
             fits = name in given and given[name].shape == array.shape
             if name.rpartition(".")[0] in heads and not fits:

@@ -106,8 +106,8 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
             first = owner.setdefault(getattr(entry, part), site)
             if first != site:
                 raise SettingError(
-                    f"{path} has one {part.replace('_', '-')} under two names, '{first}' and "
-                    f"'{site}': each hospital needs a key of its own"
+                    f"{path} has the same {part.replace('_', '-')} under two names, '{first}' and "
+                    f"'{site}': each hospital needs its own key"
                 )
     return entries
 

@@ -82,7 +82,8 @@ def check_device(device: str, share: float) -> None:
 
 def has_gpu() -> bool:
     """Return whether PyTorch sees a GPU on this machine."""
-    import torch  # takes seconds, and is needed only here
+    # Imported here, because it takes seconds and is needed only here
+    import torch
 
     return torch.cuda.is_available()
 
@@ -93,7 +94,8 @@ def cores() -> int:
     The number is limited by CPU affinity (on Linux) and by the container's CPU quota.
     """
     own = os.cpu_count() or 1
-    if sys.platform == "linux":  # where taskset and Slurm may leave a process fewer
+    # taskset and Slurm may leave a process fewer cores on Linux
+    if sys.platform == "linux":
         own = len(os.sched_getaffinity(0))
     try:
         quota, period = map(int, (_CGROUP / "cpu.max").read_text().split())
@@ -104,10 +106,10 @@ def cores() -> int:
 
 def free_memory() -> float:
     """Return the free memory in bytes of this machine, or of the container if that is less."""
-    return min(psutil.virtual_memory().available, _left_in_container())
+    return min(psutil.virtual_memory().available, _free_container_memory())
 
 
-def _left_in_container() -> float:
+def _free_container_memory() -> float:
     """Return the number of bytes of memory that this container may still use.
 
     Inactive page cache counts as free. The result is infinity if there is no limit, or if the limit
@@ -118,7 +120,8 @@ def _left_in_container() -> float:
         used = int((_CGROUP / "memory.current").read_text())
         for line in (_CGROUP / "memory.stat").read_text().splitlines():
             name, value = line.split()
-            if name == "inactive_file":  # the page cache makes room
+            # The kernel frees inactive page cache when memory is needed
+            if name == "inactive_file":
                 used -= int(value)
         return limit - used
     except (OSError, ValueError, KeyError):  # "max" is not a number: there is no limit
@@ -140,7 +143,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
         which hides all GPUs, if sites have no share of a GPU or the machine has none.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
-    # The least of four limits: cores, sites, memory and, further below, GPUs
+    # The smallest of four limits counts: cores, sites, memory and, further below, GPUs
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
     room = max(1, int(min(room, free_memory() // _ROOM)))
@@ -148,7 +151,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     share = min(float(resources["client-resources-num-gpus"]), 1.0)
     if share:
         gpus = _list_gpus(int(resources["init-args-num-gpus"]))
-        # Each GPU has as many workers as shares fit into it
+        # Each GPU gets as many workers as it has shares
         if gpus:
             seats = gpus * int(1 / share)
     return [{VISIBLE: gpu} for gpu in seats[:room]]

@@ -109,8 +109,8 @@ class RunSettings(Mapping[str, Value]):
         are returned unchanged.
 
         Raises:
-            SettingError: 'plugin-digests' is already set, but names other plugins than those in
-                use, or other digests.
+            SettingError: 'plugin-digests' is already set, but its modules or digests differ from
+                those of the plugins in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -187,7 +187,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     cls.capabilities.refuse_more(common, is_table)
     check_privacy_settings(common, is_table)
     silos = registry.silo_count(common)
-    # None if only the hospitals know; then the sites are counted once they have answered
+    # The number is None if only the hospitals know it. Then the sites that answer are counted
     if silos is not None:
         if common.min_sites > silos:
             raise SettingError(
@@ -224,7 +224,7 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     for key in values:
         if key not in known:
             raise unknown_key(key, known)
-    # Unknown keys are refused before any value is read, because a typing error explains more
+    # Unknown keys are refused before any value is read, because a misspelt key explains more
     common = build(CommonSettings, values_of(CommonSettings, values))
     cls = settings_class(common.method)
     _refuse_foreign_keys(values, common.method, known)
@@ -241,7 +241,7 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     Raises:
         SettingError: as in ``resolve``, or a plugin may not be executed.
     """
-    # Before the plugins are looked for: one under a former name must not be overlooked
+    # Keys are renamed first, so that a plugin under a former key is not overlooked
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():
         return resolve(approve_plugins(values, registry.plugin_modules(values)))
@@ -302,7 +302,8 @@ def _refuse_foreign_keys(
         known: key -> default for every key that may occur in ``values``.
 
     Raises:
-        SettingError: names the first setting of another method with another value.
+        SettingError: a setting of another method does not have its default value. Only the first
+            such setting is named.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
@@ -329,7 +330,7 @@ def read_toml(path: Path) -> dict[str, Value]:
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
-    # Before the file is opened, because a pipe would be waited for
+    # Checked before the file is opened, because reading a pipe would wait for its writer
     fault = file_fault(path, _MOST_BYTES)
     if not fault:
         try:
@@ -430,5 +431,6 @@ def parse_pair(text: str) -> tuple[str, Any]:
         raise SettingError(f"{quote_value(text)} {fault}")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
-        value = raw.strip()  # a bare name such as 2024-01-01
+        # The user may mean a bare name such as 2024-01-01
+        value = raw.strip()
     return key.strip(), value

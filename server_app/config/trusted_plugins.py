@@ -84,10 +84,11 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         lines = ""
         for module, digest in sorted(new):
             lines += f"{digest}  {module}\n"
-        # Through a link, somebody could have this append to any file of the user
+        # Links are not followed, because somebody could make this append to any file of the user
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(lines)  # one write, so that two processes do not mix their lines
+            # A single write, so that two processes do not mix their lines
+            file.write(lines)
     except (OSError, RuntimeError, SettingError) as error:  # a home that is missing or read-only
         print(
             f"fedsilo: the plugins of this run are not remembered ({one_line(error, 200)}): to "
@@ -115,7 +116,7 @@ def approve_plugins(
         SettingError: a plugin that the settings use may not be executed. The message says how the
             reader can trust it.
     """
-    recorded = _by_module(str(values.get("plugin", "")))
+    recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
     used = sorted(set(used))
     if not needs_pins:
@@ -141,13 +142,13 @@ def remember_files(named: str) -> None:
     Installed modules in it are skipped.
     """
     digests = {}
-    for module, entry in _by_module(named).items():
+    for module, entry in _group_by_module(named).items():
         if entry.endswith(".py"):
             digests[module] = _file_digest(entry)
     remember_plugins(digests)
 
 
-def _by_module(named: str) -> dict[str, str]:
+def _group_by_module(named: str) -> dict[str, str]:
     """Return the entries of a setting 'plugin', keyed by each entry's module name."""
     return {plugins.module_of(entry): entry for entry in plugins.plugin_entries(named)}
 
@@ -208,7 +209,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
             f"plugin {plugin} is needed, but {entry or 'no installed module'} cannot "
             f"be read: name your copy by --plugin {module}.py"
         )
-    # A trusted plugin too must be the run's version, or other code would read the run
+    # Even a trusted plugin must be the run's version, or other code would read the run
     elif found != pin:
         fault = (
             f"{entry or 'the installed module'} is another version of plugin {plugin}, "

@@ -168,9 +168,12 @@ class BestRound(Hook):
     ) -> None:
         self.common, self.directory = common, directory
         self.recorder, self.method = recorder, method
-        self.best: dict[str, Any] = {}  # round, metric, value, whether its model is kept
-        self.waited = 0  # measured rounds since the best one
-        self.unjudged: State | None = None  # the state that the sites measure in the next round
+        # The best round: its number, metric and value, and whether its model is kept
+        self.best: dict[str, Any] = {}
+        # The number of measured rounds since the best one
+        self.waited = 0
+        # The state that the sites measure in the next round
+        self.unjudged: State | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Keep the first state, which is judged after the first round unless its round is 0."""
@@ -215,7 +218,8 @@ class BestRound(Hook):
         if state is None or not state.round:
             return
         value = self._mean_over_sites(self.recorder.values(state.round, "val"))
-        if not math.isfinite(value):  # this round was not measured
+        # NaN means that this round was not measured
+        if not math.isfinite(value):
             return
         # Rounds without a measurement do not use up the patience
         self.waited += 1
@@ -249,7 +253,8 @@ class BestRound(Hook):
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         reported = {site: row[metric] for site, row in values.items() if metric in row}
         # Sites weigh by their samples, so that a hospital of ten patients does not decide
-        if ALL in reported:  # a sum over all samples already
+        # Secure sums are over all samples already
+        if ALL in reported:
             return reported[ALL]
         samples, total = 0, 0.0
         for site, value in reported.items():

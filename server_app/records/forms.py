@@ -64,14 +64,14 @@ def check(form: Any, content: Any, where: str) -> None:
         RunDirectoryError: ``content`` is of another type. The message names the place and the
             fault.
     """
-    check_content(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
+    check_content(form, content, lambda sentence: _form_error(where, sentence), quoted=True)
 
 
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
     """Check a table's columns and cells.
 
     Args:
-        path: the file. Only metrics.csv and traffic.csv need certain columns (``COLUMNS``).
+        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
         columns: the cells of the first line.
         rows: the other lines, each as column -> cell.
 
@@ -86,33 +86,33 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
     for line, cells in enumerate(rows, start=2):
         if fault:
             break
-        line_fault = _line_fault(cells)
+        line_fault = _find_line_fault(cells)
         if line_fault:
             fault = f"line {line}{line_fault}"
     if fault:
-        raise _other_form(str(path), fault)
+        raise _form_error(str(path), fault)
 
 
-def _line_fault(cells: Mapping[Any, Any]) -> str:
+def _find_line_fault(cells: Mapping[Any, Any]) -> str:
     """Describe the first fault in one line of a table; empty if the line has no fault.
 
     The text continues a sentence that begins with "line 7". A line has a fault if it has too many
     or too few cells, an invalid cell, or a 'value' that its metric cannot have.
     """
-    # csv.DictReader has the key None for cells too many, and the value None for cells too few
+    # csv.DictReader has the key None if there are too many cells, and the value None if too few
     if None in cells or None in cells.values():
         return " has more or fewer cells than the first"
     for column, cell in cells.items():
-        fault = _cell_fault(column, cell)
+        fault = _find_cell_fault(column, cell)
         if fault:
             return f", '{column}' is {quote_value(cell)}, {fault}"
-    # After the cells, so that 'value' is a number here
+    # Checked after the cells, so that 'value' is a number here
     if not _is_possible(cells.get("metric", ""), float(cells.get("value", 0))):
         return ", 'value' is not possible for its metric"
     return ""
 
 
-def _cell_fault(column: str, cell: str) -> str | None:
+def _find_cell_fault(column: str, cell: str) -> str | None:
     if column in ("round", "bytes_down", "bytes_up", "steps", "samples") and not _is_count(cell):
         return "not a whole number"
     if column in ("value", "seconds"):
@@ -135,10 +135,10 @@ def _is_possible(metric: str, value: float) -> bool:
     metric on the scale from 0 to 1, such as accuracy, must be from -10^15 to 10^15, because noise
     may move it beyond 1. NaN is not possible for these. Every other metric may have any value.
     """
-    # The limits keep numbers out that pages and plots could not show
+    # The limits exclude numbers that pages and plots could not show
     if "." in metric:
         return 0 <= value <= _LARGEST
-    # Such as trained-accuracy or own-auc-from-north, which are on the scale of the plain metric
+    # trained-accuracy and own-auc-from-north, for example, are on the scale of the plain metric
     name = metric.removeprefix("trained-").removeprefix("own-").partition("-from-")[0]
     return name not in _UNIT or abs(value) <= _LARGEST
 
@@ -147,7 +147,7 @@ def _is_count(text: str) -> bool:
     return text.isdecimal() and len(text) < 16
 
 
-def _other_form(where: str, sentence: str) -> RunDirectoryError:
+def _form_error(where: str, sentence: str) -> RunDirectoryError:
     return RunDirectoryError(
         f"{where} does not have the expected form: {one_line(sentence)}; was it altered, or made "
         "by another version of fedsilo?"
@@ -197,7 +197,7 @@ def _check_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
-Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
+Number = Annotated[float, Field(strict=True)]  # also NaN, because a metric may be undefined
 Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
 Line = Annotated[str, Field(strict=True), AfterValidator(_check_line)]
 Label = Annotated[Line, AfterValidator(_check_no_formula)]

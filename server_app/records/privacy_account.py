@@ -1,12 +1,12 @@
 """Differential privacy at the server: the epsilon that each site reports to have spent."""
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from fedsilo.core.errors import EpsilonSpentError, SiteError
 from fedsilo.core.messages import DP_EPSILON
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.versions import installed_version
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
@@ -115,7 +115,7 @@ class PrivacyHook(Hook):
             "sample-clip-norm": common.sample_clip_norm,
             "noise-multiplier": common.noise_multiplier,
             "statistics-noise": statistics_noise(common),
-            "accountant": f"RDP (dp-accounting {version('dp-accounting')})",
+            "accountant": f"RDP (dp-accounting {installed_version('dp-accounting')})",
             "mechanism": "DP-SGD with Poisson sampling; group norm in place of batch norm",
             "sites": sites,
             "of": bound,

@@ -129,11 +129,11 @@ def read_progress(folder: Path) -> Progress | None:
         except OSError as error:
             fault = f"cannot be read: {error.strerror}"
         except ValidationError as error:
-            fault = _form_fault(error)
+            fault = _describe_fault(error)
     raise RunDirectoryError(f"{path} {fault}")
 
 
-def _form_fault(error: ValidationError) -> str:
+def _describe_fault(error: ValidationError) -> str:
     """Describe why a progress file is invalid, and the remedy, as a predicate of the file.
 
     If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
@@ -179,7 +179,7 @@ def metrics_text(progress: Progress) -> str:
     name ends with "_total" is a counter, and every other metric is a gauge.
     """
     lines: list[str] = []
-    for name, meaning, samples in _list_families(progress):
+    for name, meaning, samples in _list_metrics(progress):
         if samples:
             kind = "gauge"
             if name.endswith("_total"):
@@ -197,7 +197,7 @@ def metrics_text(progress: Progress) -> str:
 _Samples = list[tuple[dict[str, str], float]]
 
 
-def _list_families(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
+def _list_metrics(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
     """Yield (name, help text, samples) for each Prometheus metric; samples are (labels, value).
 
     A metric may have no samples.
@@ -252,8 +252,12 @@ def clock(seconds: float) -> str:
 
 
 def bytes_text(number: float) -> str:
-    """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``."""
-    if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
+    """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``.
+
+    Units are B, kB, MB, GB and TB. Below 1 kB, there are no decimals.
+    """
+    # A value of 999.5 or more is shown as 1 of the next unit, not as 1e+03
+    if number < 999.5:
         return f"{number:.0f} B"
     for unit in ("kB", "MB", "GB"):
         number /= 1000

@@ -120,7 +120,7 @@ class ProgressHook(Hook):
         such as KeyboardInterrupt, whose argument becomes the run directory). All exceptions are
         raised again.
         """
-        thread = Thread(target=self._keep_written, name="progress", daemon=True)
+        thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
         try:
             yield
@@ -130,7 +130,8 @@ class ProgressHook(Hook):
             raise
         except BaseException as error:  # Ctrl-C, or a signal of Slurm
             self._end("interrupted")
-            error.args = (str(self.directory.path),)  # the command says how to resume it
+            # The command uses the path to say how to resume the run
+            error.args = (str(self.directory.path),)
             raise
         finally:
             self.ending.set()
@@ -198,10 +199,11 @@ class ProgressHook(Hook):
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
-        # Rounds before a resume are not in ``began``, so only those of this process count
+        # ``began`` is the start of this process, so rounds before a resume do not count
         left = (self.round_began - self.began) / (round_ - self.first) * (here.rounds - round_)
         trained = self.recorder.values(round_, "train", trained=True).values()
-        losses = [site["loss"] for site in trained if "loss" in site]  # a site may withhold it
+        # A site may withhold its loss
+        losses = [site["loss"] for site in trained if "loss" in site]
         before = self.recorder.values(round_ - 1, "val").values()
         parts = [f"round {round_:>{len(str(here.rounds))}}/{here.rounds}"]
         if losses:
@@ -232,7 +234,7 @@ class ProgressHook(Hook):
     def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
-    def _keep_written(self) -> None:
+    def _write_until_ended(self) -> None:
         """Write the files after each event, at least every 15 s, and once more at the end.
 
         Nothing is written while the run directory is missing. The pause after a writing is at least
@@ -245,15 +247,20 @@ class ProgressHook(Hook):
             self.due.clear()
             ended, began = self.ending.is_set(), time.thread_time()
             try:
-                if self.directory.path.is_dir():  # somebody may have removed the directory
-                    write_progress(self._snapshot(), self.directory.path)
+                # Somebody may have removed the directory
+                if self.directory.path.is_dir():
+                    write_progress(self._build_snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
             # CPU time, not elapsed time: on a busy machine, writing is slow because it waits
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
-    def _snapshot(self) -> Progress:
-        """Return a copy of the progress with current times, memory, and costs of the sites."""
+    def _build_snapshot(self) -> Progress:
+        """Return a copy of the progress with current times, memory, and costs of the sites.
+
+        The time left is set only while the run is running and has finished a round in this process.
+        It is estimated from the mean duration of those rounds.
+        """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)

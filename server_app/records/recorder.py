@@ -128,7 +128,8 @@ class GrowingCsv:
                 f"{self.path} was altered: its first {size} bytes are not those of the checkpoint; "
                 "restore the file, or start a new run"
             )
-        if size:  # an earlier version may have begun it, with fewer columns
+        # An earlier version may have begun the file with fewer columns
+        if size:
             self.header = data.partition(b"\n")[0].decode().split(",")
         self.final = {"bytes": size, "crc32": final["crc32"]}
 
@@ -176,7 +177,10 @@ class Recorder(Hook):
         self._new_traffic: list[Row] = []
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Record the traffic of each site's hello, and each refused node as a failure."""
+        """Record the traffic of each site's hello (its introduction), and each refused node.
+
+        A refused node is recorded as a failure of a site "unknown".
+        """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
         for reason in participants.refused:
@@ -185,7 +189,7 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the traffic of each new site's hello, and rewrite silos.json."""
+        """Record the traffic of each new site's hello (introduction), and rewrite silos.json."""
         for site in joined:
             down, up = participants.traffic[site]
             self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
-from fedsilo.core.versions import git_revision, processor
+from fedsilo.core.versions import git_revision, installed_version, processor
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import Content, check_table, read_content
 
@@ -190,8 +190,9 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     if common.run_name:
         return settings
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    of = f"{common.method}-{common.dataset}".replace(":", "-")  # names of plugins have a colon
-    name = f"{of}-seed{common.seed}-{stamp}-{os.getpid()}"
+    # Names of plugins have a colon, which a run's name must not have
+    prefix = f"{common.method}-{common.dataset}".replace(":", "-")
+    name = f"{prefix}-seed{common.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
@@ -281,7 +282,7 @@ def this_environment() -> dict[str, Any]:
     packages = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            packages[name] = version(name)
+            packages[name] = installed_version(name)
     return {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
@@ -346,7 +347,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
         # Only after fedsilo's own errors: after a crash, somebody may want to look at the files
         try:
-            with _explaining_full_disk(directory):
+            with _explain_full_disk(directory):
                 yield
         except FedsiloError:
             if new and not directory.has_checkpoint():
@@ -355,7 +356,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
+def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
     """Turn the OSError of a full disk in the block into a RunDirectoryError with the remedy.
 
     Any other error is raised unchanged, and so is the error if standard output is redirected to a

@@ -71,8 +71,7 @@ def by_distribution(
 ) -> dict[str, dict[str, float]]:
     """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
 
-    These are mA, mE and mP in eq. 10. Sites are not weighted. Rows that belong to no distribution,
-    such as "all", are left out.
+    The means are unweighted. Rows that belong to no distribution, such as "all", are left out.
     """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
@@ -152,7 +151,7 @@ def result_table(
     groups = by_distribution(values, distribution_of)
     if len(groups) > MANY:
         groups = {}
-    for name, row in _shown_sites(values, metrics).items():
+    for name, row in _select_rows(values, metrics).items():
         group = distribution_of.get(name, "")
         # The row of the distribution below would repeat its only site
         if name in groups and group == name:
@@ -203,7 +202,7 @@ def mean_line(mean: Mapping[str, float]) -> str:
     return f"mean over the test samples of all sites: {values or 'none'}"
 
 
-def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
+def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
     """Return the rows to show: all sites, or quantiles and the five worst sites if there are many.
 
     More than 20 sites are many. The worst sites have the lowest values of the first metric. If

@@ -88,7 +88,8 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
     with (run_dir.parent / ".mlflow.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # otherwise two runs could both create the tables
+        # Without the lock, two runs could both create the tables
+        fcntl.flock(file, fcntl.LOCK_EX)
         client = mlflow.MlflowClient(uri)
         found = client.get_experiment_by_name(_PROJECT)
         experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
@@ -117,7 +118,8 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
     """Return the id of the MLflow run whose tag is this run directory, or "" if there is none."""
     quote = "'"
-    if quote in str(run_dir):  # MLflow cannot escape a quote
+    # MLflow cannot escape a quote
+    if quote in str(run_dir):
         quote = '"'
     same = f"tags.`{_TAG}` = {quote}{run_dir}{quote}"
     for run in client.search_runs([experiment], same, max_results=1):

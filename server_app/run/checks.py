@@ -188,7 +188,8 @@ def check_memory(plan: Plan) -> Problem:
         return None
     resources = plan.resources
     share = float(resources["client-resources-num-cpus"])
-    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1  # as Ray counts them
+    # Ray counts all cores of the machine
+    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1
     at_once = cores
     if share:
         at_once = int(cores / share)
@@ -267,12 +268,12 @@ def check_same_sites(beginning: Beginning) -> Problem:
         was, is_now = before[site].get("agreed"), now[site].get("agreed")
         if was != is_now:
             return RunDirectoryError(
-                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} "
+                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, but {path} "
                 f"has {was or 'nothing'}: resume with the same file, or choose another 'run.name'"
             )
     if before != now:
         return RunDirectoryError(
-            f"the sites or their data are not those of {path}: resume with the same sites and "
+            f"the sites or their data differ from those in {path}: resume with the same sites and "
             "data, or choose another 'run.name'"
         )
     return None
@@ -340,8 +341,8 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line that names the silos that do not take part, or nothing if all do.
 
-    Nothing is known to be missing if the server does not know the silos' names. In a simulation,
-    the data set's own notices come first, for example about centres without images.
+    If the server does not know the silos' names, none counts as missing. In a simulation, the data
+    set's own notices come first, for example about centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
@@ -441,7 +442,8 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
             yield f"site {site}: it withholds its metrics on {', '.join(withheld)}"
         if facts.dropped:
             reason = _UNREADABLE
-            if facts.features:  # a table
+            # Only a table has features
+            if facts.features:
                 reason = "a value is missing or out of range"
             yield f"site {site}: {format_count(facts.dropped, 'sample')} left out: {reason}"
 

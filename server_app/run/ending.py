@@ -90,7 +90,8 @@ def write_end(
     if unlike:
         summary["unlike-columns"] = unlike
     ending = directory.path / run_directory.ENDING
-    ending.touch()  # a run that is killed after this line writes its documents when it is resumed
+    # A run that is killed after this line writes its documents when it is resumed
+    ending.touch()
     directory.write_json(run_directory.SUMMARY, summary)
     _write_documents(directory, loop, recorder, say)
     ending.unlink()
@@ -119,31 +120,34 @@ def _write_documents(
 ) -> None:
     """Write evidence.json and the method's own documents.
 
-    evidence.json is written only if a site reported evidence. If a document cannot be built or
-    written, ``say`` prints a line about it, and the other documents are still written.
+    evidence.json is written only if ``evidence_document`` is not empty. If a document cannot be
+    built or written, ``say`` prints a line about it, and the other documents are still written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
     documents: Mapping[str, Any] = {}
-    with _say_failure_of("the method's documents", say):
+    with _report_failure_of("the method's documents", say):
         documents = method.documents(state, test)
-    with _say_failure_of("evidence.json", say):
+    with _report_failure_of("evidence.json", say):
         # Only evidential networks report evidence
         evidence = evidence_document(test)
         if evidence:
             directory.write_json("evidence.json", evidence)
     for name, document in documents.items():
-        with _say_failure_of(name, say):
+        with _report_failure_of(name, say):
             directory.write_json(name, document)
 
 
 @contextmanager
-def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block. If it raises, print that ``what`` cannot be written and why, then continue."""
+def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Run the block. If it raises, print the reason and that ``document`` cannot be written.
+
+    The exception is not raised again.
+    """
     try:
         yield
     except Exception as error:  # a method's own code, a full disk
-        say(f"cannot write {what} ({reason_of(error)}); the run is complete without it")
+        say(f"cannot write {document} ({reason_of(error)}); the run is complete without it")
 
 
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
@@ -172,7 +176,7 @@ def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     method's events by round, the failures, and the digests of plugins, if the run used any.
     """
     state, method, common = loop.state, loop.method, loop.method.common
-    distribution_of = _distribution_of(method)
+    distribution_of = _distributions_of(method)
     test = without_bins(recorder.values(state.round, "test"))
     val = recorder.values(state.round, "val")
     by_site = dict(test)
@@ -201,7 +205,7 @@ def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     return results
 
 
-def _distribution_of(method: Method) -> dict[str, str]:
+def _distributions_of(method: Method) -> dict[str, str]:
     return {site: facts.distribution for site, facts in method.participants.facts.items()}
 
 
@@ -239,7 +243,7 @@ def _show_table(method: Method, summary: Mapping[str, Any], console: Console) ->
     If the AUC is a headline metric of the data set, a line names the sites whose AUC is unreliable:
     those with fewer than 'privacy.sums-min-count' test samples of at least one class.
     """
-    shown, groups = data_set(summary["dataset"]).headline, _distribution_of(method)
+    shown, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
     title = summaries.title_of_results(summary)
     print_table(console, summaries.result_table(summary["sites"], groups, title, shown))
     floor = method.common.sums_min_count

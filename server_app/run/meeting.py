@@ -67,7 +67,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
         return heard
-    # The checks that could stop the run come last, so that a report has all that is known before
+    # The checks that could stop the run come last, so that the report has everything else by then
     heard = replace(heard, notices=tuple(checks.find_notices(checks.DOCTOR_NOTICES, met, common)))
     common = replace(common, aggregation=chosen_aggregation(settings, met))
     try:
@@ -96,7 +96,8 @@ def read_meeting(path: Path) -> Meeting:
     Raises:
         RunDirectoryError: the file is missing, unreadable or malformed.
     """
-    fault = file_fault(path)  # a pipe would be waited for
+    # Checked first, because reading a pipe would wait for its writer
+    fault = file_fault(path)
     if fault is None:
         try:
             return TypeAdapter(Meeting).validate_json(path.read_bytes())

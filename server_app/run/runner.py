@@ -118,8 +118,8 @@ def changed_software(directory: RunDirectory) -> str:
 
     Other versions and processors may round differently, and change the results. A package is
     compared only if it was installed at the start and still is. Python and fedsilo's git revision
-    are compared too. The result is an empty string if nothing has changed, or if the directory has
-    no config.toml.
+    are compared too. Changes are sorted by name. The result is an empty string if nothing has
+    changed, or if the directory has no config.toml.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -188,7 +188,7 @@ def assemble(
 ) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop and its hooks. A resumed run starts from its newest checkpoint, if any.
 
-    If the aggregation 'auto' becomes "norm-clip", a line is printed.
+    If the aggregation 'auto' becomes "norm-clip", a line is printed. ``SITE_CHECKS`` run first.
 
     Raises:
         FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
@@ -205,7 +205,7 @@ def assemble(
                 style="yellow",
             )
     checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
-    # The order counts: a hook uses the records that earlier hooks made of the round, and the
+    # The order matters: a hook uses what earlier hooks have recorded in the round, and the
     # checkpoint comes after all hooks whose states it stores
     recorder = Recorder(directory)
     recording: list[Hook] = [recorder]
@@ -230,7 +230,8 @@ def assemble(
         newest = checkpoint.resume()
         if newest is not None:
             loop.state = newest
-    _ = loop.state  # a method that cannot begin fails here, before anything is written
+    # A method that cannot begin fails here, before anything is written
+    _ = loop.state
     return loop, RunHooks(recorder, privacy, progress, best)
 
 

@@ -111,7 +111,7 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
     if shared:
         yield (
             f"{format_count(shared, 'sample')} of equal content at more than one site: a site may "
-            "test on what another one trains on; check whether the sites' files overlap"
+            "test on samples that another site trains on; check whether the sites' files overlap"
         )
 
 

@@ -77,7 +77,7 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the distances between the sites of each pair, for labels and features on one split.
+    """Return the distance between each pair of sites, for labels and features on one split.
 
     Labels are compared only if both sites declare the same classes. A feature is compared only if
     both sites declare it in the same way.
@@ -92,15 +92,15 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
     for one, other in combinations(answers, 2):
         a, b = answers[one], answers[other]
         sites = [one, other]
-        totals = [_part_on_split(a.samples, split), _part_on_split(b.samples, split)]
+        totals = [_get_part(a.samples, split), _get_part(b.samples, split)]
         if a.about.classes == b.about.classes:
-            labels = [_part_on_split(a.labels, split), _part_on_split(b.labels, split)]
+            labels = [_get_part(a.labels, split), _get_part(b.labels, split)]
             apart = distance(labels, totals)
             if apart is not None:
                 of_labels.append({"sites": sites, "distance": apart})
         # Without histograms from a site, its features have no distance to another site
-        cells_of_a = _part_on_split(a.histograms, split) or {}
-        cells_of_b = _part_on_split(b.histograms, split) or {}
+        cells_of_a = _get_part(a.histograms, split) or {}
+        cells_of_b = _get_part(b.histograms, split) or {}
         for feature in a.about.features:
             if feature not in b.about.features:
                 continue
@@ -108,19 +108,19 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
             apart = distance([cells_of_a.get(name), cells_of_b.get(name)], totals)
             if apart is not None:
                 of_features.append({"feature": name, "sites": list(sites), "distance": apart})
-    of_labels.sort(key=_negative_distance)
-    of_features.sort(key=_negative_distance)
+    of_labels.sort(key=_sort_key)
+    of_features.sort(key=_sort_key)
     return {"labels": of_labels, "features": of_features}
 
 
-def _part_on_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
+def _get_part(by_split: Mapping[str, T] | None, split: str) -> T | None:
     """Return a site's part for one split, or None if the site sent no such part."""
     if by_split is None:
         return None
     return by_split.get(split)
 
 
-def _negative_distance(entry: Mapping[str, Any]) -> float:
+def _sort_key(entry: Mapping[str, Any]) -> float:
     return -float(entry["distance"])
 
 

@@ -72,8 +72,8 @@ def print_table(console: Console, table: Table) -> None:
         console.print(*fit_table(table, console.width), sep="\n")
         return
     usual = console.width
-    widths = [_widest_part(column, str.splitlines) for column in table.columns]
-    console.width = max(usual, _total_width(widths))
+    widths = [_measure_widest_part(column, str.splitlines) for column in table.columns]
+    console.width = max(usual, _measure_table(widths))
     console.print(table, soft_wrap=True)
     console.width = usual
 
@@ -88,18 +88,18 @@ def fit_table(table: Table, width: int) -> list[Table]:
         column and at least one other column, even if these two are too wide. Only the first table
         has the title.
     """
-    natural = [_widest_part(column, str.splitlines) for column in table.columns]
-    if _total_width(natural) <= width:
+    natural = [_measure_widest_part(column, str.splitlines) for column in table.columns]
+    if _measure_table(natural) <= width:
         return [table]
     least = []
     for column, longest in zip(table.columns, natural, strict=True):
-        numbers = _widest_part(column, _NUMBERS.findall)
+        numbers = _measure_widest_part(column, _NUMBERS.findall)
         least.append(max(numbers, min(longest, _LEAST_TEXT)))
     groups: list[list[int]] = [[0]]
     for number in range(1, len(natural)):
-        # A second column is taken in any case, because the first one alone is of little use
+        # A second column is always taken, because the first column by itself is of little use
         beside = [least[one] for one in (*groups[-1], number)]
-        if len(groups[-1]) > 1 and _total_width(beside) > width:
+        if len(groups[-1]) > 1 and _measure_table(beside) > width:
             groups.append([0])
         groups[-1].append(number)
     tables: list[Table] = []
@@ -118,7 +118,7 @@ def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int
     Each step takes one character from the widest column that can still be narrowed. No column
     becomes narrower than its entry in ``least``, so the table may stay too wide.
     """
-    while _total_width(widths) > width:
+    while _measure_table(widths) > width:
         spare = [now - small for now, small in zip(widths, least, strict=True)]
         if not any(spare):
             break
@@ -147,7 +147,7 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
     return part
 
 
-def _widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
+def _measure_widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     """Return the width, in characters, of the widest part in a column's header and cells.
 
     ``split`` cuts each text into its parts, such as lines or numbers. The result is at least 1.
@@ -159,7 +159,7 @@ def _widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     return widest
 
 
-def _total_width(widths: Sequence[int]) -> int:
+def _measure_table(widths: Sequence[int]) -> int:
     """Return the width of a table from the widths of its columns.
 
     Each column has a blank on both sides and a border after it, and one border is at the left.
@@ -190,7 +190,8 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
     def draw() -> None:
         nonlocal phase
         while not ended.wait(_EVERY):
-            with suppress(FedsiloError):  # a file of another version: the run itself will say so
+            # A file of another version is ignored, because the run itself will report it
+            with suppress(FedsiloError):
                 here = read()
                 if here is None:
                     continue
@@ -198,12 +199,13 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
                 now = ""
                 if here.phase:
                     now = f"round {here.round}, {here.phase}"
-                if now != phase:  # the time left is estimated from a phase's own replies
+                # The time left is estimated from a phase's own replies, so it starts anew
+                if now != phase:
                     bars.reset(sites, note=now)
                 phase = now
                 bars.update(sites, total=len(here.asked), completed=len(here.answered))
 
-    # A thread of its own, because the run blocks this one while it waits for replies
+    # A separate thread, because the run blocks this one while it waits for replies
     thread = Thread(target=draw, name="progress-bars", daemon=True)
     with bars:
         thread.start()

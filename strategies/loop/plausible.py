@@ -183,17 +183,17 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
             continue
         metric = read.metric
         if metric.site and metric.site not in sites:
-            return f"metric '{key}' is of site '{metric.site}', but no such site takes part"
+            return f"metric '{key}' names site '{metric.site}', but no such site takes part"
         if metric.word == CLASS and metric.part and int(metric.place) >= classes:
-            return f"metric '{key}' is of class {metric.place}, but there are {classes} classes"
+            return f"metric '{key}' names class {metric.place}, but there are {classes} classes"
         if metric.word in BIN_FAMILIES and metric.part:
             start = key.rpartition(".")[0]  # such as incoming.test.reliability.3
             parts_of_bin[start] = parts_of_bin.get(start, 0) + 1
         words += not metric.part and not metric.site
     if words > _MOST_WORDS or operations > _MOST_OPERATIONS:
         return (
-            f"it has {words} metrics and {operations} operations that are not repeatable, but at "
-            f"most {_MOST_WORDS} and {_MOST_OPERATIONS} are taken"
+            f"it has {words} metrics and {operations} operations that are not repeatable, but the "
+            f"limits are {_MOST_WORDS} and {_MOST_OPERATIONS}"
         )
     for start, count in sorted(parts_of_bin.items()):
         if count < len(BIN_PARTS):
@@ -212,7 +212,7 @@ def array_fault(name: str, array: NDArray) -> str | None:
     if last in _STATISTICS:
         largest = _LARGEST_STATISTIC
     if last in _NEVER_BELOW and (array < 0).any():
-        return f"array '{name}' has a number below 0, which no {_NEVER_BELOW[last]} is"
+        return f"array '{name}' has a number below 0, but a {_NEVER_BELOW[last]} cannot be negative"
     if array.size and float(np.abs(array).max()) > largest:
         return (
             f"array '{name}' has a number beyond {largest:g}: if training has diverged, lower "

@@ -83,8 +83,9 @@ def robust_mean(
 def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
     """Combine one array of all sites, ``stacked`` (sites, *shape), each site with the same weight.
 
-    "median" takes the median of each number, "trimmed" Flower's trimmed mean, and "multikrum" the
-    mean over the sites, which ``chosen_by_krum`` has already selected.
+    "median" takes the median of each number. "trimmed" takes the mean of each number without the
+    smallest and the largest value. "multikrum" takes the mean over the sites, which
+    ``chosen_by_krum`` has already selected.
     """
     combined: NDArray
     if common.aggregation == "median":

@@ -96,8 +96,11 @@ class Round(Ask):
         """Send a question to its sites and return the usable replies, sorted by site.
 
         The hooks are called for each event. A question without sites sends nothing and returns no
-        replies. Raises the errors of ``Ask.__call__``, and a SiteError if the method asks a site
-        that does not take part.
+        replies.
+
+        Raises:
+            SiteError: the method asks a site that does not take part, or fewer than 'run.min-sites'
+                replies are usable (TooFewSitesError).
         """
         self._step += 1
         if self.method.common.measures_in(self.number):
@@ -105,8 +108,8 @@ class Round(Ask):
         unknown = sorted(set(question.send) - set(self.method.participants.nodes))
         if unknown:
             raise SiteError(
-                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, which "
-                f"takes no part; the sites are {', '.join(self.sites)}"
+                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, "
+                f"which does not take part; the sites are {', '.join(self.sites)}"
             )
         if not question.send:
             return Replies({})
@@ -122,7 +125,8 @@ class Round(Ask):
     def measure_updates(self, after: Arrays) -> None:
         """Compare each site's update with the model's change, for each phase, and call the hooks.
 
-        The hooks are not called for a phase whose replies are not updates.
+        A phase is skipped if its replies are not updates, because its question has no
+        ``reference``.
 
         Args:
             after: the model's arrays by name after the round.
@@ -221,7 +225,8 @@ class Round(Ask):
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
         """Decode the reply in a message, and move its arrays to ``spill``.
 
-        The site's weight becomes its agreed number of samples, if there is one.
+        The reply counts in means by its reported number of samples, or by the site's agreed number
+        if the run has agreed numbers.
 
         Raises:
             SiteError: the site answered with an error, the reply is malformed, or an array has

@@ -139,8 +139,8 @@ class SecureAsk(Ask):
         needed = min(self.common.min_sites or asked, asked)
         number = format_count(sum_.failed, "site")
         reason = (
-            f"{number} of {len(sum_.replies)} could not answer and added 0 to the sum: each one's "
-            "own log says why"
+            f"{number} of {len(sum_.replies)} could not answer and added 0 to the sum: each "
+            "site's own log says why"
         )
         # The sites keep the cause to themselves, so that a sum cannot reveal a single patient
         self.ask.hooks.call(

@@ -213,9 +213,9 @@ class SecureSum:
             self._checks[site] = bytes(record["check"])
 
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
-        """Add up the masked arrays modulo 2^32, and store the replies without arrays.
+        """Add up the sites' masked arrays modulo 2^32, and store the replies without arrays.
 
-        Only one array of one site is in memory at a time.
+        The sums stay masked until ``mean``. Only one array of one site is in memory at a time.
 
         Raises:
             SiteError: fewer sites than the threshold replied.
@@ -236,7 +236,7 @@ class SecureSum:
         Raises:
             SiteError: fewer sites than the threshold replied.
         """
-        self._refuse_few(replies, "signed whose weights came")
+        self._refuse_few(replies, "signed the list of sites whose weights arrived")
         for site, reply in sorted(replies.items()):
             self.signatures[site] = bytes(reply.secure["signature"])
 
@@ -259,7 +259,7 @@ class SecureSum:
             SiteError: too few sites replied, their shares do not restore the mask keys, or the
                 unmasked sum is impossible.
         """
-        self._refuse_few(replies, "helped to take the masks off")
+        self._refuse_few(replies, "helped to remove the masks")
         sums = mask_arrays(self._sums, *self._remaining_mask_keys(replies))
         samples, self.failed = map(int, sums.pop(COUNTS))
         none = np.zeros(0, np.uint32)
@@ -309,9 +309,13 @@ class SecureSum:
     def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
         """Return two lists of mask keys: masks to add to the sum, and masks to subtract from it.
 
-        Each site that answered left its own mask in the sum. A site that gave shares but no weights
-        left its pairwise masks in the sums of all other sites, so the server reconstructs that
-        site's key to compute these masks. ``_reconstruct_secret`` raises a SiteError if it cannot.
+        Each site that answered added its own mask, so all these masks are subtracted. A site that
+        gave shares but no weights left its pairwise masks in the sums of all other sites. The
+        server reconstructs that site's private key to compute these masks, and undoes what each
+        other site did with them.
+
+        Raises:
+            SiteError: the shares do not restore a key.
         """
         plus: list[bytes] = []
         # Per giver, the shares that it returned, by the site whose secret they belong to
@@ -336,8 +340,13 @@ class SecureSum:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
         The secret is the site's own mask seed if the site sent weights. Otherwise it is the site's
-        private mask key. One wrong share does no harm if there are more shares than the threshold,
-        because the search is repeated without each single share.
+        private mask key. If the shares do not give the secret, the search is repeated without each
+        single share. So one wrong share does no harm if there are more shares than the threshold.
+
+        Args:
+            site: the site whose secret is reconstructed.
+            shares: by site that returned shares, the shares by the site whose secret they belong
+                to.
 
         Raises:
             SiteError: no choice of shares gives the secret; names the likely cause.
@@ -355,10 +364,10 @@ class SecureSum:
                 if self._matches_commitment(site, secret):
                     return secret
         raise SiteError(
-            f"round {self.round}: the masks of site {site} cannot be taken off: of "
-            f"{len(shares)} sites {len(given)} could open its shares, and they do not give its "
-            f"secret; site {site} is at fault, or where no more than {self.threshold} answered "
-            f"one of {', '.join(shares)}: repair it or leave it out, and resume the run, which "
+            f"round {self.round}: cannot remove the masks of site {site}: {len(given)} of "
+            f"{len(shares)} sites could open its shares, but the shares do not restore its "
+            f"secret; site {site} is at fault or, if only {self.threshold} sites answered, one of "
+            f"{', '.join(shares)}: repair it or leave it out, and resume the run, which "
             "begins the round again"
         )
 
@@ -384,7 +393,7 @@ class SecureSum:
         sites = len(self.replies)
         if self.failed == sites and samples == 0:
             raise SiteError(
-                f"round {self.round}: none of {sites} sites could answer, and each one's own log "
+                f"round {self.round}: none of {sites} sites could answer, and each site's own log "
                 "says why: if training has diverged lower 'train.learning-rate', else repair the "
                 "sites; then begin a run with another 'seed'"
             )
@@ -398,9 +407,9 @@ class SecureSum:
 
     def _spoilt(self, what: str) -> SiteError:
         return SiteError(
-            f"round {self.round}: the masks did not go out of the sum, which {what}: one of "
-            f"{', '.join(self.replies)} masked something else than it was asked for, or by other "
-            "keys, and of a sum nobody can tell which; start again with fewer of them"
+            f"round {self.round}: the masks do not cancel in the sum, which {what}: one of "
+            f"{', '.join(self.replies)} masked other numbers than requested, or with other keys, "
+            "and the sum does not show which site; start again with fewer of these sites"
         )
 
     def _refuse_unlikely(
@@ -426,11 +435,13 @@ class SecureSum:
             squared += float(np.square(update).sum())
         length = math.sqrt(squared)
         if length > _MARGIN * longest:
-            raise self._spoilt(f"has a mean {length:.3g} long where {longest:.3g} is the most")
+            raise self._spoilt(
+                f"has a mean of length {length:.3g}, but {longest:.3g} is the largest possible"
+            )
 
     def _refuse_few(self, replies: Mapping[str, Reply], what: str) -> None:
         if len(replies) < self.threshold:
             raise SiteError(
-                f"round {self.round}: {len(replies)} sites {what}, and {self.threshold} of "
+                f"round {self.round}: {len(replies)} sites {what}, but {self.threshold} of "
                 f"{len(self.keys)} are needed ('secure.threshold'): repair the sites and resume"
             )

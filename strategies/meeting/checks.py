@@ -77,16 +77,16 @@ def check_shown_names(facts: SiteFacts) -> str | None:
     # matplotlib reads these marks as formulas or styles
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if "$" in "".join(values) or "\\" in "".join(values):
-            return f"its '{key}' have a '$' or a '\\', which plots take for a formula"
+            return f"its '{key}' have a '$' or a '\\', which plots read as a formula"
     return None
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
     """Return a fault if a fingerprint is not the hex SHA-256 of a known split, or else None."""
     if not facts.fingerprints.keys() <= set(SPLITS):
-        return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
+        return f"its 'fingerprints' may be only for {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
-        return "a fingerprint is no SHA-256"
+        return "a fingerprint is not a SHA-256"
     return None
 
 
@@ -100,9 +100,9 @@ def check_inputs(facts: SiteFacts) -> str | None:
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
     are_lengths = all(0 < length <= _LENGTH for length in shape[:3])
     if len(shape) not in _DIMENSIONS or not are_lengths or math.prod(shape) > _NUMBERS:
-        return f"an input's shape is {one_line(shape, 60)}, which none can have"
+        return f"an input's shape is {one_line(shape, 60)}, which is impossible"
     if facts.features and shape != (len(facts.features),):
-        return f"it has {len(facts.features)} features and inputs of {one_line(shape, 60)}"
+        return f"it has {len(facts.features)} features, but inputs of shape {one_line(shape, 60)}"
     return None
 
 
@@ -126,14 +126,14 @@ def check_counts(facts: SiteFacts) -> str | None:
     1. Missing label counts are accepted here, because a site does not report them at trust 'sums'.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
-        return f"its 'label-counts' are not of {', '.join(SPLITS)}"
+        return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
     for counts in facts.label_counts.values():
         if max(counts, default=0) > _MOST:
             return f"a class has more than {_MOST} samples"
     if not 0 <= facts.dropped <= _MOST:
         return f"{one_line(facts.dropped, 30)} samples are left out"
     if not 1 <= facts.floor <= _MOST:
-        return f"its 'floor' is {one_line(facts.floor, 30)}, less than 1 or more than it can be"
+        return f"its 'floor' is {one_line(facts.floor, 30)}, not 1 to {_MOST}"
     return None
 
 
@@ -203,13 +203,13 @@ class Registry:
         for name, known in self.nodes.items():
             if known == node:
                 return (
-                    f"node {node} is registered as '{name}' and says that it is '{site}': give it "
+                    f"node {node} is registered as '{name}', but says that it is '{site}': give it "
                     f"its own 'site' in its node config, or correct {self.path}"
                 )
         return (
-            f"node {node} says that it is '{site}': its key is registered at the SuperLink, "
-            f"and the other registration, its line in {self.path}, is missing: 'fedsilo deploy "
-            f"renew {site}', or 'add', writes both"
+            f"node {node} says that it is '{site}': its key is registered at the SuperLink, but "
+            f"its line in {self.path} is missing: 'fedsilo deploy renew {site}', or 'add', writes "
+            "both registrations"
         )
 
 

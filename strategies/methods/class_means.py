@@ -77,7 +77,7 @@ class ClassMeans(Local):
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.sample_condition()}"
-        return Disclosures(f"each round: no class mean, since {reason}")
+        return Disclosures(f"each round: no class mean, because {reason}")
 
     @abstractmethod
     def means_that_leave(self) -> list[str]:
@@ -141,15 +141,16 @@ class FedProto(ClassMeans):
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
-            f"embedding of those samples, {self.describe_smallest_mean()}; the mean over "
-            "sites goes to all sites that send one, and where one site alone sends a class that is "
-            "this site's own"
+            f"embedding of those samples, {self.describe_smallest_mean()}; all sites that send a "
+            "mean receive the mean over sites; if only one site sends a class, that is the site's "
+            "own mean"
         ]
         if network_kind(self.common, self.task) == "logistic":
             sentences.append(
-                "of network 'logistic' an embedding is the row itself: what leaves is the exact "
-                "mean of each such class's standardised rows; unless 'data.standardise' is "
-                "'declared' the mean of the site's other rows follows from it, however few they are"
+                "with network 'logistic' an embedding is the row itself, so the exact mean of "
+                "each such class's standardised rows leaves; unless 'data.standardise' is "
+                "'declared', the mean of the site's other rows follows from it, however few rows "
+                "these are"
             )
         return sentences
 
@@ -236,7 +237,7 @@ class FedDistill(ClassMeans):
 
     def means_that_leave(self) -> list[str]:
         """Return one sentence: who gets the mean logits, and the fewest samples behind any."""
-        recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
+        recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
             f"each round: for each class that {self.sample_condition()}, the mean "
             f"logits of those samples, {self.describe_smallest_mean()}; "

@@ -75,10 +75,10 @@ class FedAlignCL(FedAvg):
                 sizes = f"of {own.noise_variance:g} times their spread"
             noisy = f" with Gaussian noise {sizes}"
             noise = f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
-        chosen = "in the end of all of them"
+        chosen = "in the end all of them"
         if own.embedding_draw == "run":
             chosen = "the same all run"
-        weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
+        weights = f"all weights of the network{noisy}, and batch-norm statistics without noise"
         sentences = [f"each round: {weights}"]
         if own.align:
             sentences.append(
@@ -95,10 +95,10 @@ class FedAlignCL(FedAvg):
         return Disclosures(*sentences, noise=noise)
 
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
-        """Average the noisy weights, and store the embeddings that the next round sends on.
+        """Average the noisy weights, and store the embeddings that the next round sends out.
 
-        All sites have the same weight in the average (algorithm 1). Sites return embeddings only if
-        the next round aligns. A site that did not reply has no embeddings in the new state.
+        All sites have the same weight in the average (algorithm 1). Sites are asked for embeddings
+        only if the next round aligns. A site that did not reply has no embeddings in the new state.
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}

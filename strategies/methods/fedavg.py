@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al. 2017): the mean of weights and float buffers, weighted by samples.
 
-Messages, both ways: ``arrays`` holds every parameter and float buffer of the network by its
+Messages in both directions: ``arrays`` holds every parameter and float buffer of the network by its
 state-dict name, float32. ``Cyclic`` and ``Mix`` send the same arrays, but do not average.
 """
 
@@ -63,8 +63,8 @@ class FedAvg(Method):
         if self.common.secure_aggregation == "none":
             return Disclosures(what)
         return Disclosures(
-            f"{what}, clipped and masked: of them the server learns the mean over all sites alone",
-            "keys for masks and shares of keys that others can open, each round",
+            f"{what}, clipped and masked; the server learns only their mean over all sites",
+            "keys for masks, and shares of keys that only other sites can open, each round",
         )
 
 

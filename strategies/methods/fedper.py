@@ -54,7 +54,7 @@ class FedPer(FedAvg):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: the shared weights; the arrays that stay are named."""
         shared, *more = super().disclosures().leaves
-        return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
+        return Disclosures(f"{shared}, except {', '.join(self._personal)}, which stay", *more)
 
     @cached_property
     def _personal(self) -> list[str]:
@@ -75,12 +75,12 @@ def refuse_one_part(method: str, shared: int, personal: int) -> None:
 
 
 class FedRep(FedPer):
-    """Averages the representation; heads stay at the silos."""
+    """Averages the representation; the heads stay at the silos."""
 
     capabilities = replace(FedPer.capabilities, paced_epochs=False)
 
 
 class FedBN(FedPer):
-    """Averages everything but batch norms; networks for tables and ViTs have none."""
+    """Averages everything except batch norms; networks for tables and ViTs have no batch norms."""
 
     capabilities = replace(FedPer.capabilities, vit=False, tables=False)

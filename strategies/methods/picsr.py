@@ -70,11 +70,12 @@ class PICSR(Method):
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
             "once: the site's prototype, the mean of its standardised training samples (without "
-            f"noise; none of fewer than {self.settings.prototype_min_count} samples), which goes "
+            f"noise; never over fewer than {self.settings.prototype_min_count} samples), which "
+            "goes "
             "to all other sites",
             "the router's weights, each round of its training",
-            "mean and quantiles of the router's weights over validation and over test samples, of "
-            f"no fewer than {self.settings.prototype_min_count}",
+            "mean and quantiles of the router's weights over validation and over test samples, at "
+            f"least {self.settings.prototype_min_count} of each",
         ]
         if self.settings.experts == "finetuned":
             sentences.insert(0, "all weights of the network, each warm-up round")
@@ -186,9 +187,9 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that the next round trains.
+        """Return the arrays that the sites train in the next round.
 
-        These are all arrays of the state in a warm-up round, and the router's arrays after it.
+        In a warm-up round these are all arrays of the state, and later only the router's arrays.
         """
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays

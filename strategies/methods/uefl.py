@@ -77,12 +77,12 @@ class UEFL(Method):
     state_class = UEFLState
 
     def initial_state(self) -> UEFLState:
-        """Return the initial weights and the first codebook, a Gaussian one that all sites use.
+        """Return the initial weights and the first codebook, a Gaussian one for all sites.
 
         Raises:
-            SettingError: the run measures uncertainty, but a site has no validation samples, or has
-                fewer training features than the first book has codewords, which 'uefl.refresh'
-                needs.
+            SettingError: the run measures uncertainty but a site has no validation samples, or the
+                run uses 'uefl.refresh' but a site has fewer training features than the first
+                codebook has codewords.
         """
         for site, facts in self.participants.facts.items():
             features = facts.sizes()["train"] * self._features
@@ -167,7 +167,8 @@ class UEFL(Method):
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the network averaged over all sites, and each codebook averaged over its users.
 
-        A book is unchanged if none of its users replied.
+        The users of a codebook are the sites that have access to it. A codebook is unchanged if
+        none of its users replied.
         """
         network: dict[str, NDArray] = {}
         books: dict[str, NDArray] = {}
@@ -193,11 +194,11 @@ class UEFL(Method):
         )
 
     def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
+        """Add a codebook for the uncertain sites that found codewords; record it in ``extended``.
 
-        The book is accessible only to these sites. If no uncertain site found codewords, the round
-        is noted with an empty list and no book is added. If no site is uncertain, the state is
-        unchanged.
+        Only these sites have access to the new codebook. If no uncertain site found codewords, the
+        round is recorded with an empty list and no codebook is added. If no site is uncertain, the
+        state is unchanged.
         """
         if not state.uncertain:
             return state
@@ -211,7 +212,7 @@ class UEFL(Method):
         return replace(state, arrays=arrays, access=access)
 
     def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first book from the certain sites' centroids, and note the round.
+        """Re-initialise the first codebook from the certain sites' centroids, and record the round.
 
         A site is certain if it is not in ``state.uncertain``. The state is unchanged if ``found``
         has no certain site.
@@ -269,8 +270,8 @@ class UEFL(Method):
     def marks(cls, state: UEFLState) -> dict[int, str]:
         """Return a note for each round that changed the codebooks: round -> text.
 
-        A round changes them if it adds a book (or finds no codewords for one), or re-initialises
-        the first book.
+        A round changes the codebooks if it adds one or re-initialises the first one. A round that
+        found no codewords for a new codebook also has a note.
         """
         return round_marks(state.extended, state.refreshed)
 

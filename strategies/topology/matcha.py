@@ -23,7 +23,7 @@ from fedsilo.core.seeding import generator
 Edge = tuple[int, int]
 Matrix = NDArray[np.float64]
 
-# The second is for budgets just below 1, where the first is out of reach
+# The second is for budgets just below 1, for which the solver does not reach the first
 _ACCURACIES = (1e-9, 1e-7)
 _DIGITS = 6  # the solver is exact to about 1e-8; further digits would differ between machines
 _ENUMERATED = 12  # all 2^M subsets are enumerated for at most this many matchings
@@ -116,7 +116,7 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 
 
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
-    """Return the graph Laplacian D - A of each matching, (size, size)."""
+    """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency."""
     matrices = []
     for edges in matchings:
         laplacian = np.zeros((size, size))
@@ -175,7 +175,9 @@ def activation_probabilities(
 ) -> tuple[float, ...]:
     """Return the probability that a round uses each of the M matchings, rounded to 6 digits.
 
-    They maximise lambda_2(sum p_j L_j) subject to sum p_j <= budget * M and 0 <= p_j <= 1.
+    With p_j the probability and L_j the Laplacian of matching j, they maximise lambda_2(sum p_j
+    L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M and 0 <= p_j <=
+    1.
 
     Raises:
         SettingError: the budget is so small that some sites would never meet, or the solver found
@@ -197,7 +199,7 @@ def activation_probabilities(
     probabilities = _round_probabilities(budget * shares.value, budget * len(matchings))
     if algebraic_connectivity(size, matchings, probabilities) < 10.0**-_DIGITS:
         raise SettingError(
-            f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
+            f"'matcha.budget' is {budget:g}, so some silos would never meet: choose a larger budget"
         )
     return probabilities
 
@@ -230,8 +232,9 @@ def step_size(
 ) -> float:
     """Return alpha, the step size that makes sites agree fastest, rounded to 6 digits.
 
-    It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. The
-    program maximises 1 - rho, in units of E[L]'s scale, because a small budget makes E[L] tiny.
+    It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
+    Here L is the Laplacian of a round, and J has 1 / n everywhere. The program maximises 1 - rho,
+    in units of E[L]'s scale, because a small budget makes E[L] tiny.
 
     Raises:
         SettingError: the solver found no optimum.
@@ -267,8 +270,8 @@ def _laplacian_moments(
 def _disagreement_basis(size: int) -> Matrix:
     """Return an orthonormal basis of the space orthogonal to the all-ones vector, (size, size - 1).
 
-    Every Laplacian is 0 on that vector, the consensus. So a program over the whole space would have
-    no interior point, which solvers need.
+    Every Laplacian maps the all-ones vector, which is the consensus, to 0. So a program over all
+    vectors would have no interior point, which solvers need.
     """
     return np.linalg.qr(np.ones((size, 1)), mode="complete").Q[:, 1:]
 

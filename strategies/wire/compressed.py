@@ -66,7 +66,8 @@ class Compression:
         if self.precision == "fp32":
             return ""
         return (
-            f"of weights the updates, rounded to {self.precision} ('server.wire-precision'), which "
+            f"the updates of weights are rounded to {self.precision} ('server.wire-precision'), "
+            "which "
             "gives no privacy"
         )
 

@@ -17,7 +17,8 @@ _OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 _AT_ONCE = 8
 _NOT_TAKEN = Error(
     ErrorCode.NODE_UNAVAILABLE,
-    "the server takes no message for it: it was revoked, or has a new key since the run began",
+    "the server does not accept messages for it: it was revoked, or has a new key since the run "
+    "began",
 )
 
 

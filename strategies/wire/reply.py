@@ -40,7 +40,7 @@ from fedsilo.strategies.wire.secure_keys import SECURE
 
 Arrays = Mapping[str, NDArray]
 
-_ANY = 2**16  # no array of fedsilo's is longer where any length is allowed
+_ANY = 2**16  # the longest length in fedsilo's replies if a spec allows any length
 _KEYS = 50_000  # metrics per site and per bin are thousands in a run of many sites
 
 

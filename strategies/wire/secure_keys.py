@@ -161,9 +161,11 @@ def open_shares(token: bytes, key: bytes, positions: tuple[int, int]) -> Shares:
     try:
         source, target, own_mask, mask = share_keys_plaintext_separate(decrypt(key, token))
     except (InvalidToken, ValueError, TypeError):
-        raise SiteError("received shares are sealed by another key: of another round?") from None
+        raise SiteError(
+            "received shares are sealed with another key: are they from another round?"
+        ) from None
     if (source, target) != positions:
-        raise SiteError("received shares are of another site or for another one")
+        raise SiteError("received shares are from another site or for another site")
     return Shares(own_mask, mask)
 
 
@@ -179,20 +181,23 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     """Combine Shamir shares into the secret.
 
     Shares of different secrets, or too few shares, may also give wrong bytes instead of an error,
-    so the caller verifies the result.
+    so the caller must verify the result.
 
     Raises:
-        SiteError: the shares have different lengths or one place twice, or give no secret.
+        SiteError: the shares have different lengths, two shares have the same place, or the shares
+            cannot be combined.
     """
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
     # A share is its place, 4 bytes, and blocks of 16 bytes; Flower's function does not check this
     if len(lengths) != 1 or len(places) != len(shares) or min(lengths) % 16 != 4:
-        raise SiteError("received shares are not of one secret")
+        raise SiteError("received shares do not belong to one secret")
     try:
         return combine_shares(list(shares))
     except ValueError:
-        raise SiteError("received shares do not give a secret: of another round?") from None
+        raise SiteError(
+            "received shares do not restore a secret: are they from another round?"
+        ) from None
 
 
 def read_texts(record: Mapping[str, Any], key: str) -> list[str]:

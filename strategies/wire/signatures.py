@@ -86,7 +86,7 @@ def common_splits(listed: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Hash the values that the sites of a round must agree on, to 32 bytes.
+    """Return a 32-byte hash of the values that the sites of a round must agree on.
 
     Args:
         run: the name of the run.
@@ -109,7 +109,7 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
 
 
 def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
-    """Hash the values that two sites must share for their masks to cancel, to 32 bytes.
+    """Return a 32-byte hash of the values that two sites must share for their masks to cancel.
 
     Args:
         context: the context of the round, from ``context_of``.
@@ -137,7 +137,7 @@ def _fingerprint_bytes(public: bytes) -> bytes:
     try:
         return ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
     except (ValueError, UnsupportedAlgorithm):
-        raise SiteError("a received public key is not one of OpenSSH's form") from None
+        raise SiteError("a received public key is not in OpenSSH's form") from None
 
 
 def key_code(public: bytes) -> str:

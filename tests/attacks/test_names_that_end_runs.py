@@ -34,7 +34,7 @@ from tests.fuzz.replies import Key, ReplayGrid, _Answers, _taken
 from tests.fuzz.reply_mutations import copied, near_name
 
 LIAR = 1001
-TRIALS = int(os.environ.get("FUZZ_TRIALS", "5"))  # more by `make fuzz`
+TRIALS = int(os.environ.get("FUZZ_TRIALS", "2"))  # more by `make fuzz`
 SITES = 3
 TABLE: dict[str, Value] = {
     "dataset": "heart-synthetic",
@@ -47,24 +47,14 @@ TABLE: dict[str, Value] = {
     "train.mc-passes": 0,
     "machine.device": "cpu",
 }
+# One name outside of the grammar, of which test_metric_names.py tries more, and those within it
 NAMES = (
     "incoming.test.reliability.x",
-    "incoming.test.reliability.",
-    "incoming.test.reliability.0.count.count",
-    "incoming.test.certainty.0",
     "incoming.test.reliability.0.mean",
-    "incoming.test.confidence.x.count",
     "incoming.val.confidence.0.count",
-    "incoming.test.class.x.right",
     "incoming.test.class.7.right",
-    "incoming.test.class.0.auc.auc",
     "incoming.test.routing.nowhere.mean",
     "incoming.test.accuracy-from-nowhere",
-    "incoming.test.trained-accuracy",
-    "incoming.update.norm",
-    "incoming.all.accuracy",
-    "trained.update.cosine",
-    "incoming.test..accuracy",
 )
 
 

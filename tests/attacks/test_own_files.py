@@ -190,7 +190,7 @@ def test_a_message_of_an_unknown_kind_is_refused_and_logged(
     (line,) = _log(site)
     assert (line["kind"], line["outcome"], line["records"]) == (kind, "refused", {})
     assert line["why"] == str(reply.error.reason)
-    assert "no kind of message" in line["why"]
+    assert "does not answer messages of kind" in line["why"]
 
 
 def _log(site: Hospital) -> list[dict[str, Any]]:

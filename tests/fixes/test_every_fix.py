@@ -27,7 +27,7 @@ ELSEWHERE = {
     "bits moves the mean by": "tests/models/privacy/test_secure_sum.py",
     "data are fewer or of another kind than": "tests/attacks/test_oracles_at_sums.py",
     "sites answered but {x} are needed": "tests/test_secure_end_to_end.py",
-    "could answer, and each one's own log": "tests/test_secure_end_to_end.py",
+    "could answer, and each site's own log": "tests/test_secure_end_to_end.py",
     "summed here before under other settings": "tests/attacks/test_oracles_at_sums.py",
     "were summed here before by": "tests/attacks/test_oracles_at_sums.py",
     "adds its part to sums only with": "tests/attacks/test_oracles_at_sums.py",

@@ -83,7 +83,8 @@ def annotated_heat_map(
         top: the number that gets the darkest colour; None or 0 for the largest absolute value.
         signed: whether colours run from -top to top, with white at 0; otherwise from 0 to top.
     """
-    table = np.array(values, dtype=float)  # None becomes NaN
+    # None becomes NaN
+    table = np.array(values, dtype=float)
     # A table of zeros or empty cells has no scale. Any number but 0 will do, because the ends of
     # the scale must differ
     limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0

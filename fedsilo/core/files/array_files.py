@@ -48,7 +48,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = _entries(path, archive, names)
+            entries = _find_members(path, archive, names)
             for entry in entries.values():
                 if entry.file_size > most:
                     raise DataError(f"{path}: {entry.filename} is larger than {most} bytes")
@@ -63,7 +63,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     raise DataError(f"{path} {fault}")
 
 
-def _entries(
+def _find_members(
     path: Path, archive: zipfile.ZipFile, names: Sequence[str]
 ) -> dict[str, zipfile.ZipInfo]:
     """Return array name -> the archive's member ``<name>.npy``, for each of ``names``.
@@ -121,7 +121,7 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
         raise ValueError(f"its npy version is {version}")
     shape, fortran, dtype = _READERS[version](member, max_header_size=_LONGEST_HEADER)
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"no array is {shape}")
+        raise ValueError(f"an array cannot have the shape {shape}")
     return shape, fortran, dtype
 
 

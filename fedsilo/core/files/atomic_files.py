@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-STANDARD_OUTPUT = "standard output cannot be written"  # in the place of a file's name
+STANDARD_OUTPUT = "standard output cannot be written"  # used in place of a file name
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the numbers of an OSError if a disk or a quota is full
 _DISK = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS)
 _NOT_REGULAR = "it is not a regular file"
@@ -136,7 +136,8 @@ def _open_part(path: Path) -> tuple[Path, int]:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # another process had it and has finished, or no file can be locked here
+        # Another process had the file and has finished, or no file can be locked here
+        os.close(handle)
         if not locked:
             temporary.unlink(missing_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -167,7 +168,8 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
-        _lock(parent)  # else another process could remove the new folder before it is locked
+        # Without this lock, another process could remove the new folder before it is locked
+        _lock(parent)
         for left in [path for path in folder.iterdir() if path.name.startswith(prefix)]:
             _remove_left(left)
         made = held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=prefix))
@@ -210,7 +212,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
         work.mkdir()
         fill(work)
         if replace:
-            with suppress(FileNotFoundError):  # another process moved it
+            # Another process may have moved the folder
+            with suppress(FileNotFoundError):
                 target.rename(scratch / "before")
         try:
             work.rename(target)

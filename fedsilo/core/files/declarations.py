@@ -47,13 +47,13 @@ class FileModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_its_keys(cls, content: Any) -> Any:
+    def _check_keys(cls, content: Any) -> Any:
         """Check the content's keys before pydantic checks its values, and return it unchanged.
 
         Raises:
             PydanticCustomError: the content is not a mapping, or a key is unknown or missing.
         """
-        predicate = cls._fault_of_keys(content)
+        predicate = cls._find_key_fault(content)
         if not predicate:
             return content
         title = cls.model_config.get("title")
@@ -62,7 +62,7 @@ class FileModel(BaseModel):
         raise misfit(predicate)
 
     @classmethod
-    def _fault_of_keys(cls, content: Any) -> str | None:
+    def _find_key_fault(cls, content: Any) -> str | None:
         """Return the first fault in the content's keys as a predicate; None if all keys are right.
 
         An example is "lacks the key 'mean'". Unknown keys are reported before missing keys. Content
@@ -125,7 +125,7 @@ def check_content(
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
-        sentence = _sentence(error.errors(include_url=False)[0], quoted)
+        sentence = _build_sentence(error.errors(include_url=False)[0], quoted)
     raise refuse(sentence)
 
 
@@ -140,7 +140,7 @@ _WORDS = {
 }
 
 
-def _sentence(error: ErrorDetails, quoted: bool) -> str:
+def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
     """Build the sentence about one of pydantic's errors: its place, then the fault.
 
     A sentence from ``fault`` is returned without a place. If ``quoted``, the wrong value follows
@@ -167,7 +167,7 @@ def place_of(path: tuple[int | str, ...]) -> str:
     """
     steps = list(path)
     if path[-1:] == ("[key]",):
-        # pydantic's sign for a wrong key, which is the step before, and may be a number
+        # pydantic marks a wrong key by "[key]" after it. The key may be a number
         steps = [*path[:-2], str(path[-2])]
     words = []
     for step in steps:
@@ -188,13 +188,14 @@ def as_text(value: Any) -> str:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
-            "must be a text or a number; of words such as yes, no and null YAML makes something "
+            "must be a text or a number; YAML reads words such as yes, no and null as something "
             "else: write it in quotes"
         )
     if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
         raise misfit(f"must have at most {_MOST_DIGITS} digits")
     text = str(value)
-    if not text.isprintable() and text != "\t":  # which parts the columns of a table
+    # A single tab is allowed, because it may be the delimiter of a table
+    if not text.isprintable() and text != "\t":
         raise misfit("must be one line of characters that can be printed")
     # Columns, levels and labels are compared in this form wherever they are read
     return unicodedata.normalize("NFC", text)
@@ -205,7 +206,7 @@ Text = Annotated[str, BeforeValidator(as_text)]
 
 def number(least: float, most: float) -> BeforeValidator:
     """Build a validator for an int or float from ``least`` to ``most``, both included."""
-    return _within(least, most, f"a number from {least} to {most}", (int, float))
+    return _build_range_check(least, most, f"a number from {least} to {most}", (int, float))
 
 
 def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
@@ -213,10 +214,14 @@ def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
 
     If ``in_words`` is not empty, the error shows it in place of ``most``.
     """
-    return _within(least, most, f"a whole number from {least} to {in_words or most}", (int,))
+    return _build_range_check(
+        least, most, f"a whole number from {least} to {in_words or most}", (int,)
+    )
 
 
-def _within(least: float, most: float, wanted: str, types: tuple[type, ...]) -> BeforeValidator:
+def _build_range_check(
+    least: float, most: float, wanted: str, types: tuple[type, ...]
+) -> BeforeValidator:
     """Build a validator for a value of exactly one of ``types``, from ``least`` to ``most``.
 
     ``wanted`` describes the allowed values in the validator's error. True and False do not count as

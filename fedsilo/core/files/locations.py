@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsilo.core.errors import DataError
 
-BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
+BACKBONES = "backbones"  # a folder in the cache, where `fedsilo pretrain` writes
 
 
 def installed_folder() -> Path:

@@ -56,14 +56,15 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
-        with suppress(OSError):  # a cache that is mounted read-only
+        # The cache may be mounted read-only
+        with suppress(OSError):
             os.utime(target)
-        opened = _inode(target)
+        opened = _inode_of(target)
         try:
             return read(target)
         except (OSError, ValueError, EOFError) as error:
             # Else another process removed it to keep the cache small, and a third may have made it
-            if opened is not None and _inode(target) == opened:
+            if opened is not None and _inode_of(target) == opened:
                 raise DataError(
                     f"the cached data in {target} cannot be read ({one_line(error, 100)}): give "
                     "this user the right to read them, or remove that folder to have them made "
@@ -72,7 +73,7 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
     raise DataError(f"the cached data in {target} are removed as soon as they are made")
 
 
-def _inode(folder: Path) -> int | None:
+def _inode_of(folder: Path) -> int | None:
     """Return a folder's inode, by which a new folder of the same name differs; None if missing."""
     with suppress(OSError):
         return folder.stat().st_ino
@@ -115,7 +116,7 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 def seal(folder: Path, name: str) -> None:
     """Write a seal over the files in ``folder``, which the caller will rename to ``name``."""
-    files = {file: file_sha256(folder / file) for file in sorted(_files(folder))}
+    files = {file: file_sha256(folder / file) for file in sorted(_list_files(folder))}
     write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
 
 
@@ -127,11 +128,11 @@ def fault(folder: Path) -> str | None:
     nothing is raised.
     """
     try:
-        sealed = _sealed_files(folder)
-        if sealed.keys() != _files(folder):
+        sealed = _read_seal(folder)
+        if sealed.keys() != _list_files(folder):
             return "lack files of their seal, or hold others"
-        stamps = _stamps(folder, [*sealed, SEAL])
-        if _last_stamps(folder) == stamps:
+        stamps = _read_stamps(folder, [*sealed, SEAL])
+        if _load_last_stamps(folder) == stamps:
             return None
         began = time.time_ns()
         for name, digest in sealed.items():
@@ -140,7 +141,8 @@ def fault(folder: Path) -> str | None:
         # A file that changed within a tick of the clock could change again without a new time, so
         # such a comparison is not remembered
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
-            with suppress(OSError):  # a cache that is mounted read-only
+            # The cache may be mounted read-only
+            with suppress(OSError):
                 write_atomically(folder / STAMP, json.dumps(stamps), 0o600)
     except FileNotFoundError:
         return "have no seal"
@@ -149,7 +151,7 @@ def fault(folder: Path) -> str | None:
     return None
 
 
-def _sealed_files(folder: Path) -> dict[str, str]:
+def _read_seal(folder: Path) -> dict[str, str]:
     """Read a folder's seal: file name -> SHA-256.
 
     Raises:
@@ -165,13 +167,13 @@ def _sealed_files(folder: Path) -> dict[str, str]:
     return files
 
 
-def _files(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     """Return the names of the files that a seal covers: all except hidden files, SEAL and STAMP."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     return names - {SEAL, STAMP}
 
 
-def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
+def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
     """Return file name -> [size, modification time, change time, inode], with times in ns."""
     stamps = {}
     for name in names:
@@ -180,7 +182,7 @@ def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
     return stamps
 
 
-def _last_stamps(folder: Path) -> Any:
+def _load_last_stamps(folder: Path) -> Any:
     """Return the stamps stored by the last check; None if they are missing or unreadable."""
     with suppress(OSError, ValueError):
         return json.loads((folder / STAMP).read_text())

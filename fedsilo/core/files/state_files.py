@@ -62,7 +62,8 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
         CheckpointError: the file is missing, cut short, altered, too large, or not a state file.
     """
     try:
-        os.close(open_regular(path, os.O_RDONLY))  # safetensors would wait for a pipe
+        # Only to refuse a pipe, because safetensors would wait for its writer
+        os.close(open_regular(path, os.O_RDONLY))
         # Its arrays are as long as the file, which may be sparse: next to nothing on the disk
         fault = unpacked_fault(path, path.stat().st_size)
         if fault:

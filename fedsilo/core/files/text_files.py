@@ -62,7 +62,7 @@ def decode_text(content: bytes) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text ({error.reason}): save it as UTF-8") from None
     if "\0" in text:
-        # Such as UTF-16 without a mark, whose every second byte is 0
+        # The text may be UTF-16 without a mark, in which every second byte is 0
         raise ValueError("is not UTF-8 text, because it has bytes of 0: save it as UTF-8")
     return text
 
@@ -107,8 +107,8 @@ def same_text(token: str) -> str:
     if not _DECIMAL.fullmatch(text):
         return text
     number = float(text)
-    # Beyond 2^53 neighbouring whole numbers are the same float, and different ids would become
-    # equal
+    # From 2^53 on, neighbouring whole numbers can be the same float, so different ids would
+    # become equal
     if abs(number) >= 2**53:
         return text
     if number.is_integer():
@@ -177,20 +177,20 @@ def read_rows(
     header: list[str] = []
     if lines:
         header = [normalise_name(name) for name in lines[0][1]]
-    fault = _header_fault(header, needed, optional)
+    fault = _find_header_fault(header, needed, optional)
     if fault:
         raise DataError(f"{path}, line 1: {fault}")
     rows = []
     for number, line in lines[1:]:
         if len(line) != len(header):
             raise DataError(
-                f"{path}, line {number}: {len(line)} values, and line 1 names {len(header)} columns"
+                f"{path}, line {number}: {len(line)} values, but line 1 names {len(header)} columns"
             )
         rows.append((number, dict(zip(header, map(str.strip, line), strict=True))))
     return rows
 
 
-def _header_fault(
+def _find_header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
     """Describe all faults in a CSV file's column names as a sentence; None if there are none.

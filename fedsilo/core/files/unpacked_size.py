@@ -23,7 +23,7 @@ TIMES = 16  # the limit in multiples of the file's size on disk
 CELL_BYTES = 100  # least memory of a table's cell: a text and two references
 _PART = 2**20  # bytes that are inflated at once
 _BLOCK = 512  # bytes of one block in st_blocks, on every file system
-# Packings of a member that is taken: others are inflated all at once
+# The allowed compression methods of a member, because zipfile inflates all others in one piece
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
@@ -56,7 +56,7 @@ def unpacked_fault(path: Path, size: int) -> str | None:
     if size <= most:
         return None
     return (
-        f"would take {size:,} bytes once it is unpacked, but at most {most:,} are taken: if you "
+        f"would have {size:,} bytes unpacked, but at most {most:,} are allowed: if you "
         f"trust it, set the environment variable {VARIABLE} to more bytes"
     )
 

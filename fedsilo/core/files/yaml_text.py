@@ -126,7 +126,7 @@ def _refuse_deep(text: str) -> None:
             if isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
             elif isinstance(event, yaml.NodeEvent) and depth > _DEEPEST:
-                line = _line(event)
+                line = _line_of(event)
                 break
             elif isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
@@ -156,16 +156,16 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
     """
     known = sizes.get(id(node))
     if known == 0:
-        raise YamlError(f"refers to itself (line {_line(node)})")
+        raise YamlError(f"refers to itself (line {_line_of(node)})")
     if known is not None:
         return known
     sizes[id(node)] = 0
     below: Iterable[yaml.Node] = ()
     fault = None
     if isinstance(node, yaml.ScalarNode):
-        fault = _scalar_fault(node)
+        fault = _find_scalar_fault(node)
     elif isinstance(node, yaml.MappingNode):
-        fault = _key_fault(node, loader)
+        fault = _find_duplicate_key(node, loader)
         below = chain.from_iterable(node.value)
     else:
         below = node.value
@@ -180,21 +180,20 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
     return size
 
 
-def _scalar_fault(node: yaml.ScalarNode) -> str | None:
+def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
     """Return the fault in a scalar's text as a predicate of the file; None for a good text.
 
     A text has a fault if it has control characters or more than 300 characters.
     """
     if _UNWRITABLE.search(node.value):
-        return f"contains a character that is not text (line {_line(node)})"
+        return f"contains a character that is not text (line {_line_of(node)})"
     if len(node.value) > _LONGEST:
-        return (
-            f"contains a text of more than {_LONGEST} characters (line {_line(node)}): shorten it"
-        )
+        line = _line_of(node)
+        return f"contains a text of more than {_LONGEST} characters (line {line}): shorten it"
     return None
 
 
-def _key_fault(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
+def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
     """Return the fault of a mapping that has a key twice, as a predicate; None if all keys differ.
 
     Only the mapping's own keys are compared, not those of mappings inside it.
@@ -202,20 +201,21 @@ def _key_fault(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
     keys = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
-            continue  # PyYAML refuses it
+            # PyYAML refuses a key that is a list or a mapping
+            continue
         key = key_node.value
         if key_node.tag not in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
             # 1 and 01 are two texts, but one key
             key = loader.construct_object(key_node)
         if key in keys:
             shown = one_line(key_node.value, _LONGEST_KEY)
-            return f"has the key '{shown}' twice (line {_line(key_node)})"
+            return f"has the key '{shown}' twice (line {_line_of(key_node)})"
         keys.add(key)
     return None
 
 
-def _line(node: yaml.Node | yaml.NodeEvent) -> int:
-    line: int = node.start_mark.line  # type: ignore[union-attr]  # whatever was read has one
+def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
+    line: int = node.start_mark.line  # type: ignore[union-attr]  # every node that was read has one
     return line + 1
 
 

@@ -254,7 +254,7 @@ class CommonSettings(
         This holds for round 1 and then every 'server.evaluate-every' rounds. If that setting is 0,
         it holds for no round.
         """
-        # Rounds count from 1, and the first one is always measured: hence the - 1
+        # Subtract 1, because rounds count from 1 and the first one is always measured
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
 
 

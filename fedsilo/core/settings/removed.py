@@ -196,8 +196,8 @@ def with_current_keys(
         key = RENAMED.get(name, name)
         if key != name and key in values:
             raise SettingError(
-                f"{_place(where)}'{name}' is the old name of '{key}', but both are given: remove "
-                f"'{name}'"
+                f"{_prefix_of(where)}'{name}' is the old name of '{key}', but both are given: "
+                f"remove '{name}'"
             )
         if key != name and not quietly:
             _notes.add(name, key)
@@ -233,18 +233,18 @@ def current_settings(
         # A file's value may be a list, for example, which cannot be a key of a mapping
         if isinstance(value, str) and (key, value) in CHOICES:
             raise SettingError(
-                f"{_place(where)}setting '{key}' no longer takes {quote_value(value)}: "
+                f"{_prefix_of(where)}setting '{key}' no longer takes {quote_value(value)}: "
                 f"{CHOICES[key, value]}"
             )
         if removed is None:
             remaining[key] = value
         elif value != removed.default:
             raise SettingError(
-                f"{_place(where)}setting '{key}' is {quote_value(value)}, but this version of "
+                f"{_prefix_of(where)}setting '{key}' is {quote_value(value)}, but this version of "
                 f"fedsilo has no such setting: {removed.instead}"
             )
     return remaining
 
 
-def _place(where: str) -> str:
+def _prefix_of(where: str) -> str:
     return f"{where}: " if where else ""

@@ -100,7 +100,7 @@ def test_a_quarter_of_each_class_is_test_data_by_patient(places: Places) -> None
     assert {number // 3 for number in train}.isdisjoint({number // 3 for number in test})
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 99),
     sample=st.floats(0.4, 1),

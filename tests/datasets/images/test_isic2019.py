@@ -203,7 +203,7 @@ def test_images_lie_in_any_of_the_usual_folders(places: Places, name: str) -> No
         (line("J", 1, "0.5"), "line 17, column 'center'"),
         (line("../J", 1, 0), "line 17, column 'image': this is not an image's name"),
         (line("", 1, 0), "line 17, column 'image'"),
-        ("J,1\n", "line 17: 2 values, and line 1 names 14 columns"),
+        ("J,1\n", "line 17: 2 values, but line 1 names 14 columns"),
     ],
 )
 def test_a_bad_line_of_the_listing_is_told(places: Places, row: str, said: str) -> None:

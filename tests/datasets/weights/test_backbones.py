@@ -408,7 +408,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("hub")
     _Hub.content, _Hub.asked = save(served_state()), []
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     around = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
     around |= {

@@ -178,7 +178,9 @@ def test_a_digest_needs_no_import(package: Path) -> None:
 
 def test_only_the_bytes_of_a_pin_are_executed(tmp_path: Path) -> None:
     named = _file(tmp_path, "raise SystemExit\n")
-    with pytest.raises(SettingError, match="plugin own_plug is not the one of 'plugin-digests'"):
+    with pytest.raises(
+        SettingError, match="plugin own_plug differs from the version in 'plugin-digests'"
+    ):
         load_plugins(named, (), {"own_plug": "0" * 64})
 
 
