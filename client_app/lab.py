@@ -53,7 +53,7 @@ _COUNTED = "counted/"
 
 @dataclass(frozen=True)
 class Outgoing:
-    """The result of a method's phase: the arrays that leave the site, and those that stay.
+    """The result of a method's phase: arrays that leave the site, and arrays that stay.
 
     Nothing else can leave, and the site's own checks come before anything leaves.
     """

@@ -145,7 +145,7 @@ _MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the prefixes of measurements
 
 
 class _MeanMetrics(Hook):
-    """Keeps the replies of the last phase that has measurements."""
+    """Stores the replies of the last phase that has measurements."""
 
     def __init__(self) -> None:
         self._replies: Mapping[str, Reply] = {}

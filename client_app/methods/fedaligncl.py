@@ -42,7 +42,7 @@ _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 
 
 class FedAlignCLSite(SiteMethod):
-    """Receives global weights and the others' noisy embeddings, and sends its own of both."""
+    """Receives global weights and the others' noisy embeddings; sends weights and embeddings."""
 
     settings: FedAlignCLSettings
 

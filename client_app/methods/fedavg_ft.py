@@ -8,7 +8,7 @@ from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 
 
 class FedAvgFTSite(SiteMethod):
-    """Trains like FedAvg; in rounds that return nothing, fine-tunes a model that stays here."""
+    """Trains like FedAvg; in rounds that return no arrays, fine-tunes a model that stays here."""
 
     settings: FedAvgFTSettings
     measures_what_stays = True

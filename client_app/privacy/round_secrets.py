@@ -27,7 +27,7 @@ SECRETS = "secure-round.json"
 
 @dataclass
 class RoundSecrets:
-    """A site's secrets and choices in one round; in the file, bytes are hexadecimal text."""
+    """A site's secrets and choices in one round; the file has bytes as hexadecimal text."""
 
     __pydantic_config__: ClassVar = {
         "extra": "forbid",

@@ -27,7 +27,7 @@ most = partial(setting, roles="most")
 
 @dataclass(frozen=True)
 class Limits:
-    """Floors and quotas of one hospital; docs/site-file.md explains each key."""
+    """Minimums (floors) and quotas of one hospital; docs/site-file.md explains each key."""
 
     minimum_batch: int = floor(8, "fewest different samples behind an optimiser step", ge=1)
     minimum_measured: int = floor(20, "fewest samples behind a metric", ge=1)

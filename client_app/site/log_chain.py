@@ -2,8 +2,8 @@
 
 Each line has a number and a check value, a SHA-256 over the line and the check value of the line
 before. So a line cannot be altered, removed or inserted without a mismatch at the next line. The
-number and the check value of the last line are also kept in a file next to the log, its head, so
-that lines removed from the end are missed. If a log is moved away, the next log continues the
+number and the check value of the last line are also kept in a file next to the log, its head, which
+shows whether lines were removed from the end. If a log is moved away, the next log continues the
 chain. Whoever can write both files can write a new chain: keep a check value on another machine.
 """
 
@@ -56,12 +56,14 @@ def _check_value(line: Mapping[str, Any], before: str) -> str:
 
 
 def head_file(log: Path) -> Path:
-    """Return the file that keeps the place of the log's last line."""
+    """Return the path of the file that stores the place of the log's last line."""
     return log.with_name(f"{log.name}.head")
 
 
 def read_head(log: Path) -> Link | None:
-    """Return the place of the log's last line from its head; None if the head is absent or damaged.
+    """Return the place of the log's last line from its head, the file next to the log.
+
+    Returns None if the file is absent or damaged.
 
     Raises:
         OSError: the file exists but cannot be read.
@@ -76,7 +78,7 @@ def read_head(log: Path) -> Link | None:
 
 
 def write_head(log: Path, last: Link) -> None:
-    """Keep the place of the log's last line in its head.
+    """Write the place of the log's last line to its head, the file next to the log.
 
     Raises:
         OSError: the file cannot be written.
@@ -87,11 +89,14 @@ def write_head(log: Path, last: Link) -> None:
 
 
 def find_breaks(lines: Sequence[Mapping[str, Any]], head: Link | None) -> Iterator[str]:
-    """Yield a sentence for each place at which a chain is broken; none if it is whole.
+    """Yield a sentence for each place where a chain is broken; nothing if the chain is intact.
+
+    Lines of an earlier version, without a number, are accepted only before the first numbered line.
 
     Args:
         lines: the lines of one log, or of consecutive logs, in order.
-        head: the place of the last line, or None if the head is absent.
+        head: the place of the last line, from the file next to the log; None if it is absent, and
+            then lines removed from the end are not found.
     """
     last: Link | None = None
     for line in lines:
@@ -115,7 +120,7 @@ def find_breaks(lines: Sequence[Mapping[str, Any]], head: Link | None) -> Iterat
 
 
 def _follows(line: Mapping[str, Any], before: Link) -> bool:
-    """Tell whether the line's check value fits its content and the line before."""
+    """Tell whether the line's check value fits its content and the check value before it."""
     content = {key: value for key, value in line.items() if key != CHECK}
     return bool(line[CHECK] == _check_value(content, before.check))
 

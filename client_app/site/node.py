@@ -21,7 +21,7 @@ OWN = ".own"  # within 'state-dir'; no run can have this name, because it begins
 
 @dataclass
 class Opened:
-    """The course of one message.
+    """Whether patients' data were opened for one message, and why the site gave no answer.
 
     Attributes:
         data: whether reading patients' data has begun.

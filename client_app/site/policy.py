@@ -46,7 +46,7 @@ def _less_trust(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class SiteFile(Limits):
-    """A hospital's rules, with the floors and quotas; docs/site-file.md explains each key.
+    """A hospital's rules, with its minimums and quotas; docs/site-file.md explains each key.
 
     A text in a list may contain ``*`` for any characters. ``given`` has the single values that the
     file names; the node config decides all other values.

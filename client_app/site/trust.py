@@ -1,4 +1,4 @@
-"""A hospital's trust: one line of its site file, without which it takes no part.
+"""A hospital's trust: one line of its site file. Without this line the hospital takes no part.
 
 A run states in its setting 'privacy.trust' which promise it makes. A hospital answers only a run
 whose promise fits its own line. docs/threat-model.md explains what each level promises, and what it

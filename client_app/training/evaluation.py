@@ -60,7 +60,7 @@ class Probes(list[Probe]):
 
 @dataclass(frozen=True)
 class Measured:
-    """A network to measure, with the names of its metrics and further values to compute."""
+    """A network to measure, with the names of its metrics and more values to compute."""
 
     network: SiteNetwork  # must be on the compute device
     # Metric -> its name in the reply; other metrics are left out. None for all, under their names

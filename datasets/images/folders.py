@@ -232,7 +232,7 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which holds the folders."""
+        """Return the data directory, which contains the folders."""
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:

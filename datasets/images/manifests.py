@@ -132,7 +132,7 @@ class ManifestDataSet(ImageDataSet):
         return False
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which holds the declaration."""
+        """Return the data directory, which contains the declaration."""
         needs = f"with {self.file}, the sites' manifests and their images"
         return data_folder(places, self.name, needs)
 

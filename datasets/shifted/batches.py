@@ -119,8 +119,8 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     size = layout.label_bytes + _PIXELS
     if not len(content) or len(content) % size:
         raise DataError(
-            f"{path} has {len(content)} bytes, but must hold complete records of '{layout.name}' "
-            f"of {size} bytes each; it is truncated or belongs to another data set: "
+            f"{path} has {len(content)} bytes, but must contain complete records of "
+            f"'{layout.name}', {size} bytes each; it is truncated or belongs to another data set: "
             "download it again"
         )
     records = content.reshape(-1, size)

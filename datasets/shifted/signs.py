@@ -124,7 +124,7 @@ def _test_signs(folder: Path) -> list[_Sign]:
     paths = [folder / name for name in _TEST_CSVS if (folder / name).is_file()]
     if not paths:
         raise DataError(
-            f"{folder} has no {_TEST_CSVS[0]}, which holds the test images' classes (the CSV in "
+            f"{folder} has no {_TEST_CSVS[0]}, which has the test images' classes (the CSV in "
             f"Final_Test/Images, GT-final_test.test.csv, does not): put it there, or {_FETCH}"
         )
     return _read_signs(paths[0], folder / _TEST)

@@ -23,6 +23,7 @@ import typer.main
 from fedsilo.api.options import Option, members_of, option_of, parameters_of
 from fedsilo.api.table import COMMANDS, GROUPS, Command
 from fedsilo.cli import results
+from fedsilo.cli.printing import line, print_result
 from fedsilo.cli.suggestions import suggest
 from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
 from fedsilo.core.one_line import as_word
@@ -215,7 +216,7 @@ def _add_commands(app: typer.Typer) -> None:
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
     """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
-    show = getattr(results, name.replace(" ", "_"), results.print_result)
+    show = getattr(results, name.replace(" ", "_"), print_result)
     own = parameters_of(function)
     showing = parameters_of(show, skip=1)  # the first one is the result
     options: dict[str, Option] = {}
@@ -231,7 +232,7 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
         _check_output_files({key: given.get(key) for key in showing.keys() - own.keys()})
         bar = results.progress_bar(name) if "watch" in own else nullcontext()
         with bar as watch:
-            given |= {"tell": results.line, "watch": watch}
+            given |= {"tell": line, "watch": watch}
             # Not the checked function: typer has checked the types, and lines appear as they come
             result = inspect.unwrap(function)(**_choose(given, own))
             show(result, **_choose(given, showing))

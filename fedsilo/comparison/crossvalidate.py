@@ -127,10 +127,10 @@ def compare_folds(
 
 
 def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
-    """Check that all experiments have the data set and the data folder of the first one.
+    """Check that all experiments use the data set and the data folder of the first one.
 
     Raises:
-        SettingError: an experiment has another one.
+        SettingError: an experiment uses another data set or folder.
     """
     first, *_ = plans
     common = plans[first].common

@@ -75,7 +75,7 @@ class Tuned:
     def lines(self) -> Iterator[Table | str]:
         """Yield the table of the best points, the reason for the choice, and any warnings.
 
-        Then follow the chosen settings as simulation.yaml needs them, and the folder of the
+        After them come the chosen settings, in the form for simulation.yaml, and the folder of the
         results.
         """
         yield self._table()

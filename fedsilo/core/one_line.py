@@ -1,7 +1,7 @@
 """Makes foreign text safe for the place that shows it: one line, a terminal or Markdown.
 
 The templates of ``fedsilo.pages.page`` escape HTML. Text is escaped once, where it leaves: in
-``cli.results.line``, in ``run.terminal.make_console`` and where Markdown is written.
+``cli.printing.line``, in ``run.terminal.make_console`` and where Markdown is written.
 """
 
 import re

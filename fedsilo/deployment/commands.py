@@ -331,7 +331,7 @@ def status(folder: Path) -> list[MemberStatus]:
     process id nor a log.
 
     Raises:
-        DeploymentError: the folder does not hold a deployment, or the server runs but does not
+        DeploymentError: the folder does not contain a deployment, or the server runs but does not
             answer.
     """
     deployment = read_deployment(folder)

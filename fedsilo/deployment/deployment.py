@@ -373,7 +373,7 @@ def plan(
 
 
 def is_deployment(folder: Path) -> bool:
-    """Tell whether ``folder`` holds a deployment."""
+    """Tell whether ``folder`` contains a deployment, damaged or not."""
     return (folder / _FILE).is_file()
 
 
@@ -406,8 +406,8 @@ def read_deployment(folder: Path) -> Deployment:
     Node config keys of older versions are dropped.
 
     Raises:
-        DeploymentError: the folder does not hold a deployment, or deployment.json is damaged or has
-            an invalid site name or port.
+        DeploymentError: the folder does not contain a deployment, or deployment.json is damaged or
+            has an invalid site name or port.
     """
     folder = folder.expanduser().resolve()
     path = folder / _FILE
@@ -438,8 +438,8 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
     command would undo the changes of another.
 
     Raises:
-        DeploymentError: the folder does not hold a usable deployment, or another command has locked
-            it.
+        DeploymentError: the folder does not contain a usable deployment, or another command has
+            locked it.
     """
     # Read first, because locking makes the folder
     folder = read_deployment(folder).folder

@@ -78,7 +78,7 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
 
     Raises:
         SettingError: the hospital's name, state folder or cap on epsilon is missing.
-        KitError: the folder does not hold a kit, or the kit was altered.
+        KitError: the folder does not contain a kit, or the kit was altered.
     """
     if kit is None:
         node = parse_node_config(node_config)

@@ -142,7 +142,7 @@ def _train(sites: list[_Site]) -> None:
 def _take_steps(
     stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]
 ) -> tuple[Tensor, list[float]]:
-    """Take all steps of all sites; ``stack`` then holds each site's trained arrays.
+    """Take all steps of all sites; afterwards ``stack`` has each site's trained arrays.
 
     Returns:
         The mean loss of each step, (sites, steps), 0 for steps that a site does not take; and the

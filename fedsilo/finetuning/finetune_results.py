@@ -73,7 +73,8 @@ def result_table(finetuned: FinetuneResult) -> Table:
     """Build the table of test metrics for a terminal.
 
     Each starting point is a row and each metric a column. A cell shows the mean over the seeds that
-    have the metric, with the standard deviation if there are several. It is empty if none has it.
+    have the metric, with the standard deviation if there are several. A cell is empty if no seed
+    has the metric.
     """
     study = finetuned.study
     over = "one seed"

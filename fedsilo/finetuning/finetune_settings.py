@@ -66,8 +66,7 @@ def choose_network(
 
     Raises:
         SettingError: the task does not have the wanted network; a source does not fit; or
-            ``distil`` is True but no source can be distilled into the wanted network, as always
-            without ``wanted``.
+            ``distil`` is True, but ``wanted`` is None or no source can be distilled into it.
     """
     # Network of the task -> the network of a run whose weights it accepts
     of_task: Mapping[str, str] = dict(zip(_CLASSIFIERS, _CLASSIFIERS, strict=True))

@@ -80,7 +80,7 @@ def run_title(run: FinishedRun) -> str:
 
 @contextmanager
 def naming(run_dir: Path) -> Iterator[None]:
-    """As a context, prefix the run directory to the text of fedsilo's errors.
+    """Prefix the run directory to the text of fedsilo's errors that are raised inside the block.
 
     A command may read several runs, so an error must name the run. A text that already has the path
     is unchanged.

@@ -17,6 +17,7 @@ from fedsilo.core.settings_schema import key_of, keys_of, rules_of
 from fedsilo.pages.page import at_most
 from fedsilo.reports.flows import picture, sentences, shortened
 from fedsilo.reports.hospital_files import AuditLog
+from fedsilo.reports.processing_record import processing_rows
 from fedsilo.reports.run_facts import head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.shown import rests_on_classes
@@ -53,6 +54,7 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
         "arrays": _arrays(run),
         "guarantee": _guarantee(privacy["guarantee"]),
         "log": log_data,
+        "processing": processing_rows(run),
     }
 
 

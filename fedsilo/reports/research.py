@@ -18,6 +18,7 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.pages.page import NONE, Picture
 from fedsilo.pages.page_pictures import curves
 from fedsilo.pictures.learning_curves import CURVES, series
+from fedsilo.reports.reporting_guideline import guideline_rows
 from fedsilo.reports.research_comparison import (
     NO_COMPARISON,
     Runs,
@@ -86,6 +87,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         **compared,
         "cost": costs,
         "withheld": sorted(withheld),
+        "guideline": guideline_rows(first),
         **_went_wrong(runs),
     }
 

@@ -251,7 +251,7 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
     """Draw the initial prompts of each set, as name -> (layers, 2, length, channels).
 
-    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 holds keys and values.
+    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 has keys and values.
 
     Raises:
         SettingError: with 'b-t', b-prompts would take all layers and leave none for t-prompts.

@@ -71,8 +71,8 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Compute the Rényi divergence of one Gaussian release at each of the ``orders``.
 
-    ``noise`` is the noise multiplier, above 0, ``rate`` the rate of Poisson sampling; a rate of 1
-    or more means no sampling.
+    ``noise`` is the noise multiplier, above 0. ``rate`` is the rate of Poisson sampling; a rate of
+    1 or more means no sampling.
     """
     if rate >= 1:
         return tuple(order / (2 * noise**2) for order in orders)

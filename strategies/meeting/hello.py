@@ -1,7 +1,7 @@
 """Ask nodes who they are, and read their hellos: valid facts, or the reason for a refusal.
 
-A hello is read before the server knows who sent it. So nothing in a hello may stop a run: whatever
-it holds, only its own node is left out. A table's sums are compared with the training rows that the
+A hello is read before the server knows who sent it. So nothing in a hello may stop a run: at most
+its own node is left out. A table's sums are compared with the training rows that the
 same hello reports. Counts are whole and at most those rows, and squares must satisfy the
 Cauchy-Schwarz inequality, up to rounding.
 """
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class NodeAnswer(Generic[T]):
-    """The answer of one node."""
+    """The answer of one node to a hello or a survey."""
 
     node: int  # the node's id
     content: T  # its hello or its answer to a survey, read and checked

@@ -1,4 +1,4 @@
-"""The participants of a run: which site is behind which node, since node ids are random.
+"""The participants of a run: the site behind each node, because node ids are random.
 
 A bad hello costs the run only its own node: the node is named and left out, and the run continues
 if 'run.min-sites' allows. What is checked is in ``checks``.

@@ -24,7 +24,7 @@ from fedsilo.strategies.meeting.participants import grouped_refusals, wait_for_n
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The answers to a survey by site, sorted, and the reasons of the nodes without one."""
+    """The answers to a survey by site, sorted, and the reasons why nodes gave no usable answer."""
 
     answers: Mapping[str, Survey]
     refused: tuple[str, ...] = ()

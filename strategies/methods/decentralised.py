@@ -3,12 +3,11 @@
 Flower is a star, so everything that one silo sends to another passes the server. The server keeps
 only the newest model of each silo, for the next round and the checkpoint.
 
-Messages down: ``model/<array>`` (Theta, the mean of the silos' models, if it is measured or starts
-a silo),
-``neighbour/<site>/<array>`` for each in-neighbour in the round, and ``note.mixing``, the silo's row
-of the mixing matrix as JSON. Messages up: the silo's own trained arrays by state-dict name. Theta
-is the mean of theta_i over the silos that finished the round (vartheta_i of FedEFM, part 3), all
-with the same weight.
+Messages down: ``model/<array>`` (Theta, the mean of the silos' models, if a silo measures it or
+starts from it), ``neighbour/<site>/<array>`` for each in-neighbour in the round, and
+``note.mixing``, the silo's row of the mixing matrix as JSON. Messages up: the silo's own trained
+arrays by state-dict name. Theta is the mean of theta_i over the silos that finished the round
+(vartheta_i of FedEFM, part 3), all with the same weight.
 
 ``CDL`` mixes main models in this way; its support models stay at home, and the silos compute the
 contrastive divergence (``client_app/methods/cdl.py``). ``Star`` is the client-server baseline.

@@ -27,9 +27,9 @@ _LEAST_SHARE = 2.0**-16  # the least value of 1 / K
 class SCAFFOLD(FedAvg):
     """Averages weights and control variates.
 
-    Messages are FedAvg's, and ``control/<array>`` for each trained array, both ways. Replies hold
-    weights that moved by the site's mean update of one step, and the metric ``inverse-steps``. Only
-    sums of these are needed, so they can be secret sums.
+    Messages are FedAvg's, and ``control/<array>`` for each trained array, in both directions.
+    Replies hold weights that moved by the site's mean update of one step, and the metric
+    ``inverse-steps``. Only sums of these are needed, so they can be secret sums.
     """
 
     settings: SCAFFOLDSettings
@@ -95,7 +95,7 @@ _H = "h/"  # the prefix of h in the state, which the checkpoint stores
 
 
 class FedDyn(FedAvg):
-    """Averages, and then moves past the mean; messages are FedAvg's, and h is never sent."""
+    """Averages, then moves past the mean by the drift term h; h is never sent."""
 
     settings: FedDynSettings
     beside = (_H,)
@@ -186,9 +186,9 @@ def _steps_that_leave(common: CommonSettings) -> str:
 class Moon(FedAvg):
     """Averages the trained networks, including the projection heads (Li, He and Song 2021).
 
-    Training messages, both ways: FedAvg's, and the projection head as ``projection/<name>``,
-    float32. ``evaluate`` sends only the network, because predictions do not use the head. The
-    sites compute the contrastive term (``client_app/methods/moon.py``).
+    Training messages in both directions: FedAvg's, and the projection head as
+    ``projection/<name>``, float32. ``evaluate`` sends only the network, because predictions do not
+    use the head. The sites compute the contrastive term (``client_app/methods/moon.py``).
     """
 
     settings: MoonSettings

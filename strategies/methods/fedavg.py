@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al. 2017): the mean of weights and float buffers, weighted by samples.
 
-Messages, both ways: ``arrays`` holds every parameter and float buffer of the network by its
+Messages in both directions: ``arrays`` holds every parameter and float buffer of the network by its
 state-dict name, float32. ``Cyclic`` and ``Mix`` send the same arrays, but do not average.
 """
 

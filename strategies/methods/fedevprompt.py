@@ -4,8 +4,8 @@ Messages, float32: ``train`` sends ``maps/<site>/<class>`` (up to M, cells) of e
 the round before. The reply holds ``maps/<class>`` (min(M, N_k), cells) for the classes of the
 site's training samples. A map is an attention rollout on the grid of patches; its values are at
 least 0 and sum to 1. The variants of table 2 also average prompts (``shared-prompts``:
-``prompts.b``, or all prompts and the head), which go both ways by their names. ``evaluate`` sends
-only these.
+``prompts.b``, or all prompts and the head), which travel in both directions under their names.
+``evaluate`` sends only these.
 
 The buffer holds the maps of the last round, so it has no maps of a site that did not reply.
 """

@@ -42,7 +42,7 @@ class Local(Method):
 
 
 class Ensemble(Method):
-    """Collects the sites' own models once; their probabilities are averaged."""
+    """Collects the sites' own models once; predictions are the mean of their probabilities."""
 
     # A mixture of probabilities does not have evidence alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)

@@ -2,7 +2,7 @@
 
 Messages are FedAvg's. FedAvg+FT and FedBABU fine-tune in the last ``finetune-rounds``: the first of
 these sends the global weights once more, and after that no array crosses the wire. The personal
-models stay at the sites, and are the ones that are measured.
+models stay at the sites, and sites measure them.
 
 A site reports only that it keeps state. If its optimiser continues over the run, this is true after
 the first round already. So the server notes the sites that replied while personal models were
@@ -84,7 +84,7 @@ class FedAvgFT(FedAvg):
 
 
 class FedBABU(FedAvgFT):
-    """Averages bodies, then lets each site fine-tune.
+    """Averages the bodies (all layers but the last), then lets each site fine-tune.
 
     Sites receive the fixed head but never return it, so neither differential privacy's noise nor a
     site's reply can change it.

@@ -212,7 +212,7 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
 
 
 def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseCheck:
-    """Check that the accuracy has not fallen below ``reference``, that on the run's test samples.
+    """Check that the accuracy has not fallen below ``reference``, that of the run's test samples.
 
     It is an alarm if the 95 % Wilson interval of the accuracy is entirely below ``reference``.
     ``predicted`` and ``labels`` are classes (n,).

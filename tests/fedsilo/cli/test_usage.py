@@ -22,7 +22,7 @@ from fedsilo.core.settings import removed
 PANELS = {
     "Run": "new simulate resume watch pretrain",
     "Compare": "compare tune crossvalidate",
-    "Look at finished runs": "plot attention histograms embeddings gradcam report",
+    "Look at finished runs": "runs plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
     "Deploy": "audit deploy hospital doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
@@ -182,6 +182,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         ("monitor", "data site coverage calibration data-dir out overwrite plugin"),
         ("export", "format site out data-dir state-dir plugin"),
         ("card", "site out plugin"),
+        ("runs", "method dataset state delete yes json"),
     ],
 )
 def test_a_command_has_these_options_and_no_others(command: str, options: str) -> None:
