@@ -101,6 +101,10 @@ def write_end(
 def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
     """Build the entry 'seconds' of summary.json.
 
+    Args:
+        parts: the name of each part of the run -> its duration in seconds.
+        recorder: has the working time of each site.
+
     Returns:
         The duration of each part in seconds, rounded to three decimals, and under "sites" each
         site's total working time in seconds.
@@ -120,8 +124,9 @@ def _write_documents(
 ) -> None:
     """Write evidence.json and the method's own documents.
 
-    evidence.json is written only if ``evidence_document`` is not empty. If a document cannot be
-    built or written, ``say`` prints a line about it, and the other documents are still written.
+    evidence.json is written only if a site has reported evidence, which only evidential networks
+    do. If a document cannot be built or written, ``say`` prints a line about it, and the other
+    documents are still written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -216,6 +221,12 @@ def show_end(
 
     If the run knows only means over sites, a line of means replaces the table. If early stopping
     found no best round, a line says so. Parts that the summary does not have are left out.
+
+    Args:
+        directory: the run directory, whose path the last line names.
+        method: the run's method, for its settings and the sites' facts.
+        summary: the content of summary.json.
+        console: prints the lines.
     """
     say = printer(console)
     if summary["stopped"]:
@@ -238,7 +249,7 @@ def show_end(
 
 
 def _show_table(method: Method, summary: Mapping[str, Any], console: Console) -> None:
-    """Print the table of test results.
+    """Print the table of test results, with the data set's headline metrics as columns.
 
     If the AUC is a headline metric of the data set, a line names the sites whose AUC is unreliable:
     those with fewer than 'privacy.sums-min-count' test samples of at least one class.
@@ -273,8 +284,8 @@ def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return site -> metric -> value, without all metrics per class and per bin.
 
-    Metrics whose name ``read_metric`` does not recognise are left out too. A site stays even if
-    none of its metrics remain.
+    Metrics per site (routing) stay. Metrics whose name ``read_metric`` does not recognise are left
+    out too. A site stays even if none of its metrics remain.
     """
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():
@@ -294,6 +305,9 @@ def evidence_document(values: summaries.Values) -> dict[str, Any]:
 
     The families are "reliability" and "certainty". A site without bins is left out, and so is a
     family without sites, so the document is empty if no site reported bins.
+
+    Args:
+        values: site -> metric -> value, on the test samples.
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):
