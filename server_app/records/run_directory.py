@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
-from fedsilo.core.files.atomic_files import FULL, STANDARD_OUTPUT, write_atomically
+from fedsilo.core.files.atomic_files import FULL, write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
@@ -345,13 +345,12 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
     """Turn an OSError of a full disk in the block into a RunDirectoryError with the remedy.
 
-    Any other error is raised unchanged. So is the error of a full disk that standard output is
-    redirected to.
+    Any other error is raised unchanged.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL or error.filename == STANDARD_OUTPUT:
+        if error.errno not in FULL:
             raise
         again = "start the run again"
         if directory.has_checkpoint():
