@@ -50,6 +50,9 @@ def compare(
     unequal: Annotated[
         bool, "compare and mark rows that differ in rounds, steps, start or tuning"
     ] = False,
+    no_floor: Annotated[
+        bool, "also compare values that rest on fewer samples than 'privacy.sums-min-count'"
+    ] = False,
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Comparison:
@@ -96,7 +99,7 @@ def compare(
     budgets = budgets.with_costs(runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
-    return study.compare_runs(planned, split, shown, tested, paired, budgets)
+    return study.compare_runs(planned, split, shown, tested, paired, budgets, no_floor)
 
 
 @options.command

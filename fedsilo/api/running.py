@@ -135,7 +135,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     if draw:
         draw_pictures(directory, printer(console))
     headline = data_set(run.summary["dataset"]).headline
-    print_published(run.summary, run.paper, headline, console)
+    print_published(run.shown().summary, run.paper, headline, console)
     return run
 
 

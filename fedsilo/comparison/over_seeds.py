@@ -16,10 +16,8 @@ from rich.table import Table
 from fedsilo.comparison.budgets import Budgets, planned_budgets, refuse_mixed_optimisers
 from fedsilo.comparison.jobs import Job, runs_of
 from fedsilo.comparison.results import (
-    Summary,
     chosen_metrics,
     constant_results,
-    describe_partial_means,
     experiment_results,
     refuse_unmeasured,
     shared_metrics,
@@ -53,6 +51,12 @@ from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.pages.notebook import html_of_lines
 from fedsilo.pictures.learning_curves import write_picture
 from fedsilo.runs.finished_run import FinishedRun, same_split
+from fedsilo.server_app.records.partial_means import (
+    Summary,
+    describe_hidden,
+    describe_partial_means,
+    hidden_sites,
+)
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Summary]]
@@ -154,8 +158,11 @@ def compare_runs(
     tests: str | None,
     paired: bool,
     budgets: Budgets,
+    no_floor: bool = False,
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
+
+    The metrics are those that a report may show, so both have the same means.
 
     Args:
         jobs: the runs, which have ended.
@@ -164,21 +171,27 @@ def compare_runs(
         tests: names and patterns of metrics to test for differences; None for no tests.
         paired: whether to test the differences seed by seed.
         budgets: the budget of each experiment, with the costs of its runs.
+        no_floor: whether to compare all metrics, also those that no page may show.
 
     Raises:
         SettingError: no site has samples in the split, a name matches no metric, or paired tests
             lack a seed.
     """
-    runs = [job.directory for job in jobs]
+    whole = [job.directory for job in jobs]
+    runs: Sequence[FinishedRun] = whole
+    if not no_floor:
+        runs = [run.shown() for run in whole]
     summaries = summaries_by_seed([job.experiment for job in jobs], runs, split)
     every: list[Summary] = []
     for by_seed in summaries.values():
         every += by_seed.values()
     if not any(summary["mean"] for summary in every):
-        raise _nothing_to_compare(split)
-    results = _results(jobs, summaries, split, metrics)
-    remarks = describe_partial_means(every, list(results["metric"].unique()))
+        raise _nothing_to_compare(split, whole)
+    results = _results(jobs, runs, summaries, split, metrics)
+    compared = list(results["metric"].unique())
+    remarks = describe_partial_means(every, compared)
     remarks += _left_out(runs, split)
+    remarks += _hidden(runs, split, compared)
     tested = []
     if tests:
         for metric in chosen_metrics(tests, every, "--tests"):
@@ -202,11 +215,35 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
     return all(answers)
 
 
-def _nothing_to_compare(split: str) -> SettingError:
+def _nothing_to_compare(split: str, runs: Sequence[FinishedRun] = ()) -> SettingError:
+    """Build the error that no metric may be compared; ``runs`` are finished, with all metrics."""
+    if any(run.last_metrics(split) for run in runs):
+        return SettingError(
+            f"all {split} metrics rest on fewer samples than 'privacy.sums-min-count', so none is "
+            "compared: give --no-floor if you may see them"
+        )
     return SettingError(
         f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', or "
         "use 'fedsilo tune'"
     )
+
+
+def _hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
+    """Build a sentence for each group of ``metrics`` that some run hides at the same sites.
+
+    The list is empty if ``runs`` are not views from ``shown``, or hide nothing.
+    """
+    sites_of: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run.whole:
+            every, shown = run.whole.last_metrics(split), run.last_metrics(split)
+            for metric, sites in hidden_sites(every, shown, metrics).items():
+                sites_of.setdefault(metric, {}).update(dict.fromkeys(sites))
+    if not sites_of:
+        return []
+    hidden = {metric: list(sites) for metric, sites in sites_of.items()}
+    sentences = describe_hidden(hidden, runs[0].settings.common)
+    return [*sentences, "to compare all values, if you may see them: --no-floor"]
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
@@ -227,13 +264,17 @@ def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
 
 
 def _results(
-    jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
+    jobs: Sequence[Job],
+    runs: Sequence[FinishedRun],
+    summaries: Summaries,
+    split: str,
+    wanted: str | None,
 ) -> pd.DataFrame:
     """Collect the tidy results of each experiment, then the results of a constant baseline.
 
-    The baseline always predicts class 1. It is added once per data set; if the seeds have different
-    splits, once per seed. ``wanted`` has names and patterns of metrics, None for the data set's
-    headline metrics.
+    ``runs`` has the run of each job. The baseline always predicts class 1. It is added once per
+    data set; if the seeds have different splits, once per seed. ``wanted`` has names and patterns
+    of metrics, None for the data set's headline metrics.
     """
     metrics = None
     if wanted:
@@ -241,16 +282,19 @@ def _results(
         metrics = chosen_metrics(wanted, list(every), "--metrics")
     frames = []
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
+    by_experiment: dict[str, list[FinishedRun]] = {}
+    for job, run in zip(jobs, runs, strict=True):
+        by_experiment.setdefault(job.experiment, []).append(run)
     last_runs: dict[str, list[FinishedRun]] = {}  # data set -> runs of its last experiment
-    for name, runs in runs_of(jobs).items():
+    for name, of_experiment in by_experiment.items():
         data = data_sets[name]
-        last_runs[data] = runs
+        last_runs[data] = of_experiment
         shown = metrics or data_set(data).headline
         frames.append(experiment_results(name, summaries[name], shown))
-    for runs in last_runs.values():
-        cuts = runs
-        if same_split(runs) is not False:
-            cuts = runs[:1]  # the same samples would give the same numbers for each seed
+    for on_data in last_runs.values():
+        cuts = on_data
+        if same_split(on_data) is not False:
+            cuts = on_data[:1]  # the same samples would give the same numbers for each seed
         for seed, run in enumerate(cuts):
             frames.append(constant_results(run.silos, split, metrics, seed))
     return pd.concat(frames, ignore_index=True)
