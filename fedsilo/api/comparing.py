@@ -93,7 +93,7 @@ def compare(
     # Only missing runs are started, so an interrupted comparison can be repeated
     unfinished = [job for job in planned if not job.is_finished()]
     if unfinished:
-        study.refuse_without(split, unfinished)
+        study.refuse_without(split, unfinished, no_floor)
     run_all(unfinished, at_once, tell)
     # Steps, bytes and seconds are known only now: a run may have ended early
     budgets = budgets.with_costs(runs_of(planned))

@@ -46,7 +46,7 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.common_settings import SERVER, CommonSettings
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.pages.notebook import html_of_lines
 from fedsilo.pictures.learning_curves import write_picture
@@ -186,7 +186,8 @@ def compare_runs(
     for by_seed in summaries.values():
         every += by_seed.values()
     if not any(summary["mean"] for summary in every):
-        raise _nothing_to_compare(split, whole)
+        too_few = any(run.last_metrics(split) for run in whole)
+        raise _nothing_to_compare(split, too_few=too_few)
     results = _results(jobs, runs, summaries, split, metrics)
     compared = list(results["metric"].unique())
     remarks = describe_partial_means(every, compared)
@@ -215,12 +216,15 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
     return all(answers)
 
 
-def _nothing_to_compare(split: str, runs: Sequence[FinishedRun] = ()) -> SettingError:
-    """Build the error that no metric may be compared; ``runs`` are finished, with all metrics."""
-    if any(run.last_metrics(split) for run in runs):
+def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
+    """Build the error that no metric of ``split`` can be compared.
+
+    ``too_few`` tells that there are samples, but too few to show a metric of them.
+    """
+    if too_few:
         return SettingError(
-            f"all {split} metrics rest on fewer samples than 'privacy.sums-min-count', so none is "
-            "compared: give --no-floor if you may see them"
+            f"each site has fewer {split} samples than 'privacy.sums-min-count', so no metric may "
+            "be shown: give --no-floor if you may see them"
         )
     return SettingError(
         f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', or "
@@ -300,14 +304,21 @@ def _results(
     return pd.concat(frames, ignore_index=True)
 
 
-def refuse_without(split: str, jobs: Sequence[Job]) -> None:
+def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> None:
     """Check before any run that some site has samples in ``split``, ``test`` or ``val``.
 
     If the data are not on this machine, the check passes, because finished runs can be shown.
 
+    Args:
+        split: the split to compare.
+        jobs: the planned runs.
+        no_floor: whether to compare all metrics. If False, some site must have as many samples as
+            'privacy.sums-min-count', since nothing is shown of fewer.
+
     Raises:
-        SettingError: no site of any job has samples in the split.
+        SettingError: no site of any job has (enough) samples in the split.
     """
+    has_samples = False
     for job in jobs:
         common = job.settings.common
         try:
@@ -315,9 +326,11 @@ def refuse_without(split: str, jobs: Sequence[Job]) -> None:
         except DataError:
             return
         # One job with samples is enough, because other jobs only lack columns
-        if any(len(silo.splits()[split]) for silo in silos):
+        most = max(len(silo.splits()[split]) for silo in silos)
+        if most >= common.sums_min_count or (most and (no_floor or common.trust != SERVER)):
             return
-    raise _nothing_to_compare(split)
+        has_samples |= most > 0
+    raise _nothing_to_compare(split, too_few=has_samples)
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
