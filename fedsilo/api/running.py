@@ -98,7 +98,7 @@ def simulate(
         FedsiloError: the experiment, a setting or the data cannot be used, or the run failed.
     """
     from fedsilo.engines.planning import plan_run, start
-    from fedsilo.server_app.records.run_directory import with_free_name
+    from fedsilo.server_app.records.run_directory import free_name
 
     # The options have the last word over the experiment, --config and --set
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
@@ -115,7 +115,8 @@ def simulate(
         overrides=overrides,
         engine=engine,
     )
-    directory = start(with_free_name(settings), resources, engine, ray_address)
+    with free_name(settings) as named:
+        directory = start(named, resources, engine, ray_address)
     return _finish(directory, draw=not no_pictures)
 
 
