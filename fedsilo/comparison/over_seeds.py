@@ -55,7 +55,7 @@ from fedsilo.server_app.records.partial_means import (
     Summary,
     describe_hidden,
     describe_partial_means,
-    hidden_sites,
+    find_hidden,
 )
 
 # experiment -> seed -> summary of the split
@@ -192,7 +192,7 @@ def compare_runs(
     compared = list(results["metric"].unique())
     remarks = describe_partial_means(every, compared)
     remarks += _left_out(runs, split)
-    remarks += _hidden(runs, split, compared)
+    remarks += _explain_hidden(runs, split, compared)
     tested = []
     if tests:
         for metric in chosen_metrics(tests, every, "--tests"):
@@ -232,7 +232,7 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
     )
 
 
-def _hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
+def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of ``metrics`` that some run hides at the same sites.
 
     The list is empty if ``runs`` are not views from ``shown``, or hide nothing.
@@ -241,7 +241,7 @@ def _hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> 
     for run in runs:
         if run.whole:
             every, shown = run.whole.last_metrics(split), run.last_metrics(split)
-            for metric, sites in hidden_sites(every, shown, metrics).items():
+            for metric, sites in find_hidden(every, shown, metrics).items():
                 sites_of.setdefault(metric, {}).update(dict.fromkeys(sites))
     if not sites_of:
         return []

@@ -75,7 +75,7 @@ def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str])
     return list(sentences)
 
 
-def hidden_sites(
+def find_hidden(
     metrics: SiteMetrics, shown: SiteMetrics, chosen: Sequence[str]
 ) -> dict[str, list[str]]:
     """Return metric -> the sites that have it but must not show it, for the ``chosen`` metrics.
@@ -94,7 +94,7 @@ def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings)
     """Build a sentence for each group of metrics that are hidden at the same sites.
 
     Args:
-        hidden: metric -> sites, from ``hidden_sites``.
+        hidden: metric -> sites, from ``find_hidden``.
         common: the run's settings, with the floor and the level of trust.
     """
     metrics_at: dict[str, list[str]] = {}

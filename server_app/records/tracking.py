@@ -231,7 +231,7 @@ class TrackingHook(Hook):
             self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
             next(self.tracker)
             metrics = [*self.recorder.metrics.rows(), *self.recorder.open]
-            self.tracker.send(means(self._shown(metrics), self.recorder.traffic.rows()))
+            self.tracker.send(means(self._select_shown(metrics), self.recorder.traffic.rows()))
 
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
@@ -254,9 +254,9 @@ class TrackingHook(Hook):
         if self.tracker:
             metrics, traffic = self.recorder.written
             with self._stop_on_failure():
-                self.tracker.send(means(self._shown(metrics, last_round), traffic))
+                self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
 
-    def _shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
+    def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
         """Yield the rows of metrics.csv that may be shown; ``last_round`` is None before the end.
 
         In the last round the rules are stricter, because metrics by class are shown too.

@@ -27,7 +27,7 @@ from fedsilo.server_app.records.checkpoints import BestRound, statistics_as_list
 from fedsilo.server_app.records.partial_means import (
     describe_hidden,
     describe_partial_means,
-    hidden_sites,
+    find_hidden,
     sites_without,
 )
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -254,7 +254,7 @@ def _show_table(
     }
     say = printer(console)
     lines = describe_partial_means([over], headline)
-    hidden = hidden_sites(summary["sites"], sites, headline)
+    hidden = find_hidden(summary["sites"], sites, headline)
     lines += describe_hidden(hidden, method.common)
     for line in lines:
         say(line)

@@ -4,7 +4,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.partial_means import (
     describe_hidden,
     describe_partial_means,
-    hidden_sites,
+    find_hidden,
     over_sites,
     sites_without,
 )
@@ -34,7 +34,7 @@ def test_a_site_without_a_value_is_left_out_of_that_metric_only() -> None:
 def test_hidden_metrics_are_named_with_their_sites_and_the_floor() -> None:
     row = {"accuracy": 0.5, "auc": 0.7, "loss": 1.0}
     shown = {"a": row, "b": {"accuracy": 0.5, "loss": 1.0}, "c": {"loss": 1.0}}
-    hidden = hidden_sites({"a": row, "b": row, "c": row}, shown, ["auc", "accuracy"])
+    hidden = find_hidden({"a": row, "b": row, "c": row}, shown, ["auc", "accuracy"])
     assert hidden == {"auc": ["b", "c"], "accuracy": ["c"]}
     first, second = describe_hidden(hidden, CommonSettings(sums_min_count=7))
     assert first.startswith("n/a at b, c: auc, which rests on fewer than 7 ")
