@@ -16,7 +16,7 @@ from fedsilo.client_app.privacy.round_secrets import drop_secrets
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import note_opening
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.compute import noted_operations
+from fedsilo.client_app.training.compute import collect_unrepeatable_operations
 from fedsilo.client_app.training.paced_epochs import PREFIX
 from fedsilo.core.errors import CheckpointError, SiteError
 from fedsilo.core.messages import (
@@ -50,13 +50,15 @@ _OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 def answer(lab: Lab) -> RecordDict:
     """Run the requested phase of secure aggregation or of the method, and return the packed reply.
 
+    A reply to a phase of secure aggregation also has the record that the phase made.
+
     Raises:
-        SiteError: the method has no such phase, or the phase does not return ``Outgoing``; an
+        SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
             operation is not deterministic although 'machine.deterministic' is 'true'; or the server
             asks for a secret sum in a run without secure aggregation.
     """
     phase = lab.instruction.phase
-    with noted_operations() as lab.unrepeatable:
+    with collect_unrepeatable_operations() as lab.unrepeatable:
         if phase in SECURING:
             record = lab.masked_part.answer_phase()
             reply = pack(lab, Outgoing())
@@ -80,8 +82,8 @@ def open_declared(
 ) -> SiteSession:
     """Load the data of a hospital that has so far answered from its declaration of the data.
 
-    The phase and the secret sum are checked first, so that every refusal is independent of the
-    data.
+    The phase and the secret sum are checked before the data are read, so these refusals cannot
+    depend on the data.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -139,12 +141,12 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    The run is over, so the secrets of secure aggregation are erased first. At trust 'sums' they are
-    kept, because the metrics are summed in secret too.
+    The run is over, so the secrets of secure aggregation are deleted first. They stay at trust
+    'sums', because the metrics are then summed in secret too.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
-    with noted_operations() as lab.unrepeatable:
+    with collect_unrepeatable_operations() as lab.unrepeatable:
         network = lab.open()
         lab.metrics |= lab.measure_splits(network, INCOMING, ("val", "test"))
         return pack(lab, Outgoing())
@@ -205,7 +207,7 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
         return to_record(plain)
     received = {name: array.numpy() for name, array in lab.arrays().items()}
     try:
-        return to_record(compression.packed(plain, received))
+        return to_record(compression.pack_updates(plain, received))
     except ArrayError as error:
         raise SiteError(f"site {lab.site}, round {lab.instruction.round}: {error}") from None
 
@@ -213,9 +215,9 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 def _adds_to_a_sum(lab: Lab) -> bool:
     """Tell whether the reply must carry a masked part even if the method sends no arrays.
 
-    True at trust 'sums' whenever the server expects arrays, and for the final evaluation, whose
-    metrics are summed in secret. A site that fails adds masked zeros, so a site that succeeds must
-    add a part too: otherwise the server could see which sites failed.
+    Returns True at trust 'sums' whenever the server expects arrays, and for the final evaluation,
+    whose metrics are summed in secret. A site that fails adds masked zeros, so a site that succeeds
+    must add a part too: otherwise the server could see which sites failed.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -245,7 +247,7 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
             # These depend on the real samples, which a private run hides
             metrics |= lab.work
         if limits.minimum_measured > 1:
-            metrics = dict(limits.enough_measured(metrics, sizes))
+            metrics = dict(limits.drop_small_splits(metrics, sizes))
     if lab.sample_parts:
         release = lab.privacy.measurements(parts_bound(lab.sample_parts))  # this costs epsilon
         metrics |= noisy_metrics(lab.sample_parts, sizes, lab.silo.task.classes, release)
@@ -262,13 +264,14 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 def _store(lab: Lab, keep: Arrays) -> bool:
     """Write the site's private state after this phase; return True if a state was written.
 
-    The state is what the method keeps, plus the optimiser's moments; without either nothing is
-    written. A hospital that declares its data writes a state after each training phase, because a
-    failed site does too and the replies must look alike.
+    The state is the arrays that the method keeps, plus the optimiser's moments. If there are
+    neither, nothing is written, with one exception: a hospital that declares its data writes a
+    state after each training phase, because a failed site does too and the replies must look alike.
 
     Raises:
         SiteError: an array is not finite, because training diverged. With the hospital's own cap on
-            epsilon such values become finite instead, because an error would reveal them.
+            epsilon, non-finite values are replaced by finite ones instead, because an error would
+            reveal them.
     """
     continued = lab.continued
     if keep or continued:

@@ -77,7 +77,7 @@ class HospitalApp(ClientApp):
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
-        error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
+        error = RefusedError(f"a hospital does not answer messages of kind {quote_value(kind)}")
         return refuse(message, context, error)
 
 
@@ -102,7 +102,10 @@ def hello(message: Message, context: Context) -> Message:
 
 @app.query("survey")
 def survey(message: Message, context: Context) -> Message:
-    """Answer a survey of the data with counts above the floor; a repeated survey gets the same."""
+    """Answer a survey of the data with counts that are large enough to leave.
+
+    A real hospital repeats its first answer in every later survey.
+    """
     return _reply(message, context, _summary)
 
 
@@ -122,9 +125,9 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     """Answer a training phase or, if ``final``, the final evaluation.
 
-    Other hospitals open their data before this. A hospital that has described its data in a
-    declaration opens the data themselves only here; the phases of secure aggregation that exchange
-    keys or unmask a sum do not open them.
+    A hospital that declares its data opens the real data only here, and not in the phases of secure
+    aggregation that exchange keys or unmask a sum. At any other site the session already has the
+    data.
     """
     from fedsilo.client_app.answer import answer, evaluate, open_declared
     from fedsilo.client_app.lab import Lab
@@ -142,7 +145,7 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
-    """Answer a hello with the site's facts. The site's session is always opened anew."""
+    """Answer a hello with the site's facts, from a session that is always newly opened."""
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
 
@@ -153,7 +156,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer a survey with counts that describe the data."""
+    """Answer a survey with counts that describe the data, as far as the site file allows it."""
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
     with _prefix_site(answering.context):
@@ -176,10 +179,10 @@ def _prefix_site(context: Context) -> Iterator[None]:
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     """Answer a message, and turn any exception into an error reply.
 
-    At a real site, guards check the message before ``answer`` runs (site file, ledger, secret sum,
-    floors and quotas), and check the answer in reverse order. A site with a site file writes an
-    audit log line for each message. A real site bundles its arrays last, after all checks of what
-    leaves.
+    At a real site, guards (site file, ledger, secret sum, limits and quotas) check the message
+    before ``answer`` runs. They check the answer in reverse order. A site with a site file writes
+    an audit log line for each message. A real site bundles its arrays last, after all checks of
+    what leaves.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:
@@ -254,9 +257,10 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
-    """Build the error reply to a message that is refused unread; log it if there is a site file.
+    """Build the error reply to a message that is refused without being read.
 
-    The log's path is in the site file; if the site file cannot be read, the log is in 'state-dir'.
+    If the site has a site file, the refusal is logged. The log's path is in the site file. If the
+    site file cannot be read, the log is in 'state-dir'.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -351,8 +355,8 @@ def _log(
 def _ledger_mark(context: Context) -> "LedgerMark | None":
     """Return the number of releases in the privacy ledger, and the digest of its file.
 
-    None if the ledger is missing or damaged. A damaged ledger does not raise here: it already stops
-    every release that needs it, and the line about that refusal must still be logged.
+    Returns None if the ledger is missing or damaged. A damaged ledger does not raise here: it
+    already stops every release that needs it, and the line about that refusal must still be logged.
     """
     from fedsilo.client_app.privacy.ledger import ledger_mark
 
@@ -371,8 +375,8 @@ def _reason(error: Exception, context: Context) -> str:
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (
-            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, as "
-            "names of its files may be patients'"
+            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, "
+            "because names of its files may be patients'"
         )
     if isinstance(error, FedsiloError):
         from fedsilo.client_app.site.bounds import without_paths

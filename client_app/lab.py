@@ -53,7 +53,7 @@ _COUNTED = "counted/"
 
 @dataclass(frozen=True)
 class Outgoing:
-    """The result of a method's phase: the arrays that leave the site, and those that stay.
+    """The result of a method's phase: arrays that leave the site, and arrays that stay.
 
     Nothing else can leave, and the site's own checks come before anything leaves.
     """
@@ -118,21 +118,22 @@ class Lab:
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the received arrays whose names begin with ``prefix``, without the prefix.
 
-        The arrays keep their order in the message, and are decompressed. Empty if no name matches.
+        The arrays keep their order in the message, and are decompressed. The result is empty if no
+        name matches.
         """
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             given = {name: unpack(array) for name, array in packed.items()}
             if self.session.compression:
-                given = self.session.compression.received(given)
+                given = self.session.compression.unpack_received(given)
             self._arrays = {name: torch.from_numpy(array) for name, array in given.items()}
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
-        The method kept these arrays in its last phase. The optimiser's moments are left out,
-        because ``fit`` handles them itself. Empty if nothing was stored.
+        The method stored these arrays in its last phase. The optimiser's moments are left out,
+        because ``fit`` handles them itself. The result is empty if nothing was stored.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -143,9 +144,9 @@ class Lab:
     def counted_state(self) -> dict[str, Tensor]:
         """Return the arrays that were stored with this site's last reply that the server used.
 
-        A reply that was lost, refused or late is in none of the server's sums, so the arrays stored
-        with it must not count. The returned arrays also go into ``counted``, so that they are
-        stored again with this reply, beside the new ones.
+        The server's sums do not contain a reply that was lost, refused or late, so the arrays
+        stored with that reply must not count. The returned arrays also go into ``counted``, and are
+        stored again with this reply in addition to the new arrays.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -217,22 +218,22 @@ class Lab:
             penalty: returns a term that is added to each batch's loss, or None.
             after_step: called after each step with the batch's inputs and the optimiser, or None.
             beside: a second optimiser that steps with the same gradients, or None.
-            plan: the passes, each a list of batches of sample numbers; None for those of the
+            plan: the passes, each a list of batches of sample numbers; None for passes by the
                 settings.
             order: returns the order (n,) of the samples in a given epoch; used only if epochs span
                 rounds. None for a random order.
             settings: the length and the optimiser of the training; None for the run's.
             split: the samples; None for the site's training samples.
             steps: the number of optimiser steps; 0 for the number in ``settings``.
-            aside: a key that names the training of a further model, such as ("head",). Then no loss
-                is reported, no optimiser state is stored, and the model is not measured as the
-                trained one.
+            aside: a key that names the training of another model than the site's own, such as
+                ("head",). Then no loss is reported, no optimiser state is stored, and the model is
+                not measured as the trained one.
             stays: whether the model, and everything made from it, stays at the site. Then a private
                 run trains it without noise.
 
         Raises:
-            RefusedError: a batch or the training is smaller than the hospital's floors allow, or a
-                cap on epsilon is reached (EpsilonSpentError).
+            RefusedError: a batch or the training is smaller than the hospital allows, or a cap on
+                epsilon is reached (EpsilonSpentError).
             SiteError: the training diverged.
         """
         settings, round_ = settings or self.sampling, self.instruction.round
@@ -270,10 +271,10 @@ class Lab:
     def _protect_patients(
         self, training: LocalTraining, aside: tuple[str, ...], stays: bool
     ) -> None:
-        """Set the hospital's floors, class weights and, in a private run, DP-SGD on a training.
+        """Set the hospital's minimums, class weights and, in a private run, DP-SGD on a training.
 
         DP-SGD is charged to the ledger. A model that stays at the site gets no noise and costs
-        nothing, because nothing that is made from it leaves; under the hospital's own cap on
+        nothing, because nothing that is made from it leaves. Under the hospital's own cap on
         epsilon it also needs no minimum number of steps.
 
         Raises:
@@ -337,10 +338,10 @@ class Lab:
     def _measure_split(self, measured: Measured, model: str, split: str) -> dict[str, float]:
         """Return a network's metrics on one split, by their names in the reply.
 
-        Empty if the split has no samples, or if ``measured.within`` limits the labels and fewer
-        than 'privacy.sums-min-count' samples have them. With ``measured.names``, only the metrics
-        named there are returned, under the given names. Without it, the final evaluation's test
-        split also gets outcome counts.
+        The result is empty if the split has no samples, or if ``measured.within`` limits the labels
+        and fewer than 'privacy.sums-min-count' samples have them. With ``measured.names``, only the
+        metrics named there are returned, under the given names. Without it, the final evaluation's
+        test split also gets outcome counts.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
@@ -378,13 +379,14 @@ class Lab:
     ) -> None:
         """Record each sample's part, from 0 to 1, in the metrics; ``pack`` adds noise to the sums.
 
-        Nothing is recorded if this site's reported count for the split is 0 or below the hospital's
-        floor. The reported count decides, because the true count must stay hidden, even if it is 0.
+        Nothing is recorded if the metrics of the split may not leave, or if this site's reported
+        count for the split is 0. The reported count decides, because the true count must stay
+        hidden, even if it is 0.
 
         Args:
             network: the received network.
             split: "val" or "test".
-            key: further keys of the dropout seed, besides round and site.
+            key: keys of the dropout seed in addition to round and site.
             metrics: some of ``MEASURED``, which has "accuracy", "loss" and "entropy".
         """
         reported = sum(self.session.reported.get(split, ()))

@@ -52,8 +52,7 @@ class MaskedPart:
             leaving: the arrays that leave, by name.
             received: the arrays that the site received. The update ``leaving`` minus ``received``,
                 clipped to norm 'secure.clip-norm', is summed.
-            metrics: the measured metrics. The metrics that the server asks for are summed too; the
-                rest is ignored.
+            metrics: the measured metrics. Only the metrics that the server asks for are summed too.
         """
         update = {}
         for name, array in leaving.items():
@@ -79,9 +78,9 @@ class MaskedPart:
             secure.prepare_masking(received, names)
 
     def refuse_after_failure(self) -> None:
-        """Raise if this site already failed in an earlier answer to the same received arrays.
+        """Raise an error if this site failed in an earlier answer to the same received arrays.
 
-        Without a 'state-dir', nothing is recorded and nothing is checked.
+        Without a 'state-dir', failures are not recorded and nothing is checked.
 
         Raises:
             SiteError: the site failed on these arrays before. If it answered now, the difference
@@ -90,7 +89,7 @@ class MaskedPart:
         self.secure_site().refuse_after_failure(self._received_arrays())
 
     def failed_part(self) -> ArrayRecord:
-        """Build the masked part of a site that could not answer: zeros, and one counted failure.
+        """Build the masked part of a site that could not answer: zeros, and 1 as a failure count.
 
         Raises:
             FedsiloError: the zeros cannot be masked, for example because the keys were used before.
@@ -128,13 +127,13 @@ class MaskedPart:
         # Clipped even if nothing was trained: zeros and updates must take the same path
         clipped = clip_to_norm(part, self.session.settings.clip_norm)
         secure = self.secure_site(update is None)
-        portions = {}
+        scaled_metrics = {}
         for name in read_texts(secure.asked, "metrics"):
             # Scaled to 0 to 1, so that all metrics fit one quantisation; the server scales the mean
             # back
             least, largest = self._bounds_of(name)
-            portions[name] = to_unit_range(metrics.get(name), least, largest)
-        return dict(secure.mask(clipped, received, portions))
+            scaled_metrics[name] = to_unit_range(metrics.get(name), least, largest)
+        return dict(secure.mask(clipped, received, scaled_metrics))
 
     def _received_arrays(self) -> dict[str, NDArray]:
         """Return the arrays of all records in the message, named ``<record>/<array>``."""
@@ -227,7 +226,7 @@ class MaskedPart:
         """Return the message's record of secure aggregation.
 
         Raises:
-            SiteError: the message has no such record.
+            SiteError: the message does not have this record.
         """
         record = self.content.config_records.get(SECURE)
         if record is None:
@@ -237,7 +236,7 @@ class MaskedPart:
     def _sum_record(self, samples: int) -> SummedBefore | None:
         """Return this hospital's record of secret sums in all runs.
 
-        None at a simulated site, or if the node config has no 'state-dir'.
+        Returns None at a simulated site, or if the node config has no 'state-dir'.
         """
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:

@@ -54,10 +54,10 @@ class OpenedSite:
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
 
     def noise(self, *key: int | str) -> torch.Generator | None:
-        """Return the random generator for noise with ``key``; None for the operating system's.
+        """Return the random generator for noise with ``key``, or None at a real site.
 
-        Only a simulated site draws noise from the run's seed. A server knows that seed, so it could
-        subtract a real site's noise.
+        None means the operating system's randomness. Only a simulated site draws noise from the
+        run's seed. A server knows that seed, so it could subtract a real site's noise.
         """
         if not self.simulated:
             return None
@@ -124,8 +124,8 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
     Raises:
         RefusedError: the run's folds or sampling choose among a real hospital's samples, which
-            could reveal one sample by comparison; 'state-dir' is missing where it is needed; the
-            hospital's cap on epsilon needs a private run; or consent to send folder names is
+            could reveal one sample by comparison; a required 'state-dir' is missing; the hospital
+            has a cap on epsilon, but the run is not private; or consent to send folder names is
             missing.
         SettingError: settings of differential privacy contradict each other.
         SiteError: the node config names no site.
@@ -163,7 +163,7 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     if with_data and stand_in is not None:
         opened = replace(opened, silo=opened.read_declared())
     if settings.dataset == "folder":  # its class names are names of the hospital's folders
-        opened.require_consent("allow-folder-names", "folders' names are sent as those of classes")
+        opened.require_consent("allow-folder-names", "names of folders are sent as class names")
     return opened
 
 
@@ -172,8 +172,8 @@ def _run_settings(context: Context) -> CommonSettings:
 
     Raises:
         RefusedError: the run chooses among the site's samples without 'allow-folds'; or the
-            hospital has a cap on epsilon, but the run has no noise, so that no epsilon can be
-            computed.
+            hospital has a cap on epsilon, but the run adds no noise, so its epsilon would be
+            infinite.
     """
     settings, node = site_settings(context), context.node_config
     if not is_simulated(context):
@@ -189,7 +189,9 @@ def _run_settings(context: Context) -> CommonSettings:
 
 
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
-    """Refuse a run at a real hospital whose folds or sampling differ from the defaults.
+    """Check that a run's folds and sampling have their defaults, so it uses all of the samples.
+
+    The caller skips this check at simulated sites and at hospitals that set 'allow-folds=true'.
 
     Raises:
         RefusedError: a setting differs. The error names the settings, and the consent 'allow-folds'
@@ -206,7 +208,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Check that a run clips and adds noise; otherwise it has no epsilon to count.
+    """Check that a run clips and adds noise; otherwise its epsilon would be infinite.
 
     Raises:
         RefusedError: the run is not private.
@@ -214,7 +216,8 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
     if not settings.is_private():
         raise RefusedError(
             "the site has a cap on epsilon, but the run's 'privacy.sample-clip-norm' is 0: without "
-            "clipping and noise there is no epsilon, of arrays or of measurements; set "
+            "clipping and noise no epsilon can be computed, neither for arrays nor for "
+            "measurements; set "
             "'privacy.sample-clip-norm' and 'privacy.noise-multiplier', or leave the site out"
         )
 
@@ -261,9 +264,9 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 
 
 def _folder_fault(context: Context) -> str | None:
-    """Say why the node config's 'data-dir' is unusable (unreadable or empty).
+    """Explain why the node config's 'data-dir' is unusable: it is unreadable or empty.
 
-    None if the folder has an entry, or if the node config has no 'data-dir'.
+    Returns None if the folder has an entry, or if the node config has no 'data-dir'.
     """
     folder = str(context.node_config.get("data-dir", ""))
     if not folder:

@@ -33,12 +33,13 @@ class PatientPrivacy:
 
         Args:
             settings: the settings of the training.
-            aside: a key that names the training of a model other than the site's own; else empty.
+            aside: a key that names the training of another model than the site's own; otherwise
+                empty.
 
         Raises:
             EpsilonSpentError: the training would exceed a cap on epsilon.
-            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch', at
-                a site without a cap of its own.
+            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch'.
+                This is not checked at a site with its own cap on epsilon.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         reported = sum(self.session.reported["train"])
@@ -67,8 +68,8 @@ class PatientPrivacy:
         """Charge the ledger for one set of class means, and return the mechanism that adds noise.
 
         Returns:
-            The mechanism. None if the run is not private: nothing is charged, and exact means may
-                leave.
+            The mechanism, or None if the run is not private. Then nothing is charged, and exact
+            means may leave.
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon.
@@ -116,17 +117,17 @@ class PatientPrivacy:
         return Release(bound, noise, releases, source)
 
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
-        """Check that a randomly drawn batch is practically never below the hospital's floor.
+        """Check that a randomly drawn batch is practically never smaller than the site's minimum.
 
-        A floor of 1, or batches that always have all samples (``rate`` 1), pass.
+        The check passes if the minimum is 1, or if every batch has all samples (``rate`` 1).
 
         Raises:
-            RefusedError: 'train.batch-size' is below 4 times the floor 'minimum-batch'.
+            RefusedError: 'train.batch-size' is below 4 times the minimum ('minimum-batch').
         """
         floor, size = self.session.smallest_batch, settings.batch_size
         if rate < 1 and floor > 1 and size < _BATCH_MARGIN * floor:
             raise RefusedError(
-                f"private batches are drawn at random, {size} samples on average, and fewer than "
+                f"private batches are drawn at random, {size} samples on average, so fewer than "
                 f"{floor} could be in one ('minimum-batch'): set 'train.batch-size' to at least "
                 f"{_BATCH_MARGIN * floor}, or 'max-epsilon' in the site file"
             )

@@ -119,12 +119,13 @@ class SiteSession(OpenedSite):
     def with_data(self) -> SiteSession:
         """Return a copy of the session with the real data in place of the declared zero samples.
 
-        Errors from here must not reach the server; the caller adds 0 to the secret sum instead.
+        Errors from here on must not reach the server, so the caller adds 0 to the secret sum
+        instead.
 
         Raises:
             DataError: the data cannot be read.
             SiteError: the data no longer match the hospital's declaration.
-            RefusedError: the real data break a floor of the hospital.
+            RefusedError: the real data break a limit of the hospital.
         """
         session = replace(self, silo=self.read_declared())
         if session.settings.class_weights != "none":
@@ -134,18 +135,16 @@ class SiteSession(OpenedSite):
         return session
 
     def measured_splits(self) -> tuple[str, ...]:
-        """Return the names of the splits whose metrics may leave.
+        """Return the names of the splits whose metrics may leave, in the order train, val, test.
 
-        - A split with fewer reported samples than the hospital's floor is left out. An empty split
-        stays,
-          except at trust 'sums', because outside secret sums it does no harm.
-        - With the hospital's own cap on epsilon, "train" is left out. All splits are left out if
-        the
-          method measures a model that was trained without noise, because noise on metrics would not
-          hide
-          that model's training samples.
-        - At trust 'sums' with such a cap all splits are left out, because summed metrics get no
-        noise.
+        A split with fewer reported samples than the hospital's 'minimum-measured' is left out. An
+        empty split is not left out, except at trust 'sums', because outside secret sums it does no
+        harm.
+
+        With the hospital's own cap on epsilon, "train" is left out. With such a cap no split is
+        returned at trust 'sums', because summed metrics get no noise. No split is returned either
+        if the method measures a model that was trained without noise, because noise on metrics
+        would not hide that model's training samples.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -180,11 +179,11 @@ class SiteSession(OpenedSite):
         return self._standardised[key]
 
     def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
-        """Log which of this site's columns are unlike the statistics that standardise them.
+        """Log which columns of this site's table differ much from the statistics that scale it.
 
         The lines stay in the site's own log. Nothing is logged if the site is standardised by its
-        own statistics, which cannot differ, or in a simulation with pooled statistics, because
-        there the server compares the sites.
+        own statistics, which cannot differ. Nothing is logged either in a simulation with pooled
+        statistics, because there the server compares the sites.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"
@@ -236,8 +235,8 @@ class SiteSession(OpenedSite):
         if self.simulated and instruction.run_dir:
             return Path(instruction.run_dir) / "sites" / site
         raise SiteError(
-            f"site {site}: the node config names no 'state-dir', where this site's "
-            "private state survives a restart; start the SuperNode with one"
+            f"site {site}: the node config has no 'state-dir', which keeps this site's private "
+            "state over restarts; start the SuperNode with one"
         )
 
     def held_bytes(self) -> int:
@@ -277,14 +276,16 @@ class SiteSession(OpenedSite):
     def _refuse_small_steps(self, samples: int) -> None:
         """Check that a round has enough optimiser steps, and enough samples in each step.
 
-        Called for a hospital that declares its data, with the declared number ``samples``. Once the
-        data are open, too few steps could only fail inside the secret sum, and nobody would learn
-        why.
+        This check is for a hospital that declares its data. Once the data are open, too few steps
+        could only fail inside the secret sum, and nobody would learn why.
+
+        Args:
+            samples: the declared number of training samples.
 
         Raises:
             RefusedError: a round has fewer steps than 'minimum-steps-per-reply', or a step has
-                fewer samples than 'minimum-batch'. If both are too few, the error names only the
-                steps.
+                fewer samples than 'minimum-batch'. If there are too few of both, the error names
+                only the steps.
         """
         settings, limits = self.settings, self.limits
         if settings.epoch_steps:
@@ -331,9 +332,9 @@ class SiteSession(OpenedSite):
 def reported_counts(site: OpenedSite) -> Counts:
     """Return the number of samples of each class that the site reports to the server, by split.
 
-    These are the true counts; or, for a hospital at trust 'sums', the declared lower bounds; or
-    noisy counts if the hospital has its own cap on epsilon. Noise is drawn once for the same data,
-    and the draw is charged to the ledger.
+    Without the hospital's own cap on epsilon these are the true counts, or at trust 'sums' the
+    declared lower bounds. With a cap they are the true counts plus noise. Noise is drawn once for
+    the same data, and the draw is charged to the ledger.
 
     Raises:
         EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.

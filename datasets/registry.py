@@ -80,7 +80,7 @@ def _load_plugin(name: str) -> DataSet:
 
     Raises:
         SettingError: the plugin does not exist, its object is not a ``DataSet``, or the object's
-            own ``name`` belongs to one of fedsilo's data sets.
+            own ``name`` is also the name of one of fedsilo's data sets.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
     data = found
@@ -200,8 +200,8 @@ def silo_names(settings: CommonSettings) -> list[str]:
 def silo_count(settings: CommonSettings) -> int | None:
     """Return the number of silos; None if it is unknown here.
 
-    It is unknown if the sites' files decide it and the partition is 'own', if the data are missing
-    or unusable, or if there is no silo.
+    It is unknown in three cases: the partition is 'own' and the sites' files decide it; the data
+    are missing or unusable; or there are no silos.
     """
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
@@ -245,7 +245,10 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return the ``cut_document`` of a random partition; None for partitions 'own' and 'unseen'."""
+    """Return the ``cut_document`` of a random partition.
+
+    Returns None for partitions 'own' and 'unseen', because nothing in them is random.
+    """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
     places = find_places(settings.data_dir, settings.cache_dir)

@@ -1,6 +1,7 @@
-"""The place of the functions until version 0.1: an import from here warns and names the new one.
+"""Former home of the API's functions: until version 0.1 they were imported from this module.
 
-It works for one version. The rooms below know nothing of the functions, so they are found by name.
+Such an import still works for one more version, and warns with the new name. The functions are
+looked up by name, because this package must not import ``fedsilo.api``.
 """
 
 from importlib import import_module
@@ -10,10 +11,10 @@ _MODULES = ("checking", "deploying", "hospital", "privacy")
 
 
 def __getattr__(name: str) -> object:
-    """Import a name that version 0.1 had here, and warn.
+    """Return the API's function or module ``name``. A function comes with a DeprecationWarning.
 
     Raises:
-        AttributeError: there was no such name. For a removed command, the message names the
+        AttributeError: the API has no such name. For a removed command, the message names the
             command that replaces it.
     """
     if name in _MODULES:

@@ -1,4 +1,4 @@
-"""The Flower ServerApp: from run config to run directory. It knows no method by name."""
+"""The Flower ServerApp, which turns a run config into a run directory."""
 
 import json
 import logging
@@ -17,15 +17,15 @@ app = ServerApp()
 
 
 class _WithoutTraceback(logging.Filter):
-    """Drops Flower's traceback and exit code for an error whose line the app has already logged."""
+    """Hides Flower's traceback and exit code after the app has logged the error in one line."""
 
     dropped = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False to hide a log record that repeats an error that the app has logged.
+        """Return False to hide a log record, or True to show it.
 
-        A record whose exception is a FedsiloError is hidden. After such a record, each record that
-        starts with "Exit Code" is hidden too. All other records pass.
+        A record whose exception is a FedsiloError is hidden. Once this has happened, every record
+        whose text starts with "Exit Code" is hidden too. All other records are shown.
         """
         error = None
         if record.exc_info:
@@ -40,11 +40,11 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Hold a meeting, a survey or a training run, as 'run.purpose' in the run config states.
+    """Do what 'run.purpose' in the run config states: a meeting, a survey or a training run.
 
     Raises:
-        FedsiloError: one line with the fault and the remedy, which is logged first. An
-            OSError becomes a RunDirectoryError.
+        FedsiloError: something failed. The error is logged before it is raised. An OSError becomes
+            a RunDirectoryError.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")
@@ -86,5 +86,6 @@ def _run(grid: Grid, context: Context) -> None:
     else:
         raise_first((check_vectorised,), Plan(settings.common, engine=launch.get("engine", "ray")))
         directory = run(grid, settings, launch)
-        if not launch:  # 'flwr run' draws no pictures, unlike a command of fedsilo
+        # 'flwr run' draws no pictures, unlike a command of fedsilo
+        if not launch:
             print(f"to draw its pictures: fedsilo plot {as_word(directory.path)}")

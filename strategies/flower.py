@@ -99,10 +99,9 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let all sites measure the final model, if this is the last round.
+        """Let all sites measure the final model if this is the last round; return no messages.
 
-        Returns no messages in any round. In earlier rounds this does nothing, because sites measure
-        while they train.
+        In earlier rounds this does nothing, because sites measure while they train.
         """
         if server_round == self.rounds and self._loop:
             self._loop.evaluate()
@@ -113,7 +112,8 @@ class FlowerStrategy(Strategy):
     ) -> MetricRecord | None:
         """Return the final model's metrics in the last round, and None before.
 
-        They are averaged over sites by samples elsewhere, so ``replies`` is not used.
+        The metrics are averaged over sites by samples. They come from the round loop, so
+        ``replies`` is not used.
         """
         if server_round != self.rounds:
             return None
@@ -145,7 +145,7 @@ _MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the prefixes of measurements
 
 
 class _MeanMetrics(Hook):
-    """Keeps the replies of the last phase that has measurements."""
+    """Stores the replies of the last phase that has measurements."""
 
     def __init__(self) -> None:
         self._replies: Mapping[str, Reply] = {}
@@ -153,7 +153,8 @@ class _MeanMetrics(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Store ``replies`` in place of earlier ones if any reply has a measurement.
 
-        In an evaluation only metrics of the received model (``incoming.``) count as measurements.
+        Otherwise the earlier replies stay. In an evaluation only metrics of the received model
+        (``incoming.``) count as measurements.
         """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED

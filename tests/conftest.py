@@ -1,7 +1,8 @@
 """Fixtures shared by all tests: a cache per session, small settings, and inline runs."""
 
+import gc
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,17 +27,49 @@ hypothesis.settings.load_profile("untimed")
 if not golden.KERNELS.keys() & os.environ.keys():
     os.environ |= golden.KERNELS
 
-# Minutes of `make test` together: begun last, one of them would be all that is left to do
+# The longest files of `make test`, longest first: begun last, one would be all that is left to do
 _LONG = (
-    *("deploy/test_small.py", "test_ray.py", "test_end_to_end.py", "export/test_export.py"),
-    *("test_secure_end_to_end.py", "test_tables_end_to_end.py", "test_privacy_end_to_end.py"),
-    *("fuzz/test_replies.py", "finetune/test_command.py", "docs/test_notebooks.py"),
+    *("tests/deploy/test_small.py", "tests/test_ray.py", "tests/test_end_to_end.py"),
+    *("attacks/test_trust_levels.py", "docs/test_commands.py", "fuzz/test_replies.py"),
+    *("attacks/test_packed_files.py", "attacks/test_names_that_end_runs.py"),
+    *("packaging/test_wheel.py", "comparison/test_over_seeds.py", "docs/test_site.py"),
+    *("docs/test_notebooks.py", "export/test_export.py", "tests/test_secure_end_to_end.py"),
+    *("engines/test_process_engine.py", "watch/test_serve.py", "records/test_tracking.py"),
+    *("cli/test_main.py", "tests/test_tables_end_to_end.py", "docs/test_architecture.py"),
+    *("reports/test_report.py", "reports/test_in_a_browser.py", "tests/test_privacy_end_to_end.py"),
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without Python's garbage collector, then set all objects apart from it.
+
+    Modules and tests stay until the end. To look through these millions of objects for garbage
+    takes half of the time of collecting, and slows every test afterwards.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Give all objects back to the garbage collector, as libraries expect at the exit."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, and keep each file's own order."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONG))
+    places = {path: _place(path.as_posix()) for path in {item.path for item in items}}
+    items.sort(key=lambda item: places[item.path])
+
+
+def _place(path: str) -> int:
+    """Return a file's place among the longest, the last place for all others."""
+    matches = (place for place, name in enumerate(_LONG) if path.endswith(f"/{name}"))
+    return next(matches, len(_LONG))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,6 +78,17 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDSILO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["FEDSILO_TRUSTED_PLUGINS"] = str(tmp_path_factory.mktemp("home") / "trusted")
     os.environ.pop("FEDSILO_RUNS", None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Leave it to the system when files reach the disk: no test takes the power away.
+
+    Runs and audit logs wait for the disk thousands of times, milliseconds each.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

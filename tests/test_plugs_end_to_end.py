@@ -66,7 +66,9 @@ def test_a_run_is_not_resumed_with_another_plug(
     copy.parent.mkdir()
     copy.write_text(version)
     assert load_run(run.path, plugin=copy).settings["plugin"] == str(copy)
-    with pytest.raises(SettingError, match="plugin own_method is not the one of 'plugin-digests'"):
+    with pytest.raises(
+        SettingError, match="plugin own_method differs from the version in 'plugin-digests'"
+    ):
         inline_run(again)
 
 

@@ -137,7 +137,7 @@ def test_the_mean_is_that_of_the_clipped_updates_within_the_step(
         assert np.allclose(found, plain, rtol=1e-6, atol=coarse)
     assert directory.read_json("summary.json")["privacy"]["guarantee"].startswith("no diff")
     told = " ".join(directory.read_json("privacy.json")["leaves each site"])
-    assert "of them the server learns the mean over all sites alone" in told
+    assert "the server learns only their mean over all sites" in told
 
 
 @pytest.mark.parametrize("phase", [SECURE_KEYS, SECURE_SHARES, TRAIN, SECURE_AGREE, SECURE_UNMASK])
@@ -412,7 +412,7 @@ def test_weights_whose_masks_do_not_fit_are_not_taken_for_a_mean(
 
     monkeypatch.setattr(faulty, "change", staticmethod(change))
     with pytest.raises(
-        SiteError, match=r"round 1: the masks did not .* of s1a, s1b, s2a, s3a masked something"
+        SiteError, match=r"round 1: the masks do not .* of s1a, s1b, s2a, s3a masked other"
     ):
         inline_run(values, SILOS)
 
@@ -438,7 +438,7 @@ def test_one_site_that_gives_wrong_shares_does_no_harm(
     monkeypatch.setattr(faulty, "change", staticmethod(change))
     found = model(inline_run(values | {"run.name": "wrong"}, SILOS))
     assert all((found[name] == array).all() for name, array in model(plain).items())
-    with pytest.raises(SiteError, match=r"where no more than 4 answered one of s1a, s1b, s2a, s3a"):
+    with pytest.raises(SiteError, match=r"if only 4 sites answered, one of s1a, s1b, s2a, s3a"):
         inline_run(values | {"secure.threshold": 4, "run.name": "none-to-spare"}, SILOS)
 
 
@@ -454,7 +454,7 @@ def test_a_site_whose_shares_nobody_can_open_is_named(
         return reply
 
     monkeypatch.setattr(faulty, "change", staticmethod(change))
-    with pytest.raises(SiteError, match=r"the masks of site s1a .* of 4 sites 1 could open its"):
+    with pytest.raises(SiteError, match=r"the masks of site s1a: 1 of 4 sites could open its"):
         inline_run(values, SILOS)
 
 
@@ -471,7 +471,7 @@ def test_sites_that_are_sent_different_models_give_away_no_sum(
         return message(self, site, question)
 
     monkeypatch.setattr(Round, "message", other)
-    with pytest.raises(SiteError, match="round 1: the masks did not go out of the sum"):
+    with pytest.raises(SiteError, match="round 1: the masks do not cancel in the sum"):
         inline_run(values, SILOS)
 
 

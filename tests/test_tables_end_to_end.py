@@ -50,6 +50,7 @@ UEFL: dict[str, Value] = {
 OWN: dict[str, dict[str, Value]] = {
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
     "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network.name": "mlp", "network.width": 8},
+    "fedpac": {"network": "mlp", "width": 8},
     "fedper": {"network": "mlp", "width": 8},
     "fedrep": {"network": "mlp", "width": 8},
     "fedswa": {"fedswa.averaged-rounds": 1},
@@ -213,7 +214,7 @@ def test_what_leaves_the_sites_names_sums_and_prototypes(
     pooled = leaves("pooled", {})
     assert "the sum of their squares over the site's training rows" in pooled
     assert "the site's prototype, the mean of its standardised training samples" in pooled
-    assert "(without noise; none of fewer than 10 samples)" in pooled
+    assert "(without noise; never over fewer than 10 samples)" in pooled
     declared = leaves("declared", {"standardise": "declared"})
     assert "squares" not in declared
 
@@ -313,7 +314,7 @@ def test_a_site_of_too_few_rows_is_refused_by_name_or_the_run_goes_on_without_it
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     values = tables(few=[0, 1] * 6, many=[0, 1] * 12)  # a quarter of 12 rows tests, 9 train
-    with pytest.raises(SiteError, match=rf"{told}.* 1 of 2 can and 2 are needed"):
+    with pytest.raises(SiteError, match=rf"{told}.* 1 of 2 can, but 2 are needed"):
         inline_run(values | changes, 2)
     assert not (tmp_path / "run").exists()
     alone: dict[str, Value] = {"run.min-sites": 1}

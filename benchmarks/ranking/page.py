@@ -103,7 +103,7 @@ class Benchmarked:
             SettingError: no method is complete.
         """
         from benchmarks.ranking.pictures import draw_costs, draw_ranks
-        from fedsilo.pictures.learning_curves import write_picture
+        from fedsilo.pictures.picture_files import write_picture
 
         if (page or readme) and self.results.empty:
             raise SettingError("no method has all its runs: there is nothing to write a page of")

@@ -102,9 +102,9 @@ class Aligner:
             return mean_embeddings(self.network, float_inputs(inputs))
 
     def _train_discriminator(self, own: Tensor) -> None:
-        """Take one step of the discriminator against each other site, in sorted order (eq. 2).
+        """Take one step of the discriminator against each other site, sorted by name (eq. 2).
 
-        ``own`` are this batch's embeddings (batch, c). For each step, up to ``batch`` embeddings of
+        ``own`` are this batch's embeddings (batch, c). For each step up to ``batch`` embeddings of
         the other site are drawn at random.
         """
         for site in sorted(self.others):
@@ -119,10 +119,15 @@ class Aligner:
             self.discriminator_optimiser.step()
 
     def _add_alignment_gradients(self, own: Tensor, share: float) -> None:
-        """Add the gradients of the weighted alignment loss for the embeddings ``own`` (eq. 3).
+        """Add the gradients of the weighted alignment loss to the network's gradients (eq. 3).
 
-        ``share`` is the share of the batch in ``own`` (n, c), so that parts add up to the batch.
-        The target is either the others' discriminators or the complement of the site's own.
+        The target is the output of the other sites' discriminators; without them, it is the
+        complement of the site's own discriminator.
+
+        Args:
+            own: the embeddings (n, c) of this part of the batch.
+            share: this part's share of the batch, 0 to 1, so that the parts' losses add up to the
+                mean.
         """
         if self.rivals:
             sent = own
@@ -141,8 +146,7 @@ def open_aligner(
     """Build the aligner for this message from the received embeddings and the stored discriminator.
 
     With 'fedaligncl.align-target' "others", the other sites' received discriminators are loaded
-    too. The result is None if this epoch does not align, or if no other site's embeddings were
-    received.
+    too. Returns None if this epoch does not align, or if no other site's embeddings were received.
 
     Raises:
         SiteError: received embeddings have another width or are not finite, or this site's own
@@ -182,9 +186,10 @@ def open_aligner(
 
 
 def open_discriminator(lab: Lab, width: int) -> Discriminator:
-    """Build the site's discriminator from its stored weights; without any, from the run's seed.
+    """Build the site's discriminator, on the compute device, for embeddings of ``width`` numbers.
 
-    The discriminator takes embeddings of ``width`` numbers, and is on the compute device.
+    It has the stored weights, or weights drawn from the run's seed and the site's name if none are
+    stored.
     """
     with seed_generators(lab.common.seed, "discriminator", lab.site):
         discriminator = Discriminator(width)

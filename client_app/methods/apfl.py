@@ -24,10 +24,10 @@ class APFLSite(SiteMethod):
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train w on its own loss and v on the mixture's loss, on the same batches.
+        """Train the global model w on its own loss and the own model v on the mixture's loss.
 
-        Two optimisers with the same settings take the steps. w is sent and v is stored. The network
-        ends with the mixture's weights, so the mixture is measured.
+        Both train on the same batches, with two optimisers of the same settings. w is sent and v is
+        stored. The network ends with the mixture's weights, so the mixture is measured.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -44,8 +44,8 @@ class APFLSite(SiteMethod):
     def _joint_loss(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
         """Return a function that computes w's own loss plus the mixture's loss for a batch.
 
-        w gets gradients only from its own loss, and v only from the mixture's loss, because w is
-        detached in the mixture.
+        w gets gradients only from its own loss, because the mixture uses a detached copy of w. v
+        gets gradients only from the mixture's loss.
         """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:

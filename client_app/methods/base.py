@@ -82,10 +82,11 @@ class SiteMethod(ABC):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        By default that is only ``network``. An evidential network also gets its vacuity and, in the
-        final evaluation with enough test samples, its accuracy by confidence and by vacuity. In
-        partitions where silos lack labels, a model that stays at the site is also measured on only
-        its own labels. Each network is measured before the next one is requested.
+        By default the only network is ``network`` itself. An evidential network also gets its
+        vacuity and, in the final evaluation with enough test samples, its accuracy by confidence
+        and by vacuity. In partitions where silos lack labels, a model that stays at the site is
+        also measured on only the labels that the site has. Each network is measured before the next
+        one is requested.
         """
         plain = Measured(network)
         if evidences(network):
@@ -96,11 +97,11 @@ class SiteMethod(ABC):
 
 
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-    """Yield ``network`` for a measurement on only the labels of the site's training samples.
+    """Yield ``network`` for a measurement on only the labels that the site has training samples of.
 
-    Yields nothing outside the final evaluation, or if every test sample has one of these labels,
-    because the metrics would equal the usual ones. The metrics are named ``own-labels-accuracy``
-    and ``own-labels-loss``.
+    Yields nothing outside the final evaluation. Also yields nothing if every test sample has such a
+    label, because the metrics would equal the usual ones. The metrics are named
+    ``own-labels-accuracy`` and ``own-labels-loss``.
     """
     known = torch.unique(lab.silo.train.labels)
     ends = lab.instruction.phase == EVALUATE

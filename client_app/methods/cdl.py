@@ -30,8 +30,8 @@ class CDLSite(DecentralisedSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the main model and the support model towards each other; send the main, store both.
 
-        In the silo's first round only the main model is trained, and a copy of it becomes the
-        support model.
+        In the silo's first round only the main model is trained, with the usual loss, and a copy of
+        it becomes the support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -47,7 +47,7 @@ class CDLSite(DecentralisedSite):
         return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(support)))
 
     def _divergence_loss(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
-        """Return the main model's task loss plus the divergence between both models' outputs.
+        """Return a function: the main model's loss plus both models' output divergence.
 
         The divergence has gradients for both models.
         """

@@ -37,7 +37,8 @@ class DecentralisedSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Measure the received mean model, then train from the mixture with the neighbours' models.
 
-        The trained model is sent, and stored as the silo's own model.
+        If no mean model was sent, the silo's own model is measured instead. The trained model is
+        sent, and also stored as the silo's own model.
         """
         network = lab.open()
         lab.measure(network)
@@ -46,9 +47,9 @@ class DecentralisedSite(SiteMethod):
         return send_and_keep(network)
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the mean of the own and the neighbours' models, weighted by the mixing matrix.
+        """Return the mean of the silo's own model and its neighbours' models, by the mixing matrix.
 
-        Without neighbours, the own model is returned.
+        If no neighbours' models were sent, the own model is returned.
         """
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
@@ -56,11 +57,11 @@ class DecentralisedSite(SiteMethod):
         return mix_models({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield ``network`` and, in the final evaluation, also the silo's own model.
+        """Yield ``network`` and, in the final evaluation, also the silo's own model if it has one.
 
-        If some test samples have labels that the silo never trained on, the own model is measured a
-        second time, on only its own labels. ``network`` is loaded with the own model between the
-        yields.
+        Before the second yield, ``network`` is loaded with the own model. If some test samples have
+        labels that the silo never trained on, the own model is yielded again, to be measured on
+        only the labels that the silo trained on.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
@@ -76,10 +77,12 @@ def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -
 
 
 def own_model(lab: Lab) -> dict[str, Tensor]:
-    """Return the silo's stored model; in its first round, the initial model that all silos share.
+    """Return the silo's stored model; if none is stored, the mean model that the server sent.
+
+    In the silo's first round the mean model is the initial model that all silos share.
 
     Raises:
-        SiteError: the silo has no model, and the server sent no initial model.
+        SiteError: the silo has no stored model, and the server sent none.
     """
     own = lab.state(OWN) or lab.arrays(MODEL)
     if not own:

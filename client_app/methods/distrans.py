@@ -28,7 +28,10 @@ class DisTransSite(SiteMethod):
     settings: DisTransSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the two-channel network with the received weights and this site's offset."""
+        """Build the two-channel network, on the compute device, with the received weights.
+
+        The offset is this site's own: received, or stored if offsets stay at the sites.
+        """
         single, shape = initial_classifier(lab.common, lab.silo), lab.silo.task.input_shape
         network = double_channels(single, lab.sampling, shape, lab.site)
         load_exchanged(network, self._weights(lab, network))

@@ -16,10 +16,10 @@ class DittoSite(SiteMethod):
         return lab.classifier(lab.state() or lab.arrays())
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model, then the own model with a penalty towards the received weights.
+        """Train the global model, then the site's own model near the received weights.
 
-        Both models take the same number of steps. The global model is sent; the own model is
-        stored.
+        A penalty pulls the own model towards the received weights. Both models take the same number
+        of steps. The global model is sent, and the own model is stored.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

@@ -42,7 +42,7 @@ _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 
 
 class FedAlignCLSite(SiteMethod):
-    """Receives global weights and the others' noisy embeddings, and sends its own of both."""
+    """Receives global weights and the others' noisy embeddings; sends weights and embeddings."""
 
     settings: FedAlignCLSettings
 
@@ -64,7 +64,8 @@ class FedAlignCLSite(SiteMethod):
         """Train in the curriculum's order; align after each step if embeddings were received.
 
         In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
-        The weights are sent with noise, and so are embeddings if the server requests them.
+        The weights are sent with noise. Embeddings are sent too, also with noise, if the server
+        requests them.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -92,12 +93,12 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the curriculum's order (n,) of the epoch's samples (eq. 4); None if random.
+        """Return the order (n,) in which the epoch uses its samples (eq. 4); None if random.
 
-        Also reports as a metric the share of "forgotten" samples: the local model predicted them
-        correctly at the end of the last epoch, but the global model now does not. The result is
-        None if the site missed the end of the last epoch (then nothing is reported), or if this
-        epoch has no curriculum.
+        Also reports the share of "forgotten" samples as a metric. A sample is forgotten if the
+        local model predicted it correctly at the end of the last epoch, but the global model now
+        does not. If the site missed the end of the last epoch, nothing is reported and the result
+        is None. The result is also None if this epoch has no curriculum.
         """
         stored = lab.state()
         right_epoch = stored.get(_RIGHT_EPOCH)
@@ -119,8 +120,8 @@ class FedAlignCLSite(SiteMethod):
     ) -> dict[str, Tensor]:
         """Return the weights and, if the server asks for them, embeddings; both with noise.
 
-        If sites align to the others' discriminators, this site's discriminator is sent, with noise,
-        whenever embeddings are. Batch-norm statistics get no noise.
+        If sites align to the others' discriminators, this site's discriminator is sent whenever
+        embeddings are, also with noise. Batch-norm statistics get no noise.
         """
         arrays = exchanged_arrays(network)
         # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
@@ -144,10 +145,10 @@ class FedAlignCLSite(SiteMethod):
     def _state_to_keep(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the arrays to store: discriminator and, at an epoch's end, correct predictions.
+        """Return the arrays to store: discriminator and, at an epoch's end, right predictions.
 
-        Correct predictions, (n,) uint8, are 1 for each sample that the trained local model predicts
-        correctly. They are stored only if the next epoch has a curriculum.
+        The correct predictions, (n,) uint8, are 1 for each sample that the trained local model
+        predicts correctly. They are stored only if the next epoch has a curriculum.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -160,9 +161,9 @@ class FedAlignCLSite(SiteMethod):
         return kept
 
     def _embedding_count(self, lab: Lab) -> int:
-        """Return the number of embeddings to send: the server's request, up to the run's limit.
+        """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
 
-        It is 0 if the next round does not align.
+        It is 0 if the next round does not align. A negative request counts as 0.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):

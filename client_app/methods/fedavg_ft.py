@@ -8,7 +8,7 @@ from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 
 
 class FedAvgFTSite(SiteMethod):
-    """Trains like FedAvg; in rounds that return nothing, fine-tunes a model that stays here."""
+    """Trains like FedAvg; in rounds that return no arrays, fine-tunes a model that stays here."""
 
     settings: FedAvgFTSettings
     measures_what_stays = True
@@ -29,10 +29,10 @@ class FedAvgFTSite(SiteMethod):
         return lab.classifier(arrays)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train and send the global model, or fine-tune the own model and store it.
+        """Train and send the global model, or fine-tune the site's own model and store it.
 
-        If the server expects arrays, this is a shared round. Otherwise the network is trained with
-        'fedavg-ft.finetune-learning-rate', without noise, and stays at the site.
+        If the server expects arrays, the global model is trained. Otherwise the network is trained
+        with 'fedavg-ft.finetune-learning-rate', without noise, and stays at the site.
 
         Raises:
             SiteError: the server expects arrays but sent none, so the site's own model would leave.

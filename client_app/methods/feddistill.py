@@ -23,17 +23,21 @@ class FedDistillSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the others' mean logits; send the mean logits (classes,) for each class."""
+        """Train near the others' mean logits, then send this site's own for each class.
+
+        Mean logits have shape (classes,). A class with too few training samples is not sent. The
+        network is stored at the site.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         lab.fit(network, objective=self._logit_loss(lab, network))
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's own loss plus the weighted distance to the label's mean logits.
+        """Return a function: the network's own loss plus the weighted distance to the mean logits.
 
-        The mean logits come from the other sites. None if no mean logits were received, as in round
-        1.
+        The mean logits are the other sites' logits for the sample's label. Returns None if no mean
+        logits were received, as in round 1; the network's own loss is then used.
         """
         classes = lab.silo.task.classes
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)

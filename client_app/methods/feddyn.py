@@ -23,17 +23,19 @@ class FedDynSite(SiteMethod):
         """Reject an alpha so large that each step cancels the previous ones.
 
         Raises:
-            RefusedError: fewer steps than 'minimum-steps-per-reply' would affect the result.
+            RefusedError: fewer steps than the hospital's 'minimum-steps-per-reply' would affect the
+                result.
         """
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with both terms and send the network; then update and store the local gradient.
+        """Train with two terms added to the loss, send the network, then update the local gradient.
 
-        The update subtracts alpha times (trained minus received weights). The gradient is 0 in the
-        first round. If the server did not use the last reply, the gradient continues from the last
-        reply that the server used.
+        The terms are minus the local gradient times the weights, and a penalty towards the received
+        weights. The update subtracts alpha times (trained minus received weights) from the local
+        gradient, which is then stored. The gradient is 0 in the first round. If the server did not
+        use the last reply, the gradient continues from the last reply that the server used.
         """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)

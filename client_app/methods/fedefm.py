@@ -40,9 +40,10 @@ class FedEFMSite(DecentralisedSite):
         return Outgoing(send=returned)
 
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
-        """Train each model received under ``prefix`` on this silo's data; return arrays by owner.
+        """Train each model received under ``prefix`` here, and return the arrays by owner.
 
-        Each training takes 'fedefm.overseas-steps' steps. Empty if no models were received.
+        Each training takes 'fedefm.overseas-steps' steps. The mapping is empty if no models were
+        received.
         """
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
@@ -52,10 +53,10 @@ class FedEFMSite(DecentralisedSite):
         return trained
 
     def distil(self, lab: Lab) -> Outgoing:
-        """Train the own model by distillation from the experts: its copies trained by neighbours.
+        """Train the silo's own model by distillation from copies of it that neighbours trained.
 
-        Without experts, as in round 1, the network's usual loss is used. The trained model is sent
-        and stored.
+        Without received copies, as in round 1, the network's usual loss is used. The trained model
+        is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -66,7 +67,7 @@ class FedEFMSite(DecentralisedSite):
     train = distil  # No model has been overseas in round 1
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the weights to start the student from; by default the home model.
+        """Return the weights from which the silo's own model starts; by default the home model.
 
         If neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
         first. The start is then half the home model plus half the mean of the trained models.
@@ -80,11 +81,11 @@ class FedEFMSite(DecentralisedSite):
         return self._home_model(lab)
 
     def _home_model(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the own model, or the received mean if 'fedefm.continue-from' is "mean".
+        """Return the silo's own model, or the received mean if 'fedefm.continue-from' is "mean".
 
         Raises:
-            SiteError: the mean was not received, or there is neither a stored own model nor an
-                initial one.
+            SiteError: with "mean", no mean was received; otherwise the silo has neither a stored
+                model nor a received initial one.
         """
         if self.settings.continue_from == "own":
             return own_model(lab)
@@ -96,7 +97,7 @@ class FedEFMSite(DecentralisedSite):
         )
 
     def _distillation_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the loss that distils the network from the received experts; None without experts.
+        """Return the loss that distils the received experts into the network; None without experts.
 
         Each call of the loss also updates one metric per expert: its mean weight over the batches
         so far. The weight is the closeness of the expert's feature maps to the network's.

@@ -72,7 +72,7 @@ class FedEvPromptSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on evidence and the others' maps; send the shared arrays and this site's maps.
+        """Train with the evidential loss and the others' maps; send shared arrays and own maps.
 
         No maps are sent if 'fedevprompt.distillation-weight' is 0. Arrays that are not shared are
         stored.
@@ -89,9 +89,9 @@ class FedEvPromptSite(SiteMethod):
         return Outgoing(network, send=send, keep=with_prefix(_NETWORK, private))
 
     def _distillation_loss(self, lab: Lab, vit: PromptedViT) -> Objective | None:
-        """Return the evidential loss plus the weighted distance to the others' maps (eq. 2).
+        """Return a function: evidential loss plus weighted distance to others' maps (eq. 2).
 
-        The result is None if no maps were received; the network's own loss is then used.
+        Returns None if no maps were received; the network's own loss is then used.
         """
         moments = self._moments(lab, vit)
         if moments is None:
@@ -109,7 +109,7 @@ class FedEvPromptSite(SiteMethod):
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
         """Return the moments of the received attention maps by class, on the compute device.
 
-        None if no maps were received.
+        Returns None if no maps were received.
 
         Raises:
             SiteError: a received entry has an unknown class or another shape, is invalid, or is
@@ -162,7 +162,7 @@ class FedEvPromptSite(SiteMethod):
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
-    """Describe the fault of the received maps of a site and class; None if they are valid.
+    """Explain why the received maps of a site and class are invalid; None if they are valid.
 
     Args:
         lab: the lab of the message.

@@ -21,7 +21,8 @@ class FedProxSite(SiteMethod):
         """Reject a mu so large that each step cancels the previous ones.
 
         Raises:
-            RefusedError: fewer steps than 'minimum-steps-per-reply' would affect the result.
+            RefusedError: fewer steps than the hospital's 'minimum-steps-per-reply' would affect the
+                result.
         """
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)
@@ -42,7 +43,7 @@ def proximal(
     Args:
         network: the network, on the compute device.
         mu: the factor of the proximal term.
-        around: the fixed weights by name; None for the parameters as they are now.
+        around: the fixed weights by name; None for a copy of the present parameters.
     """
     # Only trained parameters, because a ViT has 22 million frozen ones
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}

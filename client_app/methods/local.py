@@ -16,7 +16,10 @@ class LocalSite(SiteMethod):
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the stored weights; at first with the run's initial ones."""
+        """Build the network with the stored weights; without any, with the initial ones.
+
+        The initial weights are those that the server sent, or else are drawn from the seed.
+        """
         return lab.classifier(lab.state() or lab.arrays(START) or None)
 
     def train(self, lab: Lab) -> Outgoing:

@@ -22,8 +22,8 @@ class MixSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train on the pooled data, for as many steps as all sites together would take.
 
-        If the server expects no arrays, another site is the trainer: this site only measures the
-        received model, and sends nothing.
+        If the server expects no arrays, another site is the trainer. This site then only measures
+        the received model and its training loss, and sends no arrays.
 
         Raises:
             SiteError: this site is the trainer, but this is not a simulation.

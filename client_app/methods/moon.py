@@ -56,11 +56,11 @@ class MoonSite(SiteMethod):
     def _contrastive_objective(
         self, network: TokenClassifier, stored: dict[str, Tensor]
     ) -> Objective | None:
-        """Return a loss: the network's loss plus mu times the model-contrastive loss (eq. 4).
+        """Return a function: the network's loss plus mu times the model-contrastive loss (eq. 4).
 
         Args:
             network: the network to train; a frozen copy of its present state is the global model.
-            stored: the arrays of the site's previous model; if empty, None is returned.
+            stored: the arrays of the site's previous model; if it is empty, the result is None.
         """
         if not stored:
             return None

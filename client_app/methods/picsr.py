@@ -61,8 +61,8 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network of the stage: all experts with the router, or a single classifier.
 
-        Before the routing stage, the classifier takes the first of these that exists: the run's
-        initial arrays, the received arrays, the stored arrays, weights from the seed.
+        In the warm-up and expert stages, the classifier takes the first of these that exists: the
+        run's initial arrays, the received arrays, the stored arrays, weights drawn from the seed.
         """
         if _stage(lab) == ROUTING_STAGE:
             arrays = lab.arrays()
@@ -76,7 +76,7 @@ class PICSRSite(SiteMethod):
         """Train the network of the stage: the shared network, this site's expert, or the router.
 
         An expert is stored, and is sent with the site's prototype only if the server asks for
-        arrays.
+        arrays. The router is trained with 'picsr.router-learning-rate' and without weight decay.
         """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
@@ -95,9 +95,9 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure; in the routing stage also its mean weight for each expert.
+        """Return the network to measure; in the router stage also with each expert's mean weight.
 
-        In the routing stage, a single sample's prediction also gets its expert weights, as
+        In the router stage, the prediction for a single sample also gets its expert weights, as
         ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:

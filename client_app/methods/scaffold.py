@@ -12,7 +12,7 @@ class SCAFFOLDSite(SiteMethod):
     """Trains like FedAvg, and adds c - c_i to each gradient."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with corrected gradients, then renew and store the site's control variate.
+        """Train with corrected gradients, then update and store the site's control variate.
 
         The new control variate is the learning rate times the mean gradient without the correction.
         The reply has the received weights plus the mean update per step, and the server's control

@@ -61,7 +61,7 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
 
-        Under the hospital's own cap on epsilon the metric gets noise. No array leaves.
+        If the hospital has its own cap on epsilon, the metric gets noise. No array leaves.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
@@ -88,7 +88,9 @@ class UEFLSite(SiteMethod):
             return Outgoing()
         # Refused whatever the message asks for, because centroids have no noise
         if lab.common.is_private():
-            raise RefusedError("training is private, and no centroids of features are made")
+            raise RefusedError(
+                "training is private, but centroids of features would leave without noise"
+            )
         tokens = tokens_of(network, lab.silo.train, lab.compute)
         # The site's own seed, because K-means begins at samples, which a server must not know
         seed = derive_seed(lab.sampling.seed, "kmeans", lab.instruction.round, lab.site)
@@ -98,7 +100,7 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure, with a further probe for its use of codewords (eq. 11)."""
+        """Return the network to measure, with a probe that measures its codeword use (eq. 11)."""
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)
         own = plain.probe

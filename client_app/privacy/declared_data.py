@@ -63,7 +63,7 @@ class DeclaredData:
         """Build the declaration for a silo, with its label counts rounded down."""
         at_least = {}
         for split, counts in silo.label_counts().items():
-            at_least[split] = [rounded_down(count) for count in counts]
+            at_least[split] = [round_down(count) for count in counts]
         return cls(
             silo.distribution,
             tuple(silo.task.input_shape),
@@ -107,7 +107,7 @@ class DeclaredData:
         )
 
 
-def rounded_down(count: int) -> int:
+def round_down(count: int) -> int:
     """Round a count down to three binary digits and to a multiple of 4: 199 to 192, 23 to 20."""
     step = max(_LEAST_STEP, 1 << max(0, count.bit_length() - _DIGITS))
     return count - count % step
@@ -116,9 +116,10 @@ def rounded_down(count: int) -> int:
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
     """Return the stored declaration of a data set; the first call reads the data and stores it.
 
-    If the same samples are read in another way, such as at another size, the counts stay as first
-    declared, because a server could invent such settings whenever it wants the samples counted
-    anew. For the same reason no declaration is dropped to make room for another.
+    If the same samples are read in another way, such as at another image size, the counts of the
+    first declaration are used again. Otherwise a server could invent such settings whenever it
+    wants the samples counted again. For the same reason no declaration is dropped to make room for
+    another.
 
     Args:
         folder: the folder that the hospital keeps over all runs.
@@ -149,7 +150,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
         if len(known) >= _MOST:
             raise RefusedError(
                 f"this hospital has declared {_MOST} ways to read its data ('{FILE}' in its "
-                "'state-dir'), and no more are added: use the settings of an earlier run, or have "
+                "'state-dir'), so no more are added: use the settings of an earlier run, or have "
                 "the hospital remove that file"
             )
         new = replace(DeclaredData.of(load()), samples=samples)

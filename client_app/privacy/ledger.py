@@ -50,7 +50,8 @@ class Ledger:
     def spend(self, releases: Releases) -> None:
         """Add releases to this ledger and to the hospital's ledger, if any, before they are made.
 
-        Messages that are answered at the same time wait for each other.
+        A release is one noisy result, such as one DP-SGD step. Messages that are answered at the
+        same time wait for each other.
 
         Args:
             releases: (noise multiplier, sampling rate) -> number of releases.
@@ -77,9 +78,12 @@ class Ledger:
         return epsilon(self.releases(), self.delta)
 
     def _enter(self, more: Releases) -> None:
-        """Add releases to the hospital's ledger, if any, and then to this one, under the lock.
+        """Add releases to the hospital's ledger, if any, and then to this ledger.
 
-        A cap of 0 means that this ledger has no cap.
+        The caller holds the lock. A cap of 0 means that this ledger has no cap.
+
+        Args:
+            more: the releases to add: (noise multiplier, sampling rate) -> number.
 
         Raises:
             EpsilonSpentError: epsilon would exceed this ledger's cap or the hospital's.
@@ -112,19 +116,19 @@ class Ledger:
     def _file(self) -> OwnFile[_Content]:
         what = f"the privacy ledger {self.path}"
         lost = (
-            "bring it back, or choose another 'run.name'; what was spent in this run is known by "
-            "nothing else"
+            "bring it back, or choose another 'run.name'; nothing else records what was spent in "
+            "this run"
         )
         if self.of_all_runs:
             what = f"the hospital's privacy ledger {self.path.name}"
-            lost = "bring it back; what was spent in all runs is known by nothing else"
+            lost = "bring it back; nothing else records what was spent in all runs"
         return OwnFile(self.path, _Content, what, lost)
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
     """Return the number of releases in the hospital's ledger of all runs, and the file's SHA-256.
 
-    None if the site has no 'state-dir' or no ledger yet.
+    Returns None if the site has no 'state-dir' or no ledger yet.
 
     Raises:
         CheckpointError: the ledger is damaged.

@@ -48,8 +48,8 @@ def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
     """Return the standard deviation of the noise on label counts, in patients.
 
     Args:
-        chosen_noise: the hospital's 'counts-noise'. If it is 0, the noise is chosen so that one
-            report costs a quarter of the hospital's cap.
+        chosen_noise: the hospital's 'counts-noise'. If it is 0, the result is the noise with which
+            one report costs a quarter of the hospital's cap.
         hospital: the hospital's ledger of all runs, with its cap and delta.
     """
     return chosen_noise or counts_noise_for(hospital.cap, hospital.delta)
@@ -114,8 +114,7 @@ def draw_again(chosen_noise: float, hospital: Ledger) -> float:
         The standard deviation of the new noise, in patients.
 
     Raises:
-        EpsilonSpentError: the draws would exceed the cap on epsilon; the counts then stay as they
-            are.
+        EpsilonSpentError: the draws would exceed the cap on epsilon. The counts then do not change.
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, noise = _file(hospital), counts_noise(chosen_noise, hospital)
@@ -151,10 +150,10 @@ def _read(file: OwnFile[_Kept]) -> dict[str, NoisyCounts]:
 def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     """Return counts with Gaussian noise, rounded and at least 0, by split and class.
 
-    All counts get noise, even those of an empty split, because its emptiness is information too.
-    Afterwards only noisy counts are used. A validation or test split is reported as empty if its
-    noisy total is at most 2.5 standard deviations of the total's noise. An empty training split is
-    reported as one sample of class 0.
+    The counts of an empty split get noise too, because its emptiness is information. The following
+    rules use only noisy counts. A validation or test split is reported as empty if its noisy total
+    is at most 2.5 standard deviations of the total's noise. An empty training split is reported as
+    one sample of class 0.
 
     Args:
         exact: the true number of samples of each class, by split.

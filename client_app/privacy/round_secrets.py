@@ -27,7 +27,7 @@ SECRETS = "secure-round.json"
 
 @dataclass
 class RoundSecrets:
-    """A site's secrets and choices in one round; in the file, bytes are hexadecimal text."""
+    """A site's secrets and choices in one round; the file has bytes as hexadecimal text."""
 
     __pydantic_config__: ClassVar = {
         "extra": "forbid",
@@ -107,8 +107,11 @@ class RoundSecrets:
         for number, other in enumerate(sites):
             if number != place:
                 shares = Shares(own_masks[number], mask_keys[number])
-                way = (place, number)  # sender and receiver, so that no share can be redirected
-                sealed_shares[other] = seal_shares(shares, self.seal_key_with(other), way)
+                positions = (
+                    place,
+                    number,
+                )  # sender and receiver, so that no share can be redirected
+                sealed_shares[other] = seal_shares(shares, self.seal_key_with(other), positions)
         return sealed_shares
 
     def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
@@ -128,9 +131,9 @@ class RoundSecrets:
         for other in self.partners:
             if other == site or other not in received:
                 continue
-            way = (sites.index(other), place)
+            positions = (sites.index(other), place)
             with suppress(SiteError):
-                shares[other] = open_shares(received[other], self.seal_key_with(other), way)
+                shares[other] = open_shares(received[other], self.seal_key_with(other), positions)
         return shares
 
     def list_words(self) -> bytes:
@@ -164,8 +167,8 @@ def read_secrets(folder: Path, round_: int) -> RoundSecrets:
     return secrets
 
 
-def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
-    """Return a lock, so that two messages at once cannot use the same keys."""
+def lock_secrets(folder: Path) -> AbstractContextManager[None]:
+    """Return a context manager that locks the secrets, so two messages cannot use the same keys."""
     return _file(folder).lock()
 
 

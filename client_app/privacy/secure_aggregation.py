@@ -25,7 +25,7 @@ from torch import Tensor
 from fedsilo.client_app.privacy.round_secrets import (
     RoundSecrets,
     drop_secrets,
-    one_at_a_time,
+    lock_secrets,
     read_secrets,
 )
 from fedsilo.client_app.privacy.signing import SignedKeys, Signer
@@ -92,14 +92,13 @@ class SecureSite:
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing.
 
-        The phases are to make keys, to share secrets, to sign the list of sites, and to unmask the
-        sum.
+        These phases make keys, share secrets, sign the list of sites, and unmask the sum.
 
         Raises:
             SiteError: the message is malformed, or belongs to another round.
             RefusedError: the answer would reveal more than a sum.
         """
-        with one_at_a_time(self.folder):
+        with lock_secrets(self.folder):
             if phase == SECURE_KEYS:
                 return self._make_keys()
             if phase == SECURE_SHARES:
@@ -112,7 +111,7 @@ class SecureSite:
         self,
         updates: Mapping[str, Tensor],
         received: Mapping[str, Any],
-        portions: Mapping[str, float | None],
+        scaled_metrics: Mapping[str, float | None],
     ) -> dict[str, Words]:
         """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
 
@@ -122,7 +121,7 @@ class SecureSite:
         Args:
             updates: the trained minus the received arrays, clipped, by name.
             received: all received NumPy arrays, named ``<record>/<array>``.
-            portions: the metrics, each scaled to 0 to 1, by name; None for a metric without a
+            scaled_metrics: the metrics, each scaled to 0 to 1, by name; None for a metric without a
                 value.
 
         Raises:
@@ -130,11 +129,11 @@ class SecureSite:
             RefusedError: the keys were used before, too few sites take part, or this round's sum
                 was already unmasked with a different contribution from this site.
         """
-        with one_at_a_time(self.folder):
+        with lock_secrets(self.folder):
             # Checked again under the lock, because another message may have used the keys since
-            secrets, partners = self.prepare_masking(received, list(portions))
+            secrets, partners = self.prepare_masking(received, list(scaled_metrics))
             quantiser = quantisation(self.common, len(secrets.keys), self.samples)
-            numbers = self.summand.numbers(quantiser, updates, portions)
+            numbers = self.summand.numbers(quantiser, updates, scaled_metrics)
             secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
             secrets.received = arrays_digest(received).hex()
             secrets.question = self._request_digest(received, secrets)
@@ -145,7 +144,7 @@ class SecureSite:
             if self.book and secrets.failed:
                 self.book.note_failure(secrets.received)
         # Sites that received different models derive different masks, which do not cancel
-        bound = bound_to(secrets.context, received, [*numbers, *portions])
+        bound = bound_to(secrets.context, received, [*numbers, *scaled_metrics])
         added, subtracted = secrets.masks(self.site, bound)
         return mask_arrays(numbers, added, subtracted)
 
@@ -182,10 +181,10 @@ class SecureSite:
             )
         partners = read_texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
-        self._sums().refuse_without(partners)
+        self._sums().refuse_missing_sites(partners)
         self._sums().refuse_other_question(self._request_digest(received, secrets))
         if self.book:
-            self.book.refuse_another(arrays_digest(received).hex(), partners)
+            self.book.refuse_changed_sum(arrays_digest(received).hex(), partners)
         for name in metrics:
             if split_of(name) not in ("", *secrets.splits):
                 raise RefusedError(
@@ -195,7 +194,7 @@ class SecureSite:
         return secrets, partners
 
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
-        """Raise if this site already failed in an earlier answer to the same received arrays.
+        """Raise an error if this site failed in an earlier answer to the same received arrays.
 
         Without a record of earlier sums (no 'state-dir'), nothing is checked.
 
@@ -213,9 +212,9 @@ class SecureSite:
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
         """Return a digest of everything, except the data, that decides what this site masks.
 
-        It covers the instruction (without the run's folder), the arrays and metrics to sum, the
-        received arrays, and the number of sites, which decides the quantisation. Empty at a site
-        that does not declare its data.
+        The digest covers the instruction (without the run's folder), the arrays and metrics to sum,
+        the received arrays, and the number of sites, which decides the quantisation. It is empty at
+        a site that does not declare its data.
         """
         if self.instruction is None:
             return ""
@@ -283,8 +282,8 @@ class SecureSite:
 
         Raises:
             SiteError: the server's lists differ in length or order.
-            RefusedError: two sites have the same key, this site's key was replaced, or a signature
-                is wrong or from a key that nobody compared.
+            RefusedError: two sites have the same key, this site's key was replaced, a signature is
+                wrong, or a signature was made with a key that people have not compared.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         self._refuse_list(sites, sites, "make keys")
@@ -294,7 +293,7 @@ class SecureSite:
         signatures = read_tokens(self.asked, "signatures", LONGEST_KEY)
         lengths = {len(one) for one in (splits, masks, seals, publics, signatures)}
         if lengths != {len(sites)}:
-            raise SiteError("record 'secure' has not one key of each kind for each site")
+            raise SiteError("record 'secure' must have one key of each kind for each site")
         # A repeated key would let the server play two sites and count them as two towards the
         # threshold
         if len({*masks, *seals}) != 2 * len(sites):
@@ -320,7 +319,7 @@ class SecureSite:
                 'colluding-sites'.
         """
         if threshold != needed_sites(self.common, sites):
-            raise RefusedError(f"threshold {threshold} is not the one of the run's settings")
+            raise RefusedError(f"threshold {threshold} differs from the one of the run's settings")
         most = tolerated_colluders(threshold, sites)
         if most < self.colluding:
             raise RefusedError(
@@ -349,7 +348,7 @@ class SecureSite:
             raise RefusedError("another list of sites is already signed: begin the round again")
         self._sums().refuse_other(secrets.weighed, answered)
         if self.book:
-            self.book.refuse_other_company(secrets.received, answered)
+            self.book.refuse_other_sites(secrets.received, answered)
         secrets.answered = answered
         # Before anything leaves, so that a restart cannot sign another list
         secrets.write(self.folder)
@@ -358,8 +357,8 @@ class SecureSite:
     def _unmask(self) -> ConfigRecord:
         """Return this site's share of one secret per site, record the sum, and delete the secrets.
 
-        If a site's weights arrived, its own-mask share is returned; otherwise its masking-key
-        share.
+        For a site whose weights arrived, the share of its own mask is returned. For any other site,
+        the share of its masking key is returned. A site whose shares cannot be opened is left out.
 
         Raises:
             RefusedError: this site has signed no list, or fewer sites than the threshold signed the
@@ -393,8 +392,8 @@ class SecureSite:
         """Check that at least the threshold of sites have signed the same list as this site.
 
         Raises:
-            RefusedError: fewer signatures than the threshold are valid. The error gives both
-                numbers.
+            RefusedError: fewer signatures than the threshold are valid. The error gives their
+                number and the threshold.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
@@ -417,7 +416,7 @@ class SecureSite:
         Args:
             sites: the server's list.
             secrets: the secrets of the round, with the threshold and the sites that have keys.
-            what: what the sites do, for the error.
+            what: the end of "N sites ...", for the error, such as "have sent their weights".
 
         Raises:
             SiteError: the list is malformed, or the keys of this round were not shared yet.
@@ -441,16 +440,16 @@ class SecureSite:
 
         Args:
             sites: the server's list.
-            known: the sites that the list may have.
-            what: what the sites do, for the error.
-            with_own: whether the list must have this site.
+            known: the sites that may be in the list.
+            what: the end of "sites that ...", for the error, such as "make keys".
+            with_own: whether this site must be in the list.
 
         Raises:
             SiteError: the list breaks one of these rules.
         """
-        must = "be sorted, with each site once and no unknown one"
+        must = "be sorted, with each site once and only known sites"
         if with_own:
-            must += ", and have this site"
+            must += ", and include this site"
         is_sorted = sites == sorted(set(sites) & set(known))
         if not is_sorted or (with_own and self.site not in sites):
             raise SiteError(f"the server's list of sites that {what} must {must}")

@@ -150,7 +150,7 @@ def signing_key(folder: Path) -> EllipticCurvePrivateKey:
             if not os.path.lexists(path):
                 write_atomically(path, _new_key(), mode=0o600)
             key = load_ssh_private_key(read_regular(path), None)
-            fault = "it is no key of an elliptic curve"
+            fault = "it is not an elliptic-curve key"
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             key, fault = None, type(error).__name__
     if isinstance(key, EllipticCurvePrivateKey):
@@ -193,7 +193,7 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Read the known keys by site; empty if there is no list yet.
+        """Read the known keys by site. The mapping is empty if the list does not exist yet.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -239,7 +239,7 @@ class KnownKeys:
             if not compared:
                 new.append(site)
             elif compared != code:
-                changed.append(f"site {site} signs by key {code}, but {compared} was compared")
+                changed.append(f"site {site} signs with key {code}, but {compared} was compared")
         fault = ""
         if codes.get(own, own_code) != own_code:
             fault = "the signing key under this site's name is not its own"
@@ -257,10 +257,10 @@ class KnownKeys:
             raise RefusedError(fault)
 
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
-        """Store the last received code of each site, and return all known keys.
+        """Store the latest received code of each site, and return all known keys.
 
-        New sites are ignored once the list has 200 sites, because a server could invent any number;
-        so are sites with an invalid name.
+        New sites are ignored once the list has 200 sites, because a server could invent any number
+        of sites. New sites with an invalid name are ignored too.
         """
         with self.file.lock():
             known = self.read()
@@ -278,9 +278,9 @@ class KnownKeys:
 
         Args:
             site: the site that has the key.
-            code: the code that the other hospital read out. It is stored even if another key, or
-                none, was received. If it is empty, the last received key is marked, which must not
-                have changed since it was listed.
+            code: the code that the other hospital read out. It is stored even if another key, or no
+                key, was received. If it is empty, the last received key is marked, but only if it
+                has not changed since it was listed.
 
         Raises:
             SettingError: the site's name or the code is malformed; or, without a code, no key was
@@ -318,7 +318,7 @@ class KnownKeys:
         return code
 
     def forget(self, site: str) -> None:
-        """Remove a site from the list, so that its key must be compared again.
+        """Remove a site from the list. Its key must then be compared again.
 
         Raises:
             SettingError: the list does not have the site.
@@ -335,7 +335,7 @@ class KnownKeys:
 def own_code(folder: Path) -> str:
     """Return the code of the signing key in ``folder``, in the form that people compare.
 
-    "" if the folder has no key; none is made.
+    Returns "" if the folder has no key. No key is made.
 
     Raises:
         RefusedError: the key file is unusable.

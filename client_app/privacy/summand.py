@@ -30,7 +30,7 @@ class Summand:
         self,
         quantisation: Quantisation,
         updates: Mapping[str, Tensor],
-        portions: Mapping[str, float | None],
+        scaled_metrics: Mapping[str, float | None],
     ) -> dict[str, Words]:
         """Weight and quantise this site's updates and metrics for the sum, as uint32 by name.
 
@@ -43,19 +43,19 @@ class Summand:
             quantisation: maps numbers to integers; its ``samples`` caps a site's weight and its
                 counts.
             updates: the trained minus the received arrays, clipped, by name.
-            portions: the metrics, each scaled to 0 to 1, by name; None for a metric without a
+            scaled_metrics: the metrics, each scaled to 0 to 1, by name; None for a metric without a
                 value.
         """
         own = weigh_site(quantisation, self._samples("train"))
         # The server divides by the total of the first count; the second tells how many sites failed
         counts = [min(self._samples("train"), quantisation.samples), int(self.failed)]
         numbers = {COUNTS: np.array(counts, np.uint32)}
-        if portions:
+        if scaled_metrics:
             behind, weighted = [], []
-            for name in sorted(portions):
-                samples = self._samples_behind(name, portions[name], quantisation)
+            for name in sorted(scaled_metrics):
+                samples = self._samples_behind(name, scaled_metrics[name], quantisation)
                 behind.append(samples)
-                weighted.append((portions[name] or 0.0) * weigh_site(quantisation, samples))
+                weighted.append((scaled_metrics[name] or 0.0) * weigh_site(quantisation, samples))
             numbers[MEASURED] = np.array(behind, np.uint32)
             numbers[METRICS] = replace(quantisation, limit=1.0).quantise(np.array(weighted))
         for name, update in updates.items():
@@ -63,9 +63,14 @@ class Summand:
             numbers[name] = quantisation.quantise(own * wide)
         return numbers
 
-    def _samples_behind(self, name: str, portion: float | None, quantisation: Quantisation) -> int:
-        """Return the number of samples behind a metric, at most the cap; 0 if it has no value."""
-        if portion is None:
+    def _samples_behind(
+        self, name: str, scaled_metric: float | None, quantisation: Quantisation
+    ) -> int:
+        """Return the number of samples behind a metric, at most the cap ``quantisation.samples``.
+
+        It is 0 if the metric has no value. A metric without a split counts training samples.
+        """
+        if scaled_metric is None:
             return 0
         return min(self._samples(split_of(name) or "train"), quantisation.samples)
 

@@ -56,7 +56,7 @@ class UnmaskedSums:
     folder: Path  # the folder of the site's private state in the run
     round: int
 
-    def refuse_without(self, partners: Sequence[str]) -> None:
+    def refuse_missing_sites(self, partners: Sequence[str]) -> None:
         """Check that ``partners`` includes all sites of this round's unmasked sum, if there is one.
 
         More sites may mask than before, because some may still drop out.
@@ -94,17 +94,18 @@ class UnmaskedSums:
         has_later_sum = any(round_ > self.round for round_ in self._file().read({}))
         if asked_another or (has_later_sum and not before.sites):
             raise RefusedError(
-                "this round's sum, or a later one's, was opened before for other weights, metrics "
-                "or notes: whether this site's part is the same would be an answer of this site "
-                "alone; ask for the same again, or begin a run with another 'run.name' and 'seed'"
+                "this round's sum, or a later one's, was unmasked before for other weights, "
+                "metrics or notes: a second answer would reveal whether this site's own part "
+                "changed; ask for the same again, or begin a run with another 'run.name' and 'seed'"
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
-        """Check that a sum equals the sum that was already unmasked in this round, if any.
+        """Check that a sum equals the sum that was already unmasked in this round, if there is one.
 
         Args:
             weighed: the digest of the numbers that this site masks.
-            answered: the sites of the sum; empty if only ``weighed`` is known yet.
+            answered: the sites of the sum; empty if they are not known yet, and then only
+                ``weighed`` is compared.
 
         Raises:
             RefusedError: the sites or this site's numbers differ from the earlier sum.
@@ -140,16 +141,16 @@ class UnmaskedSums:
 
     def _file(self) -> OwnFile[_Kept]:
         lost = (
-            "bring it back, or choose another 'run.name'; whose sums were opened is known by "
-            "nothing else"
+            "bring it back, or choose another 'run.name'; nothing else records which sums were "
+            "opened"
         )
         return OwnFile(self.folder / SUMS, _Kept, SUMS, lost)
 
     @staticmethod
     def _other(sites: Sequence[str]) -> RefusedError:
         return RefusedError(
-            f"the sum of {', '.join(sites)} was already unmasked in this round: a sum of others "
-            "next to it would reveal single sites' weights; let the same sites answer, or continue "
+            f"the sum of {', '.join(sites)} was already unmasked in this round: a sum over other "
+            "sites would reveal single sites' weights; let the same sites answer, or continue "
             "without this one"
         )
 
@@ -182,7 +183,7 @@ class SummedBefore:
     folder: Path
     terms: str
 
-    def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
+    def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
         """Check that no earlier sum of the same arrays had other settings or a missing site.
 
         Arrays that were never summed pass.
@@ -207,23 +208,27 @@ class SummedBefore:
             )
         # Sites may be added, because some may drop out before the sum is agreed
         if not set(before.sites) <= set(partners):
-            raise self._other_company(before)
+            raise self._other_sites(before)
 
-    def refuse_other_company(self, arrays: str, answered: Sequence[str]) -> None:
-        """Check that an earlier unmasked sum of the same arrays, if any, was over the same sites.
+    def refuse_other_sites(self, arrays: str, answered: Sequence[str]) -> None:
+        """Check that an earlier unmasked sum of the same arrays, if any, had the same sites.
+
+        Args:
+            arrays: the digest of all received arrays.
+            answered: the sites of the sum that is requested now.
 
         Raises:
-            RefusedError: the earlier sum was over sites other than ``answered``.
+            RefusedError: the earlier sum had other sites.
         """
         before = self._sums().get(arrays)
         if before is not None and before.sites not in ([], list(answered)):
-            raise self._other_company(before)
+            raise self._other_sites(before)
 
     def has_failed(self, arrays: str) -> bool:
         """Tell whether this site has added 0 to a sum of these received arrays.
 
-        If so, it must add 0 again, because the difference of the two sums would be its own
-        contribution.
+        If it has, it must add 0 again, because the difference between the two sums would be its own
+        contribution. ``arrays`` is the digest of the received arrays.
         """
         before = self._sums().get(arrays)
         return before is not None and before.failed
@@ -261,11 +266,11 @@ class SummedBefore:
             self.folder / ALL_SUMS,
             dict[str, UnmaskedSum],
             f"the hospital's own {ALL_SUMS}",
-            "bring it back; which arrays were summed in which company is known by nothing else",
+            "bring it back; nothing else records which sites summed which arrays",
         )
 
     @staticmethod
-    def _other_company(before: UnmaskedSum) -> RefusedError:
+    def _other_sites(before: UnmaskedSum) -> RefusedError:
         return RefusedError(
             f"the same weights were summed here before by {', '.join(before.sites)}: their "
             "sum over other sites would reveal single sites' parts; let the same sites answer, or "

@@ -1,9 +1,10 @@
 """A site's audit log: one JSON line per message, written before the answer leaves.
 
 A line holds names, counts and bytes, never a value of the data. If a line cannot be written whole
-and flushed to the disk, the answer stays at the site.
+and flushed to the disk, the answer stays at the site. The lines are chained (``log_chain``).
 """
 
+import errno
 import json
 import os
 import re
@@ -16,6 +17,16 @@ from typing import Any, TypedDict
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from fedsilo.client_app.site.log_chain import (
+    CHECK,
+    NUMBER,
+    START,
+    Link,
+    add_link,
+    link_of,
+    read_head,
+    write_head,
+)
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.files.atomic_files import open_regular
 from fedsilo.core.messages import CONFIG
@@ -50,8 +61,9 @@ def build_entry(
 ) -> dict[str, Any]:
     """Build the audit log's line for a message and its reply, as keys and JSON values.
 
-    The line has the time, site, run, round, phase and outcome; the number of names that leave, by
-    groups of names; and the bytes in both directions. It never has a value of the data.
+    The line has the time, site, run, round, phase and outcome. It also has the number of names that
+    leave, by groups of names, and the bytes of the message and the reply. It never has a value of
+    the data. Long names from the server are cut at 200 characters.
 
     Args:
         site: the site's name.
@@ -97,8 +109,9 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     """Append one JSON line and flush it to the disk; on failure leave the log as it was.
 
     Sites and processes that share a log wait for each other. If the line has no ledger state, or an
-    older one than the log's last line, it gets the last line's state. A torn last line is ended
-    first.
+    older state than the log's last line, the last line's state replaces it. If the log's last line
+    is incomplete, the new line begins on a line of its own. The line gets a number and a check
+    value, and the log's head is written.
 
     Raises:
         RefusedError: the line could not be written. The error does not name the path.
@@ -108,10 +121,12 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     with _open_log(path) as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         size = os.fstat(log).st_size
-        before, now = _last_mark(log, size), line.get(_LEDGER)
+        last = _last_line(log, size)
+        before, now = _mark_of(last), line.get(_LEDGER)
         if before and (not now or now["releases"] < before["releases"]):
             # A line about an older ledger, which was refused, must not hide the newer state
             line = {**line, _LEDGER: before}
+        line = add_link(line, _last_link(path, last))
         data = json.dumps(line).encode() + b"\n"
         # A power cut tore the last line, and its answer never left
         torn = size and os.pread(log, 1, size - 1) != b"\n"
@@ -121,6 +136,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
             if os.write(log, data) != len(data):
                 raise OSError(0, "only a part of the line went to the disk: it is full")
             os.fsync(log)
+            write_head(path, Link(line[NUMBER], line[CHECK]))
         except OSError:
             # An append-only log cannot be shortened, so the next line starts on its own
             with suppress(OSError):
@@ -129,7 +145,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return the ledger's state in the log's last whole line; None if the line has none.
+    """Return the ledger's state in the log's last complete line, or None if that line has none.
 
     If no log exists, an empty log is created and None is returned.
 
@@ -137,39 +153,60 @@ def last_ledger(path: Path) -> LedgerMark | None:
         RefusedError: the log cannot be opened. The error does not name the path.
     """
     with _open_log(path) as log:
-        return _last_mark(log, os.fstat(log).st_size)
+        return _mark_of(_last_line(log, os.fstat(log).st_size))
 
 
-def _last_mark(log: int, size: int) -> LedgerMark | None:
-    """Return the ledger's state in the last whole line of an open log of ``size`` bytes.
+def _last_line(log: int, size: int) -> dict[str, Any]:
+    """Return the last complete line of an open log of ``size`` bytes; empty if there is none.
 
-    None if that line has no ledger state, or there is no whole line. Lines that are not valid JSON
-    are skipped, because a power cut tore them. Only the last 64 KiB are read.
+    Lines that are not a JSON object, or that have a damaged ledger state, are skipped, because a
+    power cut tore them and their answers never left. Only the last 64 KiB are read.
     """
     # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
     for text in reversed(tail.splitlines()):
         try:
             line = json.loads(text)
-            mark = line.get(_LEDGER)
-            if mark is None:
-                return None
-            return LedgerMark(releases=int(mark["releases"]), sha256=str(mark["sha256"]))
+            _mark_of(line)
         except (ValueError, TypeError, KeyError, AttributeError):
-            continue  # a power cut tore this line, and its answer never left
-    return None
+            continue
+        found: dict[str, Any] = line
+        return found
+    return {}
+
+
+def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
+    """Return the ledger's state in a line, or None if it has none."""
+    mark = line.get(_LEDGER)
+    if mark is None:
+        return None
+    return LedgerMark(releases=int(mark["releases"]), sha256=str(mark["sha256"]))
+
+
+def _last_link(path: Path, last: dict[str, Any]) -> Link:
+    """Return the place in the chain after which the next line comes.
+
+    It is that of the log's last line. If the head is further, lines were removed, or the log was
+    moved away. Then the numbers continue from the head, so that a gap remains.
+    """
+    logged, head = link_of(last) or START, read_head(path) or START
+    if head.number >= logged.number:
+        return head
+    return logged
 
 
 def check_log(path: Path) -> None:
-    """Check that the log can be opened, before the work that the log must record.
+    """Check that the log and its head can be written, before the work that the log must record.
 
     If no log exists, an empty log is created.
 
     Raises:
-        RefusedError: the log cannot be opened. The error does not name the path.
+        RefusedError: the log cannot be opened, or its folder cannot be written. The error does not
+            name the path.
     """
     with _open_log(path):
-        pass
+        if not os.access(path.parent, os.W_OK):  # the head is replaced and not changed
+            raise OSError(errno.EACCES, "its folder must be writable as well")
 
 
 def names_in(content: RecordDict) -> list[str]:

@@ -36,12 +36,12 @@ _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 
 @contextmanager
 def enforce_bounds(answering: Answering) -> Iterator[None]:
-    """Run the block, which answers a message, within the hospital's trust, floors and quotas.
+    """Run the block, which answers a message, within the hospital's trust, limits and quotas.
 
-    Trust and floors are checked first. A site without a 'state-dir' then just runs the block,
-    without quotas. Otherwise the message is counted in the hospital's run book, and the block is
-    stopped when its time or memory is used up. Before it, a hello or survey deletes old cached
-    data, and any other message deletes states of old runs.
+    Trust and the limits on settings are checked first. A site without a 'state-dir' then just runs
+    the block, without quotas. Otherwise the message is counted in the hospital's run book, and the
+    block is stopped when its time or memory is used up. Before the block, a hello or survey deletes
+    old cached data, and any other message deletes states of old runs.
 
     Raises:
         RefusedError: the message or the run breaks a limit. The error names the key and what to do.
@@ -82,7 +82,7 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
 
 
 def without_paths(text: str, context: Context) -> str:
-    """Return an error's text with its paths replaced, because a server must not learn them.
+    """Return an error's text without its paths, because the server may not learn them.
 
     A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv"; any other
     path becomes "(a path of the site)".
@@ -98,10 +98,10 @@ def without_paths(text: str, context: Context) -> str:
 def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block; raise inside it once the block exceeds its time, or the process its memory.
 
-    A timer's signal checks both limits every half second, so decoding, training and measuring need
-    no checks of their own. The limits are checked again at the end, for shorter blocks. Python
-    delivers signals only to the main thread, in which a SuperNode's process answers; in another
-    thread nothing is checked.
+    A timer's signal checks time and memory every half second, so decoding, training and measuring
+    need no checks of their own. They are checked again at the end, for shorter blocks. Python
+    delivers signals only to the main thread, where a SuperNode's process answers. In another thread
+    nothing is checked.
 
     Args:
         seconds: the time limit for the block.

@@ -78,7 +78,7 @@ def site_settings(context: Context) -> CommonSettings:
 
 
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
-    """Replace the run's folders, plugin and weights by those of this node.
+    """Replace the run's folders, plugin and backbone weights by this node's own.
 
     If a server could choose paths, it would learn from digests and errors what is on a hospital's
     disk, and could choose where rows are written.
@@ -180,9 +180,9 @@ def site_name(context: Context, settings: CommonSettings) -> str:
     """Return the node config's 'site'; without one, the name of the silo number 'partition-id'.
 
     Raises:
-        SiteError: the node config has no 'site', and a real site's data set names its silos by
-            files, or there is no 'partition-id', or 'partition-id' is not below the number of
-            silos.
+        SiteError: the node config has no 'site', and one of these holds: a real site's data set
+            names its silos by files; 'partition-id' is missing; or 'partition-id' is not below the
+            number of silos.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])
@@ -207,9 +207,10 @@ def site_name(context: Context, settings: CommonSettings) -> str:
 
 
 def own_name(context: Context) -> str:
-    """Return the best known site name, for errors and the audit log; never raises a FedsiloError.
+    """Return the site's name as far as it is known, for errors and the audit log.
 
-    If the name cannot be found, it is "partition N".
+    If the name cannot be found, it is "partition N" with the 'partition-id', or "partition
+    unknown". No FedsiloError is raised.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])

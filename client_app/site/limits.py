@@ -27,7 +27,7 @@ most = partial(setting, roles="most")
 
 @dataclass(frozen=True)
 class Limits:
-    """Floors and quotas of one hospital; docs/site-file.md explains each key."""
+    """Minimums (floors) and quotas of one hospital; docs/site-file.md explains each key."""
 
     minimum_batch: int = floor(8, "fewest different samples behind an optimiser step", ge=1)
     minimum_measured: int = floor(20, "fewest samples behind a metric", ge=1)
@@ -82,7 +82,7 @@ class Limits:
     max_cache: int = quota(100_000, "maximum megabytes of decoded data", ge=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
-        """Check a run's settings against the floors and quotas that do not depend on the data.
+        """Check a run's settings against the minimums and quotas that do not depend on the data.
 
         Raises:
             RefusedError: a limit forbids the run. The error gives the run's key, its value and the
@@ -149,10 +149,10 @@ class Limits:
                     "leave the site out"
                 )
 
-    def enough_measured(
+    def drop_small_splits(
         self, metrics: Mapping[str, float], sizes: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics, except those of splits with fewer than 'minimum-measured' samples.
+        """Return the metrics without those of splits with fewer than 'minimum-measured' samples.
 
         Metrics that belong to no split are returned too.
 
@@ -183,7 +183,8 @@ NO_LIMITS = Limits(
 def limits_of(context: Context) -> Limits:
     """Return a site's limits from its node config.
 
-    A missing key gets its default; at a simulated site, a value that limits nothing.
+    A key that the node config does not have gets its default. At a simulated site it gets a value
+    that limits nothing.
 
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.

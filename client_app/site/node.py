@@ -21,7 +21,7 @@ OWN = ".own"  # within 'state-dir'; no run can have this name, because it begins
 
 @dataclass
 class Opened:
-    """The course of one message.
+    """Whether patients' data were opened for one message, and why the site gave no answer.
 
     Attributes:
         data: whether reading patients' data has begun.
@@ -115,7 +115,7 @@ def own_folder(context: Context, site: str) -> Path | None:
 
 
 def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
-    """Return ``own_folder`` for a node config."""
+    """Return the folder that a hospital keeps over all runs; see ``own_folder``."""
     if "state-dir" not in node_config:
         return None
     return Path(str(node_config["state-dir"])) / OWN / site
@@ -124,8 +124,8 @@ def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
 def own_cache(context: Context) -> str:
     """Return the node's cache folder; "" means the default folder.
 
-    The node config's 'cache-dir' comes first. Without it, "" is returned if the environment
-    variable FEDSILO_CACHE is set (the default folder then follows it) or if there is no
+    The node config's 'cache-dir' comes first. Without it, the result is "" if the environment
+    variable FEDSILO_CACHE is set (the default folder then follows it) or if the node config has no
     'state-dir'. Otherwise the cache is a folder within 'state-dir'.
     """
     if "cache-dir" in context.node_config:
@@ -137,10 +137,10 @@ def own_cache(context: Context) -> str:
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Set the umask so that files written in the block are accessible only to their owner.
+    """Set the umask for the block: files written in it are accessible only to their owner.
 
-    State, ledgers, cache and secret seed contain patients' data or secrets, so the umask that the
-    SuperNode was started with must not decide. The old umask is restored after the block.
+    State, ledgers, cache and secret seed contain patients' data or secrets, so they must not depend
+    on the umask with which the SuperNode was started. The old umask is restored after the block.
     """
     before = os.umask(0o077)
     try:

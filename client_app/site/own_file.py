@@ -32,7 +32,7 @@ class OwnFile(Generic[T]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the file's lock during the block, so that one message at a time changes the file.
+        """Hold the file's lock during the block. Another message that wants the lock waits.
 
         Raises:
             CheckpointError: the folder or the lock file cannot be written.
@@ -66,7 +66,7 @@ class OwnFile(Generic[T]):
         return content
 
     def write(self, content: T) -> None:
-        """Replace the file with one that has ``content``; after a failure the old file remains.
+        """Replace the file's content with ``content``; after a failure the old file remains.
 
         Raises:
             CheckpointError: the file cannot be written.
@@ -88,8 +88,9 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 def secret_seed(folder: Path) -> int:
     """Return the hospital's secret seed in ``folder``; the first call draws and stores it.
 
-    It decides the order of samples and the dropout draws. A server that knew the seed would know
-    which patients are in each step. A simulation uses the run's seed instead, so that runs repeat.
+    The seed decides the order of samples and the dropout draws. A server that knew it would know
+    which patients are in each step. A simulation uses the run's seed instead, because its runs must
+    be repeatable.
 
     Returns:
         An integer from 0 to 2**62 - 1.

@@ -46,7 +46,7 @@ def _less_trust(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class SiteFile(Limits):
-    """A hospital's rules, with the floors and quotas; docs/site-file.md explains each key.
+    """A hospital's rules, with its minimums and quotas; docs/site-file.md explains each key.
 
     A text in a list may contain ``*`` for any characters. ``given`` has the single values that the
     file names; the node config decides all other values.
@@ -121,8 +121,8 @@ class SiteFile(Limits):
 
         Raises:
             RefusedError: some names match no pattern in 'records', which is checked first, or match
-                one in 'refused-records'. The error lists up to 5 groups of names and counts the
-                rest.
+                a pattern in 'refused-records'. The error lists up to 5 groups of names and the
+                number of other groups.
         """
         unlisted = [name for name in names if not matches(name, self.records)]
         barred = [name for name in names if matches(name, self.refused_records)]
@@ -154,7 +154,7 @@ class SiteFile(Limits):
     def restrict(self, context: Context) -> Context:
         """Return a copy of the context whose node config also has the site file's limits.
 
-        If both have a key, the stricter value wins.
+        If the node config and the site file have the same key, the stricter value wins.
 
         Raises:
             SettingError: a limit in the node config has the wrong type or is out of range.
@@ -251,8 +251,10 @@ def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> 
     """Check that no limit became stricter while the message was answered; quotas are not checked.
 
     Args:
-        before: the node config with the limits that applied while the message was answered.
-        now: the node config with the limits of the site file as it is now.
+        before: the node config with the limits that applied while the message was answered; a
+            missing limit counts as its default.
+        now: the node config with the limits of the site file after the answer; a missing limit
+            passes.
 
     Raises:
         RefusedError: a limit is stricter now. The error names its key.
@@ -332,7 +334,7 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether the whole ``name`` matches one of ``patterns``; ``*`` matches any text."""
+    """Tell whether the full ``name`` matches a pattern, in which ``*`` matches any text."""
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", ".*")
         if re.fullmatch(expression, name, re.DOTALL):

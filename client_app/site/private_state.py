@@ -1,7 +1,7 @@
-"""A site's private state on its own disk: personal weights, codebooks, whatever a method keeps.
+"""A site's private state on its own disk: personal weights, codebooks and other stored arrays.
 
-There is one file per (round, step), complete or absent. The files of the newest two rounds stay, so
-that a server that lost its last round can continue from the round before.
+There is one file per (round, step), complete or absent. The files of the newest two rounds stay,
+because a server that lost its last round continues from the round before.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from fedsilo.core.messages import ROUND_KEYS, Instruction, state_key
 from fedsilo.core.plugins import PINS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import former_defaults, with_former_keys
-from fedsilo.core.settings_schema import as_mapping, keys_in, keys_with
+from fedsilo.core.settings_schema import Value, as_mapping, keys_in, keys_with
 
 _DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
@@ -38,7 +38,7 @@ class SiteState:
     settings_digest: str = ""
 
     def load_before(self, instruction: Instruction) -> dict[str, Tensor] | None:
-        """Load the newest state older than the instruction's (round, step); None if none is older.
+        """Load the newest state from before the instruction's (round, step), or return None.
 
         Newer states are ignored, because they belong to rounds that the server lost.
 
@@ -67,10 +67,10 @@ class SiteState:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
-        """Describe the state that is missing before ``instruction``, and what to do; or "".
+        """Describe the state that is missing before ``instruction``, and what to do.
 
-        A state is missing if all older states were deleted, or if the newest older state is from
-        before the one that the server expects.
+        Returns "" if no state is missing. A state is missing if all older states were deleted, or
+        if the newest older state is older than the state that the server expects.
 
         Args:
             instruction: the server's request.
@@ -98,7 +98,7 @@ class SiteState:
     def is_counted(self, instruction: Instruction) -> bool:
         """Tell whether the server used the reply of the newest state before ``instruction``.
 
-        True if no state is older than ``instruction``.
+        Returns True if no state is older than ``instruction``.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
@@ -163,12 +163,16 @@ _FREE = frozenset(
     + ("rounds", "plugin-settings", "privacy.sums-min-count")
 )
 
+# Settings that version 0.1 lacked -> the value that does what it did. States of 0.1 open with it
+_ADDED: dict[str, Value] = {"fedefm.emd-gradient": False}
+
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return the SHA-256, in hexadecimal, of all settings that decide what a stored state means.
 
     Settings that a hospital may change during a run, such as the device and timeouts, are left out.
-    Each setting has its name from version 0.1, so that older states still open.
+    Each setting is hashed under its name from version 0.1, because states from that version must
+    still open.
 
     Args:
         common: the run's common settings.
@@ -178,6 +182,9 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
     defaults_of_01 = former_defaults(values)
     for key in _FREE:
         values.pop(key, None)
+    for key, default in _ADDED.items():
+        if values.get(key) == default:
+            values.pop(key, None)
     if not values.get(PINS):  # so that states from before plugins have the same digest
         values.pop(PINS, None)
     # States of 0.1 open: the digest is over its names, and over the settings that it had
@@ -188,8 +195,8 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
 def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """Tell whether a state from before ``instruction`` must have existed and was deleted.
 
-    Called when no older state is on disk. False in round 1, without any state, or if only states of
-    the requested round exist, because this is then the site's first round.
+    Called when no older state is on disk. Returns False in round 1, without any state, or if only
+    states of the requested round exist, because this is then the site's first round.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}
@@ -205,7 +212,7 @@ class _RunStates:
 
 
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
-    """Delete the states of the least recently used runs, until the rest fit into ``most`` bytes.
+    """Delete the states of the least recently used runs, until the others fit into ``most`` bytes.
 
     The current run's states are neither deleted nor counted.
 

@@ -88,7 +88,7 @@ class RunRecord:
             )
 
     def enter(self, message: Instruction) -> None:
-        """Count a message and its phase; phase counts are kept only for the last two rounds."""
+        """Count a message and its phase. Phase counts are stored only for the last two rounds."""
         self.messages += 1
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
@@ -106,11 +106,11 @@ class RunBook:
             folder / "runs.json",
             dict[str, RunRecord],
             "the hospital's run book runs.json",
-            "bring it back; what was answered in each run is known by nothing else",
+            "bring it back; nothing else records what was answered in each run",
         )
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
-        """Check a message, count it in its run, and return the seconds that the run has left.
+        """Check a message, count it in its run, and return the seconds of work that are left.
 
         A refused message is not counted.
 
@@ -120,7 +120,8 @@ class RunBook:
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message exceeds a quota, goes back, or begins one run too many today.
+            RefusedError: the message exceeds a quota, goes back more than one round, or begins one
+                run too many today.
             CheckpointError: the record is damaged, or cannot be written.
         """
         with self._change_runs() as runs:
@@ -141,7 +142,7 @@ class RunBook:
                 runs[run_name].seconds += seconds
 
     def count_hello(self, limits: Limits) -> None:
-        """Count a hello or a survey; both share one quota per day.
+        """Count a hello or a survey against a daily quota that hellos and surveys share.
 
         The quota is 3 * 'max-runs-per-day' + 10.
 
@@ -196,8 +197,8 @@ class RunBook:
 def _is_of_today(run: RunRecord) -> bool:
     """Tell whether a run began within the last 24 hours.
 
-    A time in the future comes from a wrong clock and does not count. Otherwise such a run would use
-    up the quota until the clock reaches that time.
+    A run with a time in the future comes from a wrong clock and does not count. Otherwise it would
+    use up the quota until the clock reaches that time.
     """
     return 0 <= time.time() - run.began < _DAY
 

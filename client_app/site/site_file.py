@@ -96,7 +96,7 @@ def _refuse_rootless(key: str, patterns: Iterable[str]) -> None:
     """Check that each pattern is "*" or begins with the name of a record, such as "arrays/".
 
     Raises:
-        SettingError: a pattern is neither. The error names the first such pattern.
+        SettingError: a pattern is neither. The error names the first invalid pattern.
     """
     for pattern in patterns:
         if pattern != "*" and not pattern.startswith(_ROOTS):

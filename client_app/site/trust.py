@@ -1,4 +1,4 @@
-"""A hospital's trust: one line of its site file, without which it takes no part.
+"""A hospital's trust: one line of its site file. Without this line the hospital takes no part.
 
 A run states in its setting 'privacy.trust' which promise it makes. A hospital answers only a run
 whose promise fits its own line. docs/threat-model.md explains what each level promises, and what it
@@ -26,7 +26,8 @@ MEANINGS: Mapping[str, str] = {
 def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
     """Check that the run's level of trust satisfies this hospital's 'trust'.
 
-    Level 'server' accepts every run; 'sums' and 'nobody' accept only runs of the same level.
+    A hospital with level 'server' accepts every run. A hospital with level 'sums' or 'nobody'
+    accepts only runs of the same level.
 
     Args:
         node_config: the node's config with the site file's limits.
@@ -39,7 +40,7 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
     level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
         choices = "; ".join(f"'trust: {name}': {said}" for name, said in MEANINGS.items())
-        fault = f"no line of the site file says whom the site trusts: add one of {choices}"
+        fault = f"the site file does not say whom the site trusts: add one of {choices}"
     elif level not in (SERVER, settings.trust):
         fault = (
             f"the site file says 'trust: {level}' ({MEANINGS[level]}), but the run is made for "
@@ -51,14 +52,14 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
 
 
 def refuse_uncapped(level: str, capped: bool) -> None:
-    """Check that 'trust: nobody' comes with a cap on epsilon.
+    """Check that a hospital with 'trust: nobody' has a cap on epsilon.
 
     Args:
         level: the hospital's level of trust.
         capped: whether the hospital has a cap on epsilon.
 
     Raises:
-        RefusedError: the level is 'nobody' and there is no cap.
+        RefusedError: the level is 'nobody' but the hospital has no cap.
     """
     if level == NOBODY and not capped:
         raise RefusedError(
@@ -70,7 +71,8 @@ def refuse_uncapped(level: str, capped: bool) -> None:
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:
     """Tell whether the server may see this site's single answers, including its error texts.
 
-    True only if hospital and run both have trust 'server' (the default), without a cap on epsilon.
+    Returns True only if the hospital and the run have trust 'server' (the default), and the
+    hospital has no cap on epsilon.
 
     Args:
         node_config: the node's config with the site file's limits.
@@ -84,8 +86,9 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 def constant_error(error: Exception) -> FedsiloError:
     """Return the error to send in place of an error that may depend on a patient.
 
-    It is always the same WithheldError. Only an EpsilonSpentError keeps its type and text: it
-    depends on the request and on noisy counts but on no patient, and the server needs it to plan.
+    It is always the same WithheldError, except for an EpsilonSpentError, which keeps its type and
+    text. An EpsilonSpentError depends on the request and on noisy counts but not on a patient, and
+    the server needs it to plan.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

@@ -29,14 +29,15 @@ def suppress(
 ) -> list[int | None]:
     """Return a table's counts, with None for each count that must not leave the site.
 
-    Counts below the floor are suppressed, including 0. If any is, further counts are suppressed in
-    a random order until at least two are hidden and the hidden counts sum to at least 2 * floor. If
-    the total is below the floor, all counts are suppressed.
+    Counts below the floor are suppressed, including 0. If there are any, more counts are suppressed
+    in a random order until at least two are hidden and the hidden counts sum to at least 2 * floor.
+    If the total is below the floor, all counts are suppressed.
 
     Args:
         counts: all cells of the table; a reader may know their total.
         floor: the smallest count that may leave; 1 or less suppresses nothing.
-        secret: the hospital's secret seed, which decides the order of the further cells.
+        secret: the hospital's secret seed, which decides the order in which more cells are
+            suppressed.
         table: names of the table; each table has its own order.
         in_a_row: whether the cells are neighbours, like the bins of a histogram. Outer cells, which
             hold few samples, then tend to be suppressed first.
@@ -83,7 +84,10 @@ def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
 
 
 def at_least(count: int, floor: int) -> int | None:
-    """Return a count that is released without a table; None if it is below the floor."""
+    """Return ``count``, or None if it is below the floor, for a count that is not part of a table.
+
+    A floor of 1 or less never gives None.
+    """
     if floor > 1 and count < floor:
         return None
     return count

@@ -62,8 +62,8 @@ class StoredAnswer:
 def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     """Answer a survey with the parts that the hospital's site file lets leave.
 
-    A hospital's first answer about a data set is stored and repeated. A simulated site answers anew
-    each time, with all parts.
+    A hospital's first answer about a data set is stored and repeated. A simulated site makes a new
+    answer each time, with all parts.
 
     Args:
         context: the node and the survey's settings.
@@ -97,7 +97,7 @@ def _reasons_against(
 
     The hospital needs trust 'server', no cap on epsilon, a 'state-dir', and a site file whose
     'records' list the survey's part 'about'. A pattern for everything ("*") is not enough, because
-    such site files may be older than surveys.
+    the site file may be older than surveys.
 
     Args:
         context: the node, with the site file's limits in its node config.
@@ -118,7 +118,7 @@ def _reasons_against(
         )
     if folder is None:
         yield (
-            "the node config names no 'state-dir', where the first answer to a survey is kept: "
+            "the node config names no 'state-dir', which stores the first answer to a survey: "
             "start the SuperNode with one"
         )
     if rules is None:
@@ -161,7 +161,7 @@ def _first_answer(
         dict[str, StoredAnswer],
         f"the hospital's own {_FILE}",
         "bring it back; if it is removed the next survey gets a new answer",
-        "no survey leaves that is not kept; make room or repair the disk",
+        "a survey leaves only once it is stored; make room or repair the disk",
     )
     with file.lock():
         known = file.read({})
@@ -176,7 +176,7 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer, by name.
 
     Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now, read with the settings of the first answer.
+    fingerprint now. The data are read with the settings of the first answer.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -233,7 +233,9 @@ class AnswerBuilder:
     secret: int
 
     def answer(self) -> Survey:
-        """Build the whole answer about the site's samples and files; small counts are suppressed.
+        """Build the answer about the site's samples and files, with small counts suppressed.
+
+        Files are described only if the data set's silos are not cut from shared data.
 
         Raises:
             DataError: a file cannot be read again.
@@ -308,7 +310,7 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split and, per column, those that lack a valid value.
+        """Count the samples in no split and, per column, how many of them lack a valid value.
 
         Counts below the floor become None. A column's count is also None if only a few of these
         samples have a value, because the difference would reveal them.
@@ -323,8 +325,8 @@ class AnswerBuilder:
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
         """Yield (name, mean and standard deviation) for each measure with declared bin edges.
 
-        At a real site, values beyond the outer edges are clipped to them first, so that no outlier
-        shows. Measures with levels, with fewer known values than the floor, or with at most 10
+        At a real site, values beyond the outer edges are first clipped to them, which hides
+        outliers. Measures with levels, with fewer known values than the floor, or with at most 10
         distinct values are left out.
         """
         for one in measures:
@@ -345,13 +347,14 @@ class AnswerBuilder:
     ) -> dict[str, tuple[float, float]]:
         """Return the 5th and the 95th percentile by measure.
 
-        A measure is left out if 5 % of its known values are fewer than the floor, because fewer
-        samples would lie beyond each percentile. Measures with levels are left out too.
+        A measure is left out if 5 % of its known values are fewer than the smallest count that may
+        leave, because too few samples would lie beyond each percentile. Measures with levels are
+        left out too, and at a real site those with at most 10 distinct values.
 
         Args:
             measures: the measures.
             split: the split, or the place of files.
-            include_few_values: True to include numbers with at most 10 distinct values, such as
+            include_few_values: True to include measures with at most 10 distinct values, such as
                 file sizes.
         """
         found = {}
@@ -366,11 +369,11 @@ class AnswerBuilder:
     def _known_values(
         self, measure: Measure, split: str, include_few_values: bool = False
     ) -> Values | None:
-        """Return a numeric measure's values without the missing ones.
+        """Return a numeric measure's values without the missing ones, or None.
 
-        None if the measure has levels or no known value. At a real site also None for at most 10
-        distinct values, unless ``include_few_values``, because a mean over so few values would
-        reveal counts.
+        Returns None if the measure has levels or no known value. At a real site it also returns
+        None for at most 10 distinct values, unless ``include_few_values`` is True, because a mean
+        over so few distinct values would reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]

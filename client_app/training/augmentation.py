@@ -32,11 +32,12 @@ def augmenter(
 ) -> Transform:
     """Return a function that augments batches of images (batch, channels, height, width).
 
-    Each call uses the seed of the next batch; the type and shape of the images stay the same.
+    Each call uses the seed of the next batch; the type and shape of the images stay the same. An
+    empty batch is returned unchanged.
 
     Args:
         settings: the transforms ('train.augmentation') and the seed.
-        key: further keys of the random numbers, such as (round, site).
+        key: keys of the random numbers in addition to the seed, such as (round, site).
         device: the device of the batches.
     """
     transform, numbers = _parse_transforms(settings.augmentation), count()

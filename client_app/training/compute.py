@@ -54,11 +54,11 @@ class Compute:
         return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
-        """Return a new loss scaler, which keeps fp16 gradients from vanishing; inactive otherwise.
+        """Return a new loss scaler, which keeps fp16 gradients from vanishing.
 
-        Each training has its own scaler, and its scale is not stored. The first scale is 2^10
-        instead of PyTorch's 2^16, with which the first steps of each round would overflow and be
-        skipped.
+        It does nothing in other precisions. Each training has its own scaler, and its scale is not
+        stored. The first scale is 2^10 instead of PyTorch's 2^16, with which the first steps of
+        each round would overflow and be skipped.
         """
         return GradScaler(self.device.type, init_scale=2.0**10, enabled=self.fp16)
 
@@ -76,7 +76,7 @@ class Compute:
         return tensor.to(self.device)
 
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function that maps row numbers (n,) to those rows of ``tensor``, on the device.
+        """Return a function that picks rows of ``tensor`` by their numbers (n,), on the device.
 
         On a GPU, a tensor of at most 2 GiB is copied to the GPU once, and a larger tensor is
         streamed batch by batch. Row numbers are copied from pinned memory, because otherwise each
@@ -104,7 +104,7 @@ def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
     """Step all optimisers with the gradients of a scaled loss; return True if all were finite.
 
     An optimiser whose gradients are not finite takes no step, and the scale is halved. The
-    gradients are unscaled in place, so that later code sees their true values.
+    gradients are unscaled in place, because later code reads them.
     """
     for optimiser in optimisers:
         scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients
@@ -172,7 +172,7 @@ def choose_compute(
 
 
 def _device_parts(device: str) -> tuple[str, int]:
-    """Split a device such as "cuda:1" into its kind and its index, 0 if it has none.
+    """Split a device such as "cuda:1" into its kind and its index; without an index, it is 0.
 
     Raises:
         SettingError: the device is not "auto", "cpu", "cuda" or "cuda:N".
@@ -188,12 +188,12 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Choose the device, precision and memory format for a run at this site.
 
-    Calls ``choose_compute``, but 'auto' also stores images channels last on a CPU, if the run's
-    network is known to be safe there.
+    This calls ``choose_compute``, but 'auto' also stores images channels last on a CPU, if the
+    run's network is known to be safe there.
 
     Raises:
-        SettingError: see ``choose_compute``; or 'channels-last' is set on a CPU for a network with
-            layers in which PyTorch may fail.
+        SettingError: ``choose_compute`` raises it; or 'channels-last' is set on a CPU for a network
+            with layers that may fail there in PyTorch.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -211,7 +211,10 @@ def compute_of(settings: CommonSettings) -> Compute:
 
 
 def gpu_share() -> float:
-    """Return the share of a GPU's memory that the engine allows this process, 1 for all of it."""
+    """Return the share of a GPU's memory that the engine allows this process, 1 for all of it.
+
+    The share is 1 if the environment variable is missing or is not a number.
+    """
     try:
         return float(os.environ.get(GPU_SHARE, "1"))
     except ValueError:
@@ -246,13 +249,15 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @contextmanager
-def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator[set[str]]:
+def collect_unrepeatable_operations(
+    report: Callable[[str], None] = lambda line: None,
+) -> Iterator[set[str]]:
     """Collect in a set the names of operations that PyTorch calls non-deterministic.
 
     The yielded set fills while the block runs. Other warnings and errors pass unchanged.
 
     Args:
-        say: called after the block with one line that has all names; not called without names.
+        report: called after the block with one line that has all names; not called without names.
 
     Raises:
         SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.
@@ -285,14 +290,17 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
             torch.set_warn_always(always)
     if found:
         names = ", ".join(sorted(found))
-        say(f"other bits each time, since these have no deterministic form on this device: {names}")
+        report(
+            "results differ each time, because these operations have no deterministic form on "
+            f"this device: {names}"
+        )
 
 
 def _operation(text: str) -> str:
-    """Return the operation that a message of PyTorch calls non-deterministic; "" if there is none.
+    """Return the operation that a message of PyTorch calls non-deterministic, or "".
 
-    Characters other than letters, digits, '_', '.' and '-' become '-'. At most 100 characters are
-    returned.
+    The name has at most 100 characters. Any character that is not a letter, digit, '_', '.' or '-'
+    is replaced by '-'.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""

@@ -60,7 +60,7 @@ class Probes(list[Probe]):
 
 @dataclass(frozen=True)
 class Measured:
-    """A network to measure, with the names of its metrics and further values to compute."""
+    """A network to measure, with the names of its metrics and more values to compute."""
 
     network: SiteNetwork  # must be on the compute device
     # Metric -> its name in the reply; other metrics are left out. None for all, under their names
@@ -84,10 +84,9 @@ def measure(
 ) -> dict[str, float]:
     """Measure a network on ``split``, with class probabilities averaged over MC-dropout passes.
 
-    ``accuracy`` is the share of samples whose most probable class is right, ``loss`` the negative
-    log-likelihood in nats, and ``entropy`` that of the probabilities in nats (UEFL, eq. 8), each
-    averaged over the samples. The other metrics are those of
-    ``models.measures.classification_metrics``.
+    ``accuracy`` is the share of samples whose most probable class is right. ``loss`` is the mean
+    negative log-likelihood, and ``entropy`` the mean entropy of the probabilities (UEFL, eq. 8),
+    both in nats. All other metrics come from ``models.measures.classification_metrics``.
 
     Args:
         network: placed on the compute device.
@@ -95,7 +94,7 @@ def measure(
         settings: the seed, and the number of passes 'train.mc-passes' (0 for one pass without
             dropout).
         compute: the device and the precision.
-        key: further keys of the dropout seed.
+        key: more keys of the dropout seed, such as (round, site).
         probe: sees the tokens of every batch and adds its own metrics; None for no probe.
         counts_from: the smallest outcome count to publish; None to publish no counts.
 
@@ -190,14 +189,14 @@ def predict_batches(
 
     They are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without dropout.
     The batches are consumed one at a time. The dropout draws continue from batch to batch, so only
-    batches like those of ``in_batches`` repeat the result of ``measure``.
+    batches of the sizes that ``in_batches`` makes repeat the result of ``measure``.
 
     Args:
         network: placed on the compute device.
         batches: inputs (batch, ...); at least one batch.
         settings: the seed and 'train.mc-passes'.
         compute: the device and the precision.
-        key: further keys of the dropout seed.
+        key: more keys of the dropout seed, such as (round, site).
         probe: sees the tokens (batch, l, c) of each batch; None for no probe.
     """
     probabilities = []
@@ -227,8 +226,8 @@ def _in_parts(
 ) -> list[Tensor]:
     """Apply ``function`` to consecutive parts of ``inputs``; return the results as a list.
 
-    The results stay on the device. For images on a CPU a part has at most 128 inputs, so that the
-    activations stay in the CPU's cache. This halves the time.
+    The results stay on the device. For images on a CPU a part has at most 128 inputs, because the
+    activations then stay in the CPU's cache, which halves the time.
     """
     size = batch_size(inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
@@ -237,7 +236,10 @@ def _in_parts(
 
 
 def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
-    """Return the tokens (n, l, c) of a whole split, in eval mode, float32 on the CPU."""
+    """Return the tokens (n, l, c) of all samples in a split, float32 on the CPU.
+
+    The network is put into eval mode.
+    """
     return over_batches(network, split.inputs, compute, network.encode)
 
 
@@ -275,7 +277,7 @@ class EvidenceProbe:
     def see(self, tokens: Tensor) -> None:
         """Record alpha (batch, classes) for a batch of tokens, from a pass without dropout.
 
-        So the probe draws no random numbers.
+        Without dropout the probe draws no random numbers.
         """
         self.alphas.append(_alpha(self.network, tokens))
 

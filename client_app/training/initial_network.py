@@ -46,9 +46,10 @@ def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     """Return the weight of each class in the loss, (classes,) float32.
 
-    "balanced" weights are n / (K n_k), where n_k of the site's n training samples have class k, and
-    K classes have samples; so their mean over the samples is 1. A class without samples has weight
-    0. For any other setting the run's own weights are returned.
+    The "balanced" weight of class k is n / (K n_k). Here n is the number of the site's training
+    samples, n_k the number in class k, and K the number of classes with samples. The mean weight
+    over the samples is then 1. A class without samples has weight 0. For any other setting the
+    run's own weights are returned.
 
     Raises:
         SettingError: the run's own weights are not one per class.
@@ -88,7 +89,7 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
         weights: the weight of each sample in the loss, (n,); None if all count the same.
 
     Raises:
-        RefusedError: a step uses fewer samples. The error gives both numbers.
+        RefusedError: a step uses fewer samples. The error gives their number and ``minimum``.
     """
     sizes = []
     for batch in batches:

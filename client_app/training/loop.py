@@ -38,7 +38,7 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
 
     A last batch of one sample is joined to the previous batch, because batch norm has no variance
     over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because
-    its gradient would depend on too few patients. A single batch stays as it is.
+    its gradient would depend on too few patients. If there is only one batch, it is never changed.
 
     Args:
         count: the number of samples in the epoch.
@@ -206,7 +206,8 @@ class LocalTraining:
 
         Raises:
             SiteError: the loss is not finite, or no step in fp16 had finite gradients.
-            RefusedError: a batch or the whole training is smaller than the hospital's floors.
+            RefusedError: a batch has fewer samples, or the training has fewer steps, than the
+                hospital allows.
         """
         self.network.train()
         steps, count, passes = _Steps(self), len(self.split.labels), self.plan
@@ -270,9 +271,10 @@ class _Steps:
         self._after_step = training.after_step
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
-        """Take one optimiser step for each batch of a pass; loss and sample count start at 0.
+        """Take one optimiser step for each batch of a pass.
 
-        In fp16, a batch with gradients that are not finite is skipped and does not count.
+        ``losses`` and ``samples`` are set to 0 first, and then add up over the pass. In fp16, a
+        batch with gradients that are not finite is skipped and does not count.
         """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
@@ -344,14 +346,14 @@ def continue_from_earlier_rounds(
     """Let the learning rate and the evidential KL weight continue from earlier rounds.
 
     If the network has evidential losses, ``training.before_pass`` is set. ``training.counted`` is
-    set if 'train.rate-decay' is not 'none', or if there is a schedule or warm-up and
+    set if 'train.rate-decay' is not 'none'. It is also set if there is a schedule or warm-up and
     ``training.plan`` is None, because a schedule does not count the steps of a plan.
 
     Args:
-        training: the training; its private mechanism and its floors must be set already.
+        training: the training; its private mechanism and its minimums must be set already.
         settings: the run's settings, without the number of steps that is set only for ``training``.
         rounds: the number of finished rounds.
-        aside: a key that names the training of a further model; empty for the site's own model.
+        aside: a key that names the training of another model; empty for the site's own model.
     """
     if evidences(training.network):
         training.before_pass = anneal_evidence(training, settings, rounds)
@@ -372,8 +374,8 @@ def round_steps(
         training: a schedule counts the steps of this training's own settings, because a round may
             have several trainings.
         settings: the run's settings; 'train.rate-decay' counts the steps of these settings.
-        aside: a key that names the training of a further model; empty for the site's own model,
-            whose epochs may span rounds.
+        aside: a key that names the training of another model; empty for the site's own model, whose
+            epochs may span rounds.
     """
     if training.private:
         return training.private.steps()

@@ -45,10 +45,11 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """Build the run's optimiser for the trainable parameters of ``module``, without moments.
 
     Parameters in the module's ``slow_parameters()`` get 'vit.basic-learning-rate'. Parameters in
-    ``apart_parameters()`` are left to the method's own optimiser. Both functions are optional.
+    ``apart_parameters()`` are left to the method's own optimiser. The module need not have these
+    two functions.
 
     Raises:
-        SettingError: PyTorch has no such optimiser, or it refuses the arguments.
+        SettingError: PyTorch does not have the optimiser, or the optimiser refuses the arguments.
     """
     slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
     apart: set[nn.Parameter] = set(getattr(module, "apart_parameters", list)())
@@ -110,9 +111,9 @@ def check_optimiser(settings: CommonSettings) -> None:
     """Check that the run's optimiser can be built, and can take a step on small tensors.
 
     Raises:
-        SettingError: the optimiser cannot be built or cannot take a step; or
+        SettingError: the optimiser cannot be built or cannot take a step. Also raised if
             'train.optimiser-state' is "run", but the optimiser's state has other shapes than the
-            weights, so that it cannot be stored over rounds.
+            weights and so cannot be stored over rounds.
     """
     weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 3))])
     optimiser = open_optimiser(weights, settings)
@@ -141,8 +142,8 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
 
     With a damped or huge momentum, a strong decay, or a strong penalty, one step's gradient can be
     nearly all that remains, and the reply would reveal it. So a one-number model is trained once
-    per step with that step's gradient negated. The step counts if the result moves by at least a
-    hundredth of the largest such change.
+    per step with that step's gradient negated. The step counts if the result then moves by at least
+    a hundredth of the largest move over all steps.
 
     Args:
         settings: the run's settings.
@@ -150,7 +151,8 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
         pull: the factor of a penalty's gradient towards the initial weights; 0 for no penalty.
 
     Raises:
-        RefusedError: fewer steps count. The error gives both numbers.
+        RefusedError: fewer steps count. The error gives the required number and the number that
+            count.
     """
     steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])
@@ -207,7 +209,8 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
     """Put the arrays of ``moments_of`` back into an optimiser.
 
-    A parameter without stored arrays, or whose shape differs from theirs, begins with new moments.
+    A parameter begins with new moments if no arrays are stored for it, or if their shape differs
+    from its own.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

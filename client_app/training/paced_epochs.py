@@ -60,7 +60,7 @@ def train_continued(
     site: str,
     order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Train from where the site's last round stopped; return the loss and the new state.
+    """Train from the point where the site's last round stopped; return the loss and the new state.
 
     The optimiser continues with its stored moments. If epochs span rounds, the training also
     continues at the stored position in the epoch. A parameter that is new, or whose shape has
@@ -143,7 +143,7 @@ def refuse_other_data(before: int, now: int) -> None:
     """Check that the site has as many training samples as when its state was stored.
 
     Raises:
-        SiteError: ``before`` and ``now`` differ. The error gives both numbers.
+        SiteError: ``before`` and ``now`` differ. The error gives the two numbers.
     """
     if before != now:
         raise SiteError(

@@ -59,10 +59,10 @@ class PrivateTraining:
         penalty: Callable[[], Tensor] | None = None,
         scaler: GradScaler | None = None,
     ) -> Tensor:
-        """Set the parameters' gradients to a noisy mean of clipped ones; return the mean loss.
+        """Set the parameters' gradients to a noisy mean of clipped gradients; return the mean loss.
 
-        The loss is that of the batch, includes the penalty and is detached. The gradients are
-        divided by the expected batch size, because the real one is private.
+        The loss is the batch's mean loss plus the penalty, detached. The gradients are divided by
+        the expected batch size, because the real batch size is private.
 
         Args:
             network: the network whose gradients are set.

@@ -41,14 +41,14 @@ def is_scheduled(settings: CommonSettings) -> bool:
 def rate_setter(
     optimisers: Sequence[Optimizer], settings: CommonSettings, before: int, total: int
 ) -> Callable[[], None] | None:
-    """Return a function that sets the learning rates before each step; None if they are constant.
+    """Return a function that sets the learning rates before each step; None for constant rates.
 
     Each call is for the next step, and multiplies the initial rate of every parameter group by the
-    same factor. With a schedule (``total`` above 0) the factor is the schedule's; with
-    'train.rate-decay' it is one divided by the square root of the step's number.
+    same factor. With a schedule (``total`` above 0) the factor is the schedule's. Otherwise, with
+    'train.rate-decay', it is one divided by the square root of the step's number.
 
     Args:
-        optimisers: the network's optimiser, and any that steps beside it.
+        optimisers: the network's optimiser, and all other optimisers that step together with it.
         settings: the schedule or decay of the learning rate.
         before: the number of steps that the site has taken in earlier rounds.
         total: the number of steps in all rounds; 0 without a schedule.

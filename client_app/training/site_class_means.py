@@ -50,8 +50,8 @@ def class_means(
     """Return the mean of ``function`` over the training samples of each class with enough samples.
 
     The network is put into eval mode, because in training mode batch norm and dropout would make a
-    sample's values depend on its batch and on chance. Batches limit the memory. Exact sums are
-    float64, and private sums are integers, which get noise.
+    sample's values depend on its batch and on chance. Samples are computed in batches, which limits
+    the memory. Exact sums are float64, and private sums are integers, which get noise.
 
     Args:
         network: placed on the compute device.

@@ -107,7 +107,7 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the text of the innermost error, because the outer ones only repeat the address."""
+    """Return a short text for the innermost error, because outer errors only repeat the address."""
     while error.__context__:
         error = error.__context__
     return getattr(error, "strerror", None) or one_line(error, 200)
@@ -136,6 +136,7 @@ def unpack(archive: Path, folder: Path) -> int:
                 _extract_tar(opened, work)
             else:
                 _extract_zip(archive, opened, sizes, work)
+            # Files are moved only after all were unpacked, so a bad archive changes nothing
             for name in sizes:
                 target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,9 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files ``sizes`` of a zip; count the real bytes, because stated sizes may be false.
+    """Unpack the files of a zip that are named in ``sizes`` into the folder ``work``.
+
+    The real bytes are counted, because the sizes that a zip states may be false.
 
     Raises:
         DataError: the files together are larger than ``most_unpacked`` allows.
@@ -212,6 +215,7 @@ def _open_archive(
             with tarfile.open(archive, tarinfo=_Member) as tar:
                 entries = []
                 for member in _count_members(tar, archive):
+                    # Folders are made for the files in them
                     if not member.isdir():
                         entries.append((member.name, member.size, member.isreg()))
                 yield tar, _check_entries(entries, archive)
@@ -250,7 +254,7 @@ def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarI
     """
     size = 0
     for member in tar:
-        # Millions of empty members would fill memory and disk as well, so that each one counts
+        # Millions of empty members would fill memory and disk as well, so each one counts
         size += member.size + _MEMBER_BYTES
         check_unpacked(archive, size)
         yield member
@@ -263,6 +267,8 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
     """Check an archive's entries (name, size, whether it is a plain file or folder).
+
+    The archive's own order is kept, and a later entry of the same name replaces an earlier one.
 
     Returns:
         File name -> size in bytes, without folders.

@@ -94,7 +94,11 @@ class PublicFiles:
         return folder
 
     def bytes(self) -> int:
-        """Return the size of a download in bytes; 0 if the size is unknown."""
+        """Return the size of a download in bytes; 0 if it is unknown.
+
+        It is ``size`` if that is set, otherwise the sum of all files' sizes. If one file's size is
+        unknown, so is the sum.
+        """
         sizes = [file.size for file in self.files]
         if self.size or not all(sizes):
             return self.size

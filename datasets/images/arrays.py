@@ -47,7 +47,7 @@ class OwnArrays(DataSet):
         folder = self._folder(places)
         names = sorted(path.stem for path in folder.glob("*.npz"))
         if not names:
-            raise DataError(f"{folder} holds no SITE.npz: write one with x, y and classes")
+            raise DataError(f"{folder} has no file SITE.npz: write one with x, y and classes")
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
@@ -59,9 +59,10 @@ class OwnArrays(DataSet):
         return data_folder(places, self.name, "with a file SITE.npz for each site")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read a site's arrays, split them, and cache the silo.
+        """Read a site's arrays, split them, and load the silo through the cache.
 
-        Copies of a sample stay in one part, and the silo's log mentions them.
+        Copies of a sample stay in one part, and a note for the site's log counts them. Without test
+        folds, a quarter of the samples are test samples.
 
         Raises:
             DataError: the arrays are invalid, or fewer than 2 training samples are left.
@@ -117,17 +118,17 @@ def _number_contents(x: npt.NDArray[Any]) -> list[int]:
     return contents
 
 
-def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _read_sample(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Read a ``.npy`` file as one sample.
 
     Args:
         path: the file.
-        form: expected shape, (channels, height, width); a sample with one channel may also be
+        shape: expected shape, (channels, height, width); a sample with one channel may also be
             stored as (height, width).
         dtype: expected type; floats of any width are converted to float32 first.
 
     Returns:
-        The sample in the shape ``form``.
+        The sample, of that shape and type.
 
     Raises:
         BrokenImageError: the file is missing or not an array, has another shape or type, or
@@ -144,19 +145,22 @@ def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt
     numbers = sample
     if sample.dtype.kind == "f":
         numbers = _as_float32(sample)
-    is_flat = form[0] == 1 and sample.shape == form[1:]
+    is_flat = shape[0] == 1 and sample.shape == shape[1:]
     fault = ""
-    if numbers.dtype != dtype or (sample.shape != form and not is_flat):
-        fault = f"is {kind_of(sample)}, but must be a sample {form} like the site's"
-    elif not np.isfinite(numbers).all():  # as in the site's own arrays
+    if numbers.dtype != dtype or (sample.shape != shape and not is_flat):
+        fault = f"is {kind_of(sample)}, but must be a sample {shape} like the site's"
+    elif not np.isfinite(numbers).all():  # the same rule as for a site's own arrays
         fault = "contains non-finite numbers"
     if fault:
         raise BrokenImageError(fault)
-    return numbers.reshape(form)
+    return numbers.reshape(shape)
 
 
 def _as_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Convert to float32; a number beyond its range becomes infinite, which later checks refuse."""
+    """Convert an array to float32; numbers beyond its range become infinite.
+
+    Later checks refuse infinite numbers.
+    """
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 
@@ -235,13 +239,13 @@ def write_arrays(
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
     classes = np.array(list(map(str, every.tolist())))
     first = next(iter(silos))
-    form = _channels_first(np.asarray(silos[first][0])).shape[1:]
+    shape = _channels_first(np.asarray(silos[first][0])).shape[1:]
     for site, (x, y) in silos.items():
         x = _channels_first(np.asarray(x))
-        if len(y) != len(x) or np.ndim(y) != 1 or x.shape[1:] != form:
+        if len(y) != len(x) or np.ndim(y) != 1 or x.shape[1:] != shape:
             raise DataError(
                 f"silo '{site}' has samples {x.shape} and labels {np.shape(y)}, but each sample "
-                f"needs one label and the form {form} of those of '{first}': make them alike"
+                f"needs one label and the shape {shape}, as at '{first}': make them alike"
             )
         places = np.searchsorted(every, y)
         _check_arrays(f"silo '{site}'", x, places, classes)  # refused before a run begins
@@ -254,7 +258,7 @@ def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     This holds if the last axis has at most 4 entries and the second axis has more. Otherwise the
     samples are returned unchanged.
     """
-    # 4 is the most channels an image has, so that only the last axis can be the channels then
+    # 4 is the most channels an image has, so only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]
     if not are_last:
         return x

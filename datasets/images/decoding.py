@@ -100,6 +100,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     Raises:
         BrokenImageError: the file is missing, truncated, not a regular file, in none of the
             formats, or has more than ``MOST_PIXELS`` pixels.
+        MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -249,8 +250,8 @@ def decode_each(
         names: the images' names.
         shape: shape of every image, (channels, size, size).
         dtype: type of the array.
-        decode: takes a name, and returns the pixels or raises ``BrokenImageError``, which becomes a
-            fault; any other error is raised.
+        decode: a function that takes a name and returns the pixels, or raises ``BrokenImageError``,
+            which becomes a fault. Any other error is raised.
 
     Returns:
         The decoded images, their positions in ``names``, and the faults.
@@ -270,9 +271,9 @@ def decode_each(
 def check_faults(
     faults: Sequence[Fault], images: int, safe_names: Mapping[str, str], policy: str, where: str
 ) -> None:
-    """Stop if some of a site's images could not be decoded, unless broken images may be skipped.
+    """Raise an error if some of a site's images could not be decoded and must not be skipped.
 
-    If it stops, the real names of these files are logged, on this machine only.
+    Before the error, the real names of these files are logged, on this machine only.
 
     Args:
         faults: the images that could not be decoded.

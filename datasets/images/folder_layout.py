@@ -46,14 +46,20 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def pictures(folder: Path) -> list[Path]:
-    """List the image files directly in a folder, by their endings, sorted by name."""
+    """List the image files directly in a folder, sorted by name.
+
+    The ending decides whether a file is an image, in upper or lower case. Hidden files are left
+    out.
+    """
     return list(filter(_is_picture, entries(folder)))
 
 
 def are_parts(folders: Sequence[Path]) -> bool:
     """Tell whether all folders are parts of a split, that is, named train, val or test.
 
-    False if no folder's name resembles a part, or if there are no folders.
+    Returns:
+        True if every folder is a part. False if no folder's name resembles a part, or if there are
+        no folders.
 
     Raises:
         DataError: only some folders are parts, or their names only resemble parts, such as
@@ -139,13 +145,13 @@ def check_no_class_folders(folders: Sequence[Path]) -> None:
     if len(folders) > 1 and len(below[0]) > 1 and are_alike:
         loose = next(filter(pictures, folders))
         raise DataError(
-            f"{loose} holds images next to folders of images ({quote_names(below[0])}), so that it "
-            f"could be a class or a site: move these images into one of {LAYOUTS}"
+            f"{loose} has images next to folders of images ({quote_names(below[0])}), so it could "
+            f"be a class or a site: move these images into one of {LAYOUTS}"
         )
 
 
 def _has_pictures(folder: Path) -> bool:
-    """Tell whether there is an image file at any depth below a folder."""
+    """Tell whether an image file exists at any depth below a folder."""
     return any(map(_is_picture, folder.rglob("*")))
 
 

@@ -61,7 +61,7 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
     """
     tops = subfolders(folder)
     if not tops:
-        raise DataError(f"{folder} holds no folders: sort the images into {LAYOUTS}")
+        raise DataError(f"{folder} does not contain folders: sort the images into {LAYOUTS}")
     # Folders that are parts, or hold images directly, are not sites: there is only one site then
     if are_parts(tops):
         folders = {ALONE: folder}
@@ -97,14 +97,14 @@ def _read_site(folder: Path) -> list[Image]:
         class_folders = subfolders(part_folder)
         if not class_folders:
             raise DataError(
-                f"{part_folder} holds no folder of a class: sort the images into {LAYOUTS}"
+                f"{part_folder} has no folder for a class: sort the images into {LAYOUTS}"
             )
         check_class_names(part_folder, [folder.name for folder in class_folders])
         for class_folder in class_folders:
             files = pictures(class_folder)
             if not files:
                 raise DataError(
-                    f"{class_folder} holds no image ({', '.join(ENDINGS)}), but a folder next to "
+                    f"{class_folder} has no image ({', '.join(ENDINGS)}), but a folder next to "
                     f"it does: add some, remove it, or sort all images into {LAYOUTS}"
                 )
             images += [Image(file, class_folder.name, split=part) for file in files]
@@ -143,7 +143,7 @@ class FolderImages(ImageDataSet):
         return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load a silo; if the folders name no sites, any ``name`` gets all images."""
+        """Load a silo; if the folders do not name sites, any ``name`` gets all images."""
         if list(self._list_sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
@@ -151,7 +151,7 @@ class FolderImages(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List a site's images, and keep 'split.sample-share' of them; each file is its own group.
 
-        If the folders name no sites, all images are listed for any ``site``.
+        If the folders do not name sites, all images are listed for any ``site``.
 
         Raises:
             DataError: the folders match no layout, or the sites' classes differ.
@@ -171,7 +171,7 @@ class FolderImages(ImageDataSet):
             numbers[place] += 1
             safe_name = f"image {numbers[place]} of '{one_line(place, 60)}'"
             label = classes.index(image.label)
-            # No patient is known, so that each file is a group
+            # No patient is known, so each file is a group
             images.append(ListedImage(name, label, f"file {name}", safe_name, image.split))
         index = index_images(str(site_folder), folder, images)
         return take_share(index, settings.sample_share)
@@ -184,7 +184,9 @@ class FolderImages(ImageDataSet):
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Describe the files that are not read, and warn if the folders name no sites.
+        """Describe the files that are not read, and warn if the folders do not name sites.
+
+        The warning appears only if 'split.partition' is 'own'.
 
         Returns:
             One sentence each; [] if the folders cannot be read.
@@ -197,16 +199,16 @@ class FolderImages(ImageDataSet):
         sentences = self.unread_files(settings, places)
         if settings.partition == "own" and list(sites) == [ALONE]:
             sentences.append(
-                "the folders name classes and no sites, so that all images are one silo: --set "
+                "the folders name classes and no sites, so all images are one silo: --set "
                 "split.partition=dirichlet cuts several from it"
             )
         return sentences
 
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Describe the files that are not read, in one sentence per folder and reason, for the log.
+        """Describe the files that are not read, for the log: one sentence per folder and reason.
 
         These are images next to folders, files in subfolders of a class, and files of other types.
-        Empty if every file is read.
+        The list is empty if every file is read.
         """
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
@@ -214,6 +216,7 @@ class FolderImages(ImageDataSet):
         for images in self._list_sites(places).values():
             for image in images:
                 class_folders[image.path.parent] = None
+        # An image in a folder above the classes has no label
         for class_folder in class_folders:
             above.update(path for path in class_folder.parents if path.is_relative_to(data))
         sentences = []
@@ -229,7 +232,7 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which holds the folders."""
+        """Return the data directory, which contains the folders."""
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:
@@ -244,7 +247,7 @@ class FolderImages(ImageDataSet):
             sites = read_folder(folder)
         except DataError as error:
             raise FileNamesError(str(error)) from None
-        # Class numbers follow from the folders' names, so that all sites must have the same folders
+        # Class numbers follow from the folders' names, so all sites must have the same folders
         first, *others = sites
         classes = _classes({first: sites[first]})
         for site in others:
@@ -270,11 +273,11 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
     """Write a manifest into each site's folder, and ``images.yaml`` into ``folder``.
 
     Returns:
-        Manifest -> number of images per label.
+        Manifest's path -> number of images per label.
 
     Raises:
-        DataError: as in ``read_folder``; also if one of the files exists, or a class name cannot be
-            written. Nothing is written in these cases.
+        DataError: the errors of ``read_folder``, or one of the files exists, or a class name cannot
+            be written. Nothing is written in these cases.
     """
     sites = read_folder(folder)
     classes = _classes(sites)

@@ -101,7 +101,7 @@ class ImageDataSet(DataSet):
         """
 
     def own_size(self, places: Places) -> int:
-        """Return the side of an image in pixels that applies if the settings name none."""
+        """Return the side of an image in pixels that applies if the settings do not name one."""
         return self.size
 
     def own_share(self, places: Places) -> float:
@@ -146,7 +146,7 @@ class ImageDataSet(DataSet):
         folder = self.files_folder(places)
 
         def read(path: Path) -> npt.NDArray[Any]:
-            # Joining the folder and an absolute path gives this path, so that any file can be
+            # Joining the folder and an absolute path gives this path, so any file can be
             # decoded
             name = str(path.resolve())
             lone = ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
@@ -168,9 +168,10 @@ class ImageDataSet(DataSet):
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """List, split and decode a site's images, and cache the silo.
+        """List, split and decode a site's images, and load the silo through the cache.
 
-        Copies of a file stay in one part. If the site's listing gives parts, these parts are used.
+        Copies of a file stay in one part, and a note for the site's log counts them. If the site's
+        listing gives parts, these parts are used.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -195,10 +196,10 @@ class ImageDataSet(DataSet):
     def _split_off_public(
         self, site: str, settings: CommonSettings, places: Places
     ) -> tuple[ImageIndex, ImageIndex]:
-        """Divide a site's images into the site's own and the public ones, in this order.
+        """Divide a site's images into the site's own images and the public ones, in this order.
 
-        Copies of a file are on the same side, because their groups are joined first. With
-        'split.public-share' 0 no image is public.
+        Copies of a file are on the same side, because their groups are joined first. If
+        'split.public-share' is 0, no image is public.
         """
         index = self.index(site, settings, places)
         if settings.public_share:
@@ -206,7 +207,7 @@ class ImageDataSet(DataSet):
         return split_public(index, settings.public_share)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
-        """Load the public images of all sites, which no silo holds, as one split.
+        """Load the public images of all sites, which no silo contains, as one split.
 
         Raises:
             SettingError: 'split.public-share' is 0.
@@ -220,7 +221,7 @@ class ImageDataSet(DataSet):
             parts.append(self._split_off_public(site, settings, places)[1])
         public = join_indices(f"{self.name}, public part", parts)
         if not len(public):
-            raise DataError(f"{public.where}: no image is in it: raise 'split.public-share'")
+            raise DataError(f"{public.where}: it has no image: raise 'split.public-share'")
         # All of its images train
         every = np.arange(len(public))
         rows = _ImageSplit(RowSplit(every, every[:0], every[:0]), [])
@@ -235,7 +236,7 @@ class ImageDataSet(DataSet):
         settings: CommonSettings,
         places: Places,
     ) -> Silo:
-        """Open a silo in the cache; decode and write it first if it is missing.
+        """Open a silo in the cache; if it is missing, decode its images and write it first.
 
         Args:
             kind: 'silo', or 'public' for the public part, whose key ignores the split's settings.
@@ -267,7 +268,7 @@ class ImageDataSet(DataSet):
             facts |= {"dropped": faults, "schema": schema}
             save_silo(target, parts, facts, split.notes)
 
-        # The public part is not split, so that the settings of the split do not matter to it
+        # The public part is not split, so the settings of the split do not matter to it
         read = self.settings
         folder = f"{name}-silo"
         if kind == "public":

@@ -53,7 +53,7 @@ class ImageIndex:
         return len(self.names)
 
     def take(self, rows: Rows) -> ImageIndex:
-        """Return an index of the images at ``rows``, in that order."""
+        """Return an index of the images at the row numbers ``rows``, in that order."""
         return replace(
             self,
             names=_pick(self.names, rows),
@@ -92,7 +92,7 @@ def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> Ima
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
-    """Select texts by row; an empty tuple, where no image has a text, stays empty."""
+    """Select texts by row number; an empty tuple (no image has such a text) stays empty."""
     if not texts:
         return texts
     return tuple(texts[row] for row in rows)
@@ -112,7 +112,7 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
         names += index.names
         groups += index.groups
         labels.append(index.labels)
-        # Each manifest counts lines from 1, so that a line needs the name of its site
+        # Each manifest counts lines from 1, so a line needs the name of its site
         place = "" if index.safe_names == index.names else f" of {index.where}"
         safe_names += [f"{name}{place}" for name in index.safe_names]
     folder = parts[0].folder if parts else Path()
@@ -122,13 +122,20 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 
 
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
-    """Split an index into the silo's images and the public ones, about ``share`` of the groups."""
+    """Split an index into the silo's own images and the public images, in this order.
+
+    About ``share`` of the groups are public; ``in_public`` decides for each group.
+    """
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
 
 
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
-    """Tell for each image, (n,) bool, whether its group is in the public part of that share."""
+    """Tell for each image, (n,) bool, whether its group is public.
+
+    A hash of the group's name is compared with ``share``, so the answer is the same at every site,
+    and a larger share contains every smaller one.
+    """
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
 
@@ -170,7 +177,7 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
     copies = []
     for rows in _rows_by_size(index):
         if len(rows) == 1:
-            # Files of different sizes differ, so that most files need not be read here
+            # Files of different sizes differ, so most files need not be read here
             continue
         for row in rows:
             with suppress(OSError):
@@ -226,8 +233,10 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
 def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
     """Check that the user's own split keeps files of equal content in one part.
 
+    If the user did not give parts, nothing is checked.
+
     Args:
-        index: the images; without given parts nothing is checked.
+        index: the images.
         copies: the pairs of rows from ``find_copies``.
 
     Raises:

@@ -72,8 +72,8 @@ class Isic2019(ImageDataSet):
     def notices(self, settings: CommonSettings) -> list[str]:
         """Return one sentence that names the centres without images on this machine.
 
-        Returns:
-            [] if every centre has images, or if the data set is not here at all.
+        The list is empty if every centre has images, or if the data set is not on this machine at
+        all.
         """
         try:
             places = find_places(settings.data_dir, settings.cache_dir)
@@ -109,9 +109,9 @@ class Isic2019(ImageDataSet):
             images.append(ListedImage(name, label, lesions.get(image) or image, name))
         if not has_lesion:
             raise DataError(
-                f"isic2019, {site}: no table of lesions names an image of this centre, so that "
-                f"images of a lesion would be both training and test data: put {_LESIONS[-1][0]} "
-                "into the folder isic2019 of the data directory"
+                f"isic2019, {site}: no table of lesions names an image of this centre, so images "
+                f"of a lesion would be both training and test data: put {_LESIONS[-1][0]} into the "
+                "folder isic2019 of the data directory"
             )
         every = index_images(f"isic2019, {site}", _image_folder(folder), images)
         return take_share(every, settings.sample_share)

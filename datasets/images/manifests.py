@@ -101,6 +101,8 @@ class ManifestDataSet(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Read the site's manifest, and keep 'split.sample-share' of its patients.
 
+        Images without a known patient count as one patient each.
+
         Raises:
             DataError: the declaration or manifest is missing, invalid or outside the data
                 directory.
@@ -130,7 +132,7 @@ class ManifestDataSet(ImageDataSet):
         return False
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which holds the declaration."""
+        """Return the data directory, which contains the declaration."""
         needs = f"with {self.file}, the sites' manifests and their images"
         return data_folder(places, self.name, needs)
 
@@ -148,7 +150,7 @@ class OwnImages(ManifestDataSet):
 
 def _resolve_inside(folder: str, path: str) -> str | None:
     """Normalise ``folder/path``, relative to the data directory; None if it leads outside."""
-    # normpath removes '..', so that only a path that leads outside still begins with '..'
+    # normpath removes '..', so only a path that leads outside still begins with '..'
     joined = os.path.normpath(PurePosixPath(folder) / path)
     if PurePosixPath(joined).parts[:1] in {("..",), ("/",)}:
         return None
@@ -208,11 +210,10 @@ class _Manifest:
         return index
 
     def _class(self, number: int, label: str) -> int:
-        """Return the number of the class that a label belongs to.
+        """Return the number of the class that the label in line ``number`` belongs to.
 
         Raises:
-            DataError: no class has this label. The error names line ``number`` and the known
-                labels.
+            DataError: no class has this label. The error names the line and the known labels.
         """
         text = same_text(label)
         for place, labels in enumerate(self.classes.values()):
@@ -226,7 +227,7 @@ class _Manifest:
         )
 
     def _file(self, number: int, path: str) -> str:
-        """Return an image's file relative to the data directory, and remember its line.
+        """Return an image's file relative to the data directory, and remember its line ``number``.
 
         The file need not exist.
 
@@ -280,10 +281,10 @@ class _Manifest:
         return name
 
     def _part(self, number: int, part: str) -> str:
-        """Return the part of a line, after checking that it is train, val or test.
+        """Check that the part in line ``number`` is train, val or test, and return it.
 
         Raises:
-            DataError: the text is not one of these, such as an empty cell.
+            DataError: the text is something else, such as an empty cell.
         """
         if part not in SPLITS:
             raise DataError(

@@ -41,8 +41,8 @@ def dirichlet_shares(
     """Draw how each label is shared out among the silos, from a symmetric Dirichlet distribution.
 
     Returns:
-        Shares (classes, silos); a row sums to 1, or is all 0 if the draw underflows near
-        concentration 0.
+        Shares (classes, silos). A row sums to 1, or is all 0 if the draw underflows, which happens
+        for a ``concentration`` near 0.
     """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
     # Near concentration 0 all draws underflow, and numpy divides 0 by 0
@@ -118,14 +118,15 @@ _last_rows: dict[str, list[dict[str, Rows]]] = {}
 
 
 def is_cut(settings: CommonSettings) -> bool:
-    """Tell whether silos are cut from all samples, which is so for every partition but 'own'."""
+    """Tell whether silos are cut from all samples; this holds for every partition but 'own'."""
     return settings.partition != "own"
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the keys that a partition reads, in addition to the data set's keys; none for 'own'.
+    """Return the setting keys that a partition reads, in addition to the data set's keys.
 
-    'unseen' does not read 'split.fold-seed', because nothing in it is random.
+    The set is empty for 'own'. 'unseen' does not read 'split.fold-seed', because nothing in it is
+    random.
     """
     if partition == "own":
         return frozenset()
@@ -223,7 +224,7 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
         raise no_such_silo(name, names)
     pool = open_cut_pool(data, settings, places)
     rows = _cut_all(data, pool, settings, names)[names.index(name)]
-    # The rows themselves are in the key, so that it does not matter which settings chose them
+    # The rows themselves are in the key, so it does not matter which settings chose them
     facts = [_MAKER, name, pool.key, _as_lists(rows)]
 
     def fill(folder: Path) -> None:
@@ -244,7 +245,8 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
         pool; 'sha256': a digest of 'silos'.
 
     Raises:
-        SettingError, DataError: as in ``load_cut``.
+        SettingError: the partition is impossible with the data set's labels.
+        DataError: data are missing or unusable, or there are too few samples.
     """
     names = cut_names(settings)
     rows = _cut_all(data, open_cut_pool(data, settings, places), settings, names)
@@ -291,10 +293,10 @@ def _cut_all(
 def _cut_unseen(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Cut every silo of partition 'unseen': a dictionary of part -> rows per silo.
+    """Compute the rows of every silo for partition 'unseen': one dictionary part -> rows per silo.
 
-    Sizes come from the settings, or from the pool if a setting is 0; if both are 0, they are as
-    large as possible. If 'split.use-test' is false, the pool has no test part to cut.
+    Sizes come from the settings, or from the pool if a setting is 0. If both are 0, silos are as
+    large as possible. If 'split.use-test' is false, test rows are empty.
     """
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
@@ -308,10 +310,13 @@ def _cut_unseen(
 def _cut_at_random(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Cut the silos of a random partition, and limit them to the sizes in the settings.
+    """Compute the rows of every silo for a random partition, limited to the sizes in the settings.
 
     If the pool has no validation part, a tenth of a silo's training rows (rounded down) becomes its
     validation rows. If 'split.use-test' is false, test rows are empty.
+
+    Returns:
+        One dictionary per silo: part -> rows.
 
     Raises:
         SettingError: the number of labels per silo is impossible, or the plugin fails.
@@ -378,7 +383,7 @@ def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
 def _cut_by_plugin(
     labels: Mapping[str, Labels], silos: int, settings: CommonSettings, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
-    """Let a plugin deal the rows, and check its answer.
+    """Call a plugin that assigns the rows to silos, and check its answer.
 
     Args:
         labels: split -> label of each row, (n,); the plugin gets a copy.
@@ -387,8 +392,8 @@ def _cut_by_plugin(
         rng: passed to the plugin.
 
     Returns:
-        One dictionary per silo: split -> rows, ascending; a split that the plugin omits is empty.
-            Rows may be at no silo.
+        One dictionary per silo: split -> rows, ascending. A split that the plugin omits is empty,
+        and some rows may belong to no silo.
 
     Raises:
         SettingError: the plugin fails, or returns another number of silos, an invalid row number or

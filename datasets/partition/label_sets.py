@@ -30,7 +30,9 @@ _NEAR = TOLERANCE + 1e-9  # so that a difference of exactly 0.05 passes in float
 
 @dataclass(frozen=True)
 class _Plan:
-    """A division of K labels among silos of two kinds, where the first has one more private label.
+    """A division of K labels among silos of two kinds.
+
+    Silos of the first kind have one more private label than silos of the second kind.
 
     Attributes:
         shared: S, the number of shared labels.
@@ -65,7 +67,7 @@ class _Plan:
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
     """Choose each silo's labels, so that the fraction ``share`` of them is at no other silo.
 
-    The division with the smallest error at its worst silo wins. Ties prefer an equal number of
+    The division with the smallest error at its worst silo is chosen. Ties prefer an equal number of
     private labels at all silos, then the fewest shared labels. At share 0 all silos hold all
     labels.
 
@@ -104,7 +106,7 @@ def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
         first_kind = _near_counts(fewer + 1, shared, share) if more else [0]
         second_kind = _near_counts(fewer, shared, share)
         # Silos of one kind hold equally many shared labels. A shared label that only one silo held
-        # would be a private one, so that there must be two slots for each
+        # would be a private one, so there must be two slots for each
         for common in product(first_kind, second_kind):
             plan = _Plan(shared, (more, silos - more), (fewer + 1, fewer), common)
             if plan.slots() >= 2 * shared:
@@ -235,7 +237,7 @@ class LabelCut:
         validation, trained = self._check_sizes(
             train_size or self._find_largest_size(), train_size > 0
         )
-        # The same label always gives its rows in ascending order, so that nothing here is random
+        # The same label always gives its rows in ascending order, so nothing here is random
         rows = self._by_label("train")
         train = self._deal_own_labels(rows, trained)
         test = self._cut_part("test", test_size)
@@ -315,11 +317,11 @@ class LabelCut:
         silos = len(self.sets)
         held_out = size - self._training_size(size)
         left = self._counts("train")
-        # All silos validate alike and on all labels, so that each label loses ``silos`` times this
+        # All silos validate alike and on all labels, so each label loses ``silos`` times this
         validation = divide_evenly(held_out, [count // (2 * silos) for count in left])
         for label, count in enumerate(validation):
             left[label] -= silos * count
-        # The least common multiple makes all demands whole numbers, so that nothing is rounded here
+        # The least common multiple makes all demands whole numbers, so nothing is rounded here
         common = math.lcm(*map(len, self.sets))
         demand = [0] * self.classes
         for labels in self.sets:
@@ -335,9 +337,12 @@ class LabelCut:
         return validation, trained
 
     def _find_largest_size(self) -> int:
-        """Return the largest size that keeps every silo balanced over its labels."""
+        """Find the largest size at which every silo is complete and balanced over its labels.
+
+        The result is 0 if even silos of one sample would not be.
+        """
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
-        # Sizes run short from some size on, so that the first such size can be bisected
+        # Sizes run short from some size on, so the first such size can be bisected
         return bisect_left(sizes, True, key=self._runs_short)
 
     def _runs_short(self, size: int) -> bool:
@@ -352,7 +357,11 @@ class LabelCut:
         return not self._fits(size, validation, trained)
 
     def _training_size(self, size: int) -> int:
-        """Return the number of training samples among a silo's ``size``; the others validate."""
+        """Return the number of training samples among a silo's ``size``; the others validate.
+
+        If the pool has a validation part of its own, all samples are for training. Otherwise a
+        tenth, rounded down, is for validation.
+        """
         if self._has("val"):
             return size
         return size - size // VALIDATION_SHARE
@@ -382,7 +391,7 @@ class LabelCut:
             least = VALIDATION_SHARE if given else 0
             raise DataError(
                 f"{self.where}: a silo of {size} training images has no validation part, because "
-                f"a tenth of it is no image: {_size_advice(least)}"
+                f"a tenth of it is less than one image: {_size_advice(least)}"
             )
         validation, trained = self._compute_sizes(size)
         for name, labels, parts in zip(self.names, self.sets, trained, strict=True):
@@ -438,7 +447,7 @@ class LabelCut:
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
             return [np.empty(0, np.int64)] * silos
-        # Every silo gets the same number of each label, so that a remainder stays unused
+        # Every silo gets the same number of each label, so a remainder stays unused
         limits = [count // silos for count in have]
         if min(limits) == 0 or 0 < size < self.classes or size > sum(limits):
             raise DataError(

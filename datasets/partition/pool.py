@@ -72,10 +72,10 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 
 
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
-    """Open a UEFL image set as a pool, in distribution D1, which is not rotated.
+    """Open a UEFL image set as a pool, in distribution D1, which means that images are not rotated.
 
-    If images have tracks, whole tracks are held out as the pool's validation part, unless the image
-    set has a validation part of its own.
+    If images have tracks, whole tracks are held out as the pool's validation part. If the image set
+    has a validation part of its own, that part is used instead.
     """
     source = data.source
     pool, key = open_pool(source, places)
@@ -117,11 +117,12 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
     """
     own = replace(settings, partition="own")
     silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
+    # The schema is a digest of shape and classes, so equal schemas can be mixed
     for silo in silos:
         if silo.schema != silos[0].schema:
             raise DataError(
                 f"data set '{data.name}': a partition mixes the samples of all silos, but those of "
-                f"'{silo.name}' have another form or other classes than those of "
+                f"'{silo.name}' have another shape or other classes than those of "
                 f"'{silos[0].name}': make them alike"
             )
     parts = {}

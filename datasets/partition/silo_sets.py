@@ -73,7 +73,7 @@ def open_silo_set(text: str) -> SiloSet:
 
     Raises:
         DataError: the file is missing or not CSV, a column is missing, a name or number is invalid,
-            an edge appears twice or joins a silo with itself, or there is no edge.
+            an edge appears twice or joins a silo with itself, or the file has no edge.
     """
     if text == GAIA:
         return _gaia()
@@ -111,7 +111,8 @@ def _read_edges(path: Path) -> SiloSet:
     """Read a CSV file of edges; silos are in the order of their first appearance.
 
     Raises:
-        DataError: a name or number is invalid, an edge is repeated or a loop, or there is no edge.
+        DataError: a name or number is invalid, an edge is repeated or joins a silo with itself, or
+            the file has no edge.
     """
     names: dict[str, int] = {}
     links: dict[tuple[str, str], Link] = {}

@@ -46,9 +46,9 @@ _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentatio
 
 
 def is_dicom(path: Path) -> bool:
-    """Tell whether a file is DICOM, by its ending '.dcm' or else by its first bytes.
+    """Tell whether a file is DICOM: by its ending '.dcm', otherwise by its first bytes.
 
-    False for a file that cannot be read; decoding it later reports the reason.
+    Returns False for a file that cannot be read; decoding the file later reports the reason.
     """
     if path.suffix.lower() == ".dcm":
         return True
@@ -62,7 +62,7 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Decode a DICOM by ``read_dicom``, or else a grey PNG or TIFF by ``read_grey``."""
+    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``."""
     if is_dicom(path):
         return read_dicom(path, bits)
     return read_grey(path, bits)
@@ -109,7 +109,7 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
-    """Decode a DICOM as ``read_dicom`` does, but a damaged header may raise any error.
+    """Decode a DICOM as ``read_dicom`` does, but let a damaged header raise any error.
 
     Raises:
         BrokenImageError: as in ``read_dicom``, except for a damaged header.
@@ -210,7 +210,7 @@ def _syntax_fault(dataset: FileDataset) -> str:
 
 
 def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
-    """Decode the stored values, (height, width), before any rescaling.
+    """Decode the stored values of a DICOM, (height, width), before any rescaling.
 
     Raises:
         BrokenImageError: the data are damaged, or their number differs from the header's size.
@@ -270,8 +270,7 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
 def declared_shape(content: bytes) -> tuple[int, int] | None:
     """Read (height, width) from the first bytes of a JPEG, JPEG-LS or JPEG 2000 picture.
 
-    Returns:
-        None if the bytes are of another format or end too early.
+    Returns None if the bytes are of another format or end too early.
     """
     try:
         if content.startswith(_JPEG):
@@ -288,10 +287,10 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
-    """Walk through a JPEG's segments to its frame header, and return (height, width) from it.
+    """Find a JPEG's frame header and return (height, width) from it.
 
-    Returns:
-        None if there is no frame header before the image's data.
+    Returns None if the image's data begin before a frame header. The error of ``struct`` or
+    ``bytes`` is raised if the content ends too early.
     """
     # A segment is 0xFF, a marker and, for most markers, a length of 2 bytes that includes itself
     place = len(_JPEG)
@@ -361,7 +360,7 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a bool mask (height, width) of the padding pixels around the image.
 
-    The header gives the value or range of padding; if it gives none, no pixel is padding.
+    The header gives the value or range of padding. Without such a value, no pixel is padding.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

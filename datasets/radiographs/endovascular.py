@@ -66,7 +66,7 @@ class _WithMasks(Endovascular):
     channels = 2
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List all images of a source, also those without masks, so that the split stays the same.
+        """List all images of a source, also images without masks, so that the split stays the same.
 
         Raises:
             DataError: no listed image has a mask, or the listing is invalid.
@@ -102,7 +102,10 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode only the images with masks, (k, 2, size, size); others are not faults."""
+        """Decode only the images with masks, (k, 2, size, size).
+
+        Images without masks are left out and do not count as faults.
+        """
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
         decoded = super().decode(index.take(rows), size, settings)
@@ -152,12 +155,12 @@ def read_picture(path: Path, bits: int) -> Grey:
 
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
-    """Decode the central square of an image file or DICOM to uint8 (size, size)."""
+    """Decode the central square of an image file or DICOM, resized to uint8 (size, size)."""
     return _shrink(_central_square(read_picture(path, bits)), size)
 
 
 def _read_8_bits(path: Path) -> Grey:
-    """Decode an 8-bit PNG or JPEG to upright grey, (height, width), float32, 0..1.
+    """Decode an 8-bit PNG or JPEG to grey, (height, width), float32, 0..1, turned upright.
 
     Raises:
         BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.

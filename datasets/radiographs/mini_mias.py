@@ -132,7 +132,7 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _row_fault(row: Mapping[str, str]) -> str:
-    """Explain which column of a line is invalid and what it must contain; '' if all are valid."""
+    """Describe the first invalid column of a line, for an error; '' if all columns are valid."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"
     if not row["patient"]:

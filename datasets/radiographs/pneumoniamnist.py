@@ -72,7 +72,7 @@ class PneumoniaMnist(DataSet):
         return read
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Take the site's images from the file, resize and render them, and cache the silo."""
+        """Select the site's images from the file, resize and render them, and cache the silo."""
         path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
@@ -113,7 +113,7 @@ def _rows(
     dealt = []
     for label in range(len(CLASSES)):
         key = derive_seed(settings.fold_seed, "pneumoniamnist", part, label)
-        # All sites shuffle alike, so that no image is at two sites
+        # All sites shuffle alike, so no image is at two sites
         shuffled = np.random.default_rng(key).permutation(np.flatnonzero(labels == label))
         own = shuffled[list(_PROFILES).index(site) :: len(_PROFILES)]
         dealt.append(own[: max(1, round(settings.sample_share * len(own)))])

@@ -62,7 +62,7 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
     if pages > 1:
         fault = f"has {pages} pages: save one image per file"
     elif image.mode not in _DEPTHS:
-        fault = f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
+        fault = f"is not grey of 8 or 16 bits (it has Pillow's mode {image.mode}): convert it"
     if fault:
         raise BrokenImageError(fault)
     # The file's own type is kept; int64 would take 8 times the memory
@@ -100,7 +100,7 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
     A row or column is empty if no pixel in it exceeds the darkest pixel by more than 1/256 of the
     span from darkest to brightest. The rest is resized (bilinear, antialiased) so that its longer
-    side is ``size``, and padded on the right or below with the darkest value.
+    side is ``size``. It is at the top left, and the remaining area has the darkest value.
 
     Raises:
         BrokenImageError: all pixels are equal, before or after resizing.
@@ -129,7 +129,7 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
     from PIL import Image
     from PIL.Image import Resampling
 
-    # Pillow reads the buffer as it lies in memory, so that a view with strides would be garbled
+    # Pillow reads the buffer as it lies in memory, so a view with strides would be garbled
     image = Image.fromarray(np.ascontiguousarray(picture, dtype=np.float32))
     return np.asarray(image.resize((width, height), Resampling.BILINEAR))
 

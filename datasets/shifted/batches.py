@@ -55,8 +55,8 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
     """List the batches in ``folder``: the binary files or, without any, the Python pickles.
 
     Returns:
-        Name, size and modification time of each training batch, and then of the test batch if it
-        exists; [] without a training batch.
+        Name, size and modification time of each training batch, then of the test batch if it
+        exists. The list is empty without a training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can
@@ -119,8 +119,8 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     size = layout.label_bytes + _PIXELS
     if not len(content) or len(content) % size:
         raise DataError(
-            f"{path} has {len(content)} bytes, but must hold complete records of '{layout.name}' "
-            f"of {size} bytes each; it is truncated or belongs to another data set: "
+            f"{path} has {len(content)} bytes, but must contain complete records of "
+            f"'{layout.name}', {size} bytes each; it is truncated or belongs to another data set: "
             "download it again"
         )
     records = content.reshape(-1, size)
@@ -140,9 +140,9 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
     checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if checksum != _published_digests(layout)[path.name]:
         raise DataError(
-            f"{path} is not the file that {layout.name}'s authors published (its MD5 differs), but "
-            "no other is opened, because a Python batch can run code: download it again, or take "
-            "the binary form"
+            f"{path} is not the file that {layout.name}'s authors published (its MD5 differs), and "
+            "other files are not opened, because a Python batch can run code: download it again, "
+            "or take the binary form"
         )
     batch = pickle.loads(content, encoding="latin1")
     return batch["data"], np.array(batch[layout.label_key], np.int64)

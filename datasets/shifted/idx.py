@@ -32,7 +32,7 @@ def read_idx(path: Path) -> Bytes:
             shape = _read_shape(file, path)
             length = math.prod(shape)
             content = bytearray()
-            # A small file may unpack to any size, so that it is read in parts, and at most one byte
+            # A small file may unpack to any size, so it is read in parts, and at most one byte
             # more than the header says
             while len(content) <= length:
                 part = file.read(min(length + 1, _PART))
@@ -41,9 +41,9 @@ def read_idx(path: Path) -> Bytes:
                 content += part
         if len(content) == length:
             return np.frombuffer(content, np.uint8).reshape(shape)
-        fault = f"holds {len(content)} bytes, but its header {shape} says {length} bytes"
+        fault = f"has {len(content)} bytes, but its header {shape} says {length} bytes"
         if len(content) > length:
-            fault = f"holds more than the {length} bytes that its header {shape} says"
+            fault = f"has more than the {length} bytes that its header {shape} says"
     except (EOFError, zlib.error):
         fault = "is truncated"
     except gzip.BadGzipFile:

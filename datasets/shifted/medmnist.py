@@ -79,26 +79,26 @@ def read_parts(
     """
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
-    form: tuple[int, ...] = (SIDE, SIDE)
+    shape: tuple[int, ...] = (SIDE, SIDE)
     if colour:
-        form = (SIDE, SIDE, 3)
-    return {part: _check_part(path, part, arrays, classes, form) for part in SPLITS}
+        shape = (SIDE, SIDE, 3)
+    return {part: _check_part(path, part, arrays, classes, shape) for part in SPLITS}
 
 
 def _check_part(
-    path: Path, part: str, arrays: Mapping[str, Any], classes: int, form: tuple[int, ...]
+    path: Path, part: str, arrays: Mapping[str, Any], classes: int, shape: tuple[int, ...]
 ) -> Labelled:
     """Check the images and labels of one part.
 
     Args:
         path: the file, for errors.
         part: 'train', 'val' or 'test'.
-        arrays: all arrays of the file by name.
+        arrays: all arrays of the file by name; labels may be (n,) or (n, 1).
         classes: number of classes.
-        form: shape of one image.
+        shape: shape of one image.
 
     Returns:
-        Images (n, ``*form``) uint8 and labels (n,) int64.
+        Images (n, ``*shape``) uint8 and labels (n,) int64.
 
     Raises:
         DataError: a shape or type differs, or a label is not in 0..``classes`` - 1.
@@ -108,8 +108,8 @@ def _check_part(
     count = len(images)
     flat = labels.reshape(-1)
     fault = ""
-    if images.dtype != np.uint8 or images.shape[1:] != form:
-        shown = ", ".join(map(str, form))
+    if images.dtype != np.uint8 or images.shape[1:] != shape:
+        shown = ", ".join(map(str, shape))
         fault = f"{part}_images must be uint8 (n, {shown}), but is {kind_of(images)}"
     elif labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
         fault = (
@@ -124,7 +124,7 @@ def _check_part(
 
 
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
-    """Read a data set's ``.npz`` file as a pool; each part is in a fixed random order.
+    """Read a data set's ``.npz`` file as a pool; each part is shuffled in a fixed way.
 
     Raises:
         DataError: the file is missing or unusable. The error tells how to download it.
@@ -135,7 +135,7 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
         raise DataError(f"{error}: run 'fedsilo fetch {name} --data-dir DIR'") from None
     arrays: dict[str, npt.NDArray[Any]] = {}
     for part, (images, labels) in parts.items():
-        # Silos are slices, so that in the file's order a silo could have a single class
+        # Silos are slices, so in the file's order a silo could have a single class
         order = np.random.default_rng(derive_seed(0, name, part)).permutation(len(labels))
         arrays[f"{part}_images"] = images[order]
         arrays[f"{part}_labels"] = labels[order]

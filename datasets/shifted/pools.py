@@ -92,8 +92,11 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
     """Find the folder to decode a source from, and list the facts of its files.
 
-    If the same images are in several folders, the folder with the most files wins; on a tie, the
-    first.
+    If the same images are in several folders, the folder with the most files is chosen; on a tie,
+    the first.
+
+    Returns:
+        The folder, and name, size and modification time of each file.
 
     Raises:
         DataError: no data directory is named, or files are missing. The error tells how to get
@@ -159,12 +162,12 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
     """Choose whole tracks for validation, so that no track is in both parts.
 
     Frames of a track show one object within a second, so a model that trained on one frame knows
-    the other frames. Going backwards from the last image, each track that still fits into
-    ``validation`` images is taken. If none fits, only the smallest track validates.
+    the other frames. Tracks are visited backwards from the last image, and each track that still
+    fits into ``validation`` images is taken. If no track fits, only the smallest track is taken.
 
     Args:
         tracks: track number of each image, (n,).
-        validation: largest number of images that validate.
+        validation: largest number of validation images.
         where: the silo's name for errors.
 
     Returns:
@@ -176,7 +179,7 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
     numbers, counts = np.unique(tracks, return_counts=True)
     if len(numbers) < 2:
         raise DataError(
-            f"{where}: all {len(tracks)} training images are frames of one track, so that none is "
+            f"{where}: all {len(tracks)} training images are frames of one track, so no image is "
             "left to validate: raise 'split.silo-train-size'"
         )
     size = dict(zip(numbers.tolist(), counts.tolist(), strict=True))

@@ -72,10 +72,10 @@ def _letters(index: int) -> str:
 
 
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
-    """Compute how many training and how many test images each silo gets.
+    """Compute how many training images and how many test images each silo gets.
 
-    A size is the setting; if the setting is 0, the source's own size; and without that, an equal
-    share of the pool.
+    Each size is that of the setting. If the setting is 0, it is the source's own size, and without
+    such a size an equal share of the pool, rounded down.
 
     Raises:
         DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
@@ -212,7 +212,7 @@ class ShiftedImages(DataSet):
         return self.source.name
 
     def found(self, places: Places) -> str:
-        """Describe the files in the data directory, in any readable form; '' if there are none.
+        """Describe the files in the data directory, in any readable form; '' if there are no files.
 
         A data set without files of its own gives 'comes with scikit-learn'.
         """
@@ -250,10 +250,10 @@ class ShiftedImages(DataSet):
         if site in names:
             distribution = distributions(settings.silos)[names.index(site)]
         pool, _ = open_pool(self.source, places)
-        form = pool.train_images.shape[1:]
+        shape = pool.train_images.shape[1:]
 
         def read(path: Path) -> npt.NDArray[Any]:
-            pixels = _read_pixels(path, form)[None]
+            pixels = _read_pixels(path, shape)[None]
             key = f"{self.name}/{site}/{path.name}"
             shifted = shift(pixels, distribution, self.source.noise, key)
             inputs: npt.NDArray[Any] = scale_pixels(shifted, self.source, settings)[0].numpy()
@@ -315,8 +315,9 @@ def _training_rows(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Divide the ``size`` training rows of the pool, starting at row ``first``, into train and val.
 
-    The last tenth validates; if images have tracks, whole tracks validate instead. If the pool has
-    a validation part of its own, all rows are used for training.
+    The last tenth, rounded down, is for validation. If images have tracks, whole tracks are used
+    instead (``cut_by_track``). If the pool has a validation part of its own, all rows are for
+    training.
 
     Raises:
         DataError: all rows belong to one track; ``where`` names the silo.
@@ -332,18 +333,18 @@ def _training_rows(
     return first + train, first + val
 
 
-def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Read an 8-bit image file as grey or RGB, resized (bilinear) to the pool's shape ``form``.
+def _read_pixels(path: Path, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Read an 8-bit image file and resize it (bilinear) to the pool's ``shape``.
 
     Returns:
-        (height, width) or (height, width, 3), 0..255.
+        Grey (height, width) or RGB (height, width, 3), as in ``shape``, 0..255.
 
     Raises:
         BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.
     """
     from PIL.Image import Resampling
 
-    height, width, *channels = form
+    height, width, *channels = shape
     with opened_image(path, PICTURES) as image:
         refuse_wide(image)
         picture = image.convert("RGB" if channels else "L")

@@ -124,7 +124,7 @@ def _test_signs(folder: Path) -> list[_Sign]:
     paths = [folder / name for name in _TEST_CSVS if (folder / name).is_file()]
     if not paths:
         raise DataError(
-            f"{folder} has no {_TEST_CSVS[0]}, which holds the test images' classes (the CSV in "
+            f"{folder} has no {_TEST_CSVS[0]}, which has the test images' classes (the CSV in "
             f"Final_Test/Images, GT-final_test.test.csv, does not): put it there, or {_FETCH}"
         )
     return _read_signs(paths[0], folder / _TEST)
@@ -152,7 +152,7 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
         if fault:
             raise DataError(f"{where}: {name[:80]!r} {fault}")
         seen.add(name)
-        # Tracks are numbered within each class, so that the class's folder belongs to the name
+        # Tracks are numbered within each class, so the class's folder belongs to the name
         track = f"{folder.name}/{name.split('_')[0]}"
         signs.append(_Sign(folder / name, _read_label(row["ClassId"], where), track, where))
     if not signs:

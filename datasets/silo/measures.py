@@ -91,7 +91,7 @@ class ColumnWords:
 
 @dataclass(frozen=True)
 class LeftOutRows:
-    """The number of samples that are in no split and, for a table, the number per column.
+    """The number of samples that are in no split and, for a table, a number per column.
 
     A left-out row counts under each column whose value is missing or, if the schema drops such
     rows, outside the column's range.
@@ -165,7 +165,7 @@ def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> np
             squares = squares + pixels.square().sum(dim=(1, 2, 3))
         means = sums / (height * width)
         mean = means.mean(dim=1)
-        # Channels have equally many pixels, so that the mean of their means is that of all pixels
+        # Channels have equally many pixels, so the mean of their means is that of all pixels
         variance = squares / (channels * height * width) - mean.square()
         shown = means[:, : len(_COLOURS)]
         # Rounding may leave a variance slightly below 0

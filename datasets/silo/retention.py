@@ -23,15 +23,15 @@ _ABANDONED = 24 * 3600.0  # seconds; an older folder is no longer being made or 
 
 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
-    """Remove the folders that were not opened for longest, until the rest fits into ``keep_bytes``.
+    """Remove the least recently opened folders, until the rest fits into ``keep_bytes``.
 
     Only sealed folders of derived data count. Incomplete folders older than a day are removed
-    first. Other processes may use the cache meanwhile: a folder is renamed before its files are
-    deleted, so that nobody opens an incomplete folder, and files that are open stay readable.
+    first. Other processes may use the cache at the same time: a folder is renamed before its files
+    are deleted, so nobody opens an incomplete folder, and files that are open stay readable.
 
     Returns:
-        The removed folders, the longest unopened first; incomplete folders are not listed. A folder
-        that cannot be renamed stays and is not listed.
+        The removed folders, the least recently opened first. Incomplete folders are not listed. A
+        folder that cannot be renamed stays and is not listed.
     """
     for path in _list_entries(folder):
         # A process that was killed leaves a half-made folder behind. The newest entry in it tells

@@ -72,7 +72,7 @@ def split_rows(
 
     The test rows are fold 'split.test-fold' of 'split.test-folds'; with 0 folds, they are a random
     ``share``. The validation fold is then cut from the remaining rows; with 0 folds there are no
-    validation rows. If 'split.use-test' is false, the test rows are in no part.
+    validation rows. If 'split.use-test' is false, the test rows are in none of the parts.
 
     Args:
         labels: class of each row, (n,).
@@ -263,7 +263,7 @@ def draw_test_groups(
         for group in order[~is_test[order]]:
             after = lacking - counts[group]
             is_nearer = ((after**2 - lacking**2) / total)[columns].sum() < 0
-            # One group at least must be left to train
+            # At least one group must be left for training
             if is_nearer and is_test.sum() < len(counts) - 1:
                 lacking = after
                 is_test[group] = True

@@ -240,19 +240,22 @@ class DataSet(ABC):
         return None
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the silo's features for histograms: here its images' brightness and contrast."""
+        """Return the silo's features for histograms, by default brightness and contrast."""
         return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the features of a silo's image files before resizing, for histograms; here []."""
+        """Return features of a silo's files before resizing, for histograms; [] by default."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Count the samples that the silo left out because they are incomplete or unreadable."""
+        """Count the samples that the silo left out because they are incomplete or unreadable.
+
+        The default has only the total, without a number per column.
+        """
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether the files name validation samples; if so, none are cut. Here False."""
+        """Tell whether the files name validation samples; if so, none are cut. False by default."""
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
@@ -260,11 +263,14 @@ class DataSet(ABC):
         return []
 
     def column_words(self, settings: CommonSettings) -> Mapping[str, ColumnWords]:
-        """Return column -> its words for people; empty if this machine has no schema with words."""
+        """Return column -> its title and level names for people.
+
+        Empty if this machine has no schema with such words, which is the default.
+        """
         return {}
 
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Describe files next to the data that are not read, one sentence per folder."""
+        """Describe files next to the data that are not read, one sentence each; [] by default."""
         return []
 
 
@@ -332,7 +338,7 @@ def cached_silo(
         DataError: the cached files were altered and cannot be created again; also any error of
             ``fill``.
     """
-    # Any other fact gives another folder, so that an outdated silo is never opened by mistake
+    # Any other fact gives another folder, so an outdated silo is never opened by mistake
     target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
     return open_sealed(target, fill, lambda found: open_silo(found, classes))
 

@@ -66,7 +66,11 @@ class Look:
     field: float = 0.0
 
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-        """Add background and noise to ``content`` (channels, size, size); uint8 of that shape."""
+        """Render ``content`` (channels, size, size) as uint8 of the same shape.
+
+        The content is multiplied by the contrast and added to the background, then noise is added.
+        With a field of view, everything outside it becomes black.
+        """
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
         if self.field:
@@ -94,7 +98,7 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
     """
     x, y = grid(size)
     turns, phases = rng.uniform(0, 2 * np.pi, (2, _WAVES))
-    # A side is 2 long, so that pi is the wave number of one wave per side
+    # A side is 2 long, so pi is the wave number of one wave per side
     lengths = np.pi * waves * rng.uniform(0.5, 1.5, _WAVES)
     total = np.zeros_like(x)
     for length, turn, phase in zip(lengths, turns, phases, strict=True):

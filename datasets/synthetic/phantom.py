@@ -1,7 +1,7 @@
 """The base class of synthetic data sets: numbered images of each site, in a fixed order.
 
-Each image has a kind (a class, or what decides the class) and shows a subject: a lesion, a patient,
-a sequence. Some images show the same subject as the image before.
+Each image has a kind, which is the class or decides the class, and shows a subject, such as a
+lesion, a patient or a sequence. Some images show the same subject as the image before.
 """
 
 from abc import abstractmethod
@@ -29,7 +29,8 @@ def even_sequence(
 
     Args:
         counts: number of images of each kind.
-        again: probability that an image shows the same kind and subject as the image before it.
+        again: probability that an image repeats the kind and subject of the image before it; an
+            image whose kind is used up does not.
         rng: decides which images repeat a subject; it is advanced.
 
     Returns:
@@ -144,7 +145,10 @@ class PhantomDataSet(ImageDataSet):
         return make
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a real image file; synthetic images have no files."""
+        """Return a function that decodes a real image file to (channels, size, size).
+
+        ``site`` is ignored. Synthetic images themselves are not read from files.
+        """
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)
 
@@ -153,5 +157,5 @@ class PhantomDataSet(ImageDataSet):
         return []
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return the version; apart from it, names and numbers decide the pixels."""
+        """Return the version, because otherwise only names and numbers decide the pixels."""
         return [self.version]

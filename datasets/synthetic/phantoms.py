@@ -210,8 +210,8 @@ ANATOMIES = tuple(_VESSELS)
 class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     """The data set ``angiogram-phantom``: four sources, as in the FedEFM paper.
 
-    A class is a pair of source and anatomy, so that no two sites have a class in common: 100 %
-    unseen data in the paper's terms.
+    A class is a pair of source and anatomy, so no two sites have a class in common. The paper calls
+    this 100 % unseen data.
     """
 
     name = key = "angiogram-phantom"
@@ -240,7 +240,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         return read_square(path, 8, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the same frames in the same parts, with their masks, some of which are empty."""
+        """Load the same frames in the same parts, with their masks; some masks are empty."""
         return masked_silo(_WithMasks().load(name, settings, places))
 
 
@@ -296,7 +296,7 @@ def _draw_catheter(rng: np.random.Generator, line: Points, radius: float) -> Poi
     The catheter stays within half the vessel's ``radius`` of the line.
     """
     tip = rng.integers(len(line) // 2, len(line))
-    # The sine is 0 at both ends, so that the catheter begins and ends in the middle of the vessel
+    # The sine is 0 at both ends, so the catheter begins and ends in the middle of the vessel
     aside = rng.uniform(-0.5, 0.5) * radius * np.sin(np.linspace(0, np.pi, tip + 1))
     return line[: tip + 1] + aside[:, None]
 

@@ -74,7 +74,7 @@ def write_frames(
 
 
 def _plain(frame: DataFrame) -> DataFrame:
-    """Return the frame with column names as stripped texts, and columns of objects simplified.
+    """Return the frame with its column names as stripped texts, and its object columns simplified.
 
     Booleans become 0 and 1, and objects that are all numbers become numbers. Missing values stay
     missing.
@@ -130,8 +130,8 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     A site without any value is skipped.
 
     Returns:
-        The keys of a ``Column``: numeric, also if no site has a value; categorical with its levels;
-            or ignored if it has fewer than two distinct texts.
+        The keys of a ``Column``: numeric, which is also the kind if no site has a value;
+        categorical with its levels; or ignored if the column has fewer than two distinct texts.
 
     Raises:
         DataError: one site has numbers and another has texts, the type is unsuitable, or there are
@@ -145,7 +145,7 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
             kinds[_kind(name, values)] = site
     if len(kinds) > 1:
         raise DataError(
-            f"column '{one_line(name, 60)}' holds numbers at silo '{kinds['numbers']}', but texts "
+            f"column '{one_line(name, 60)}' has numbers at silo '{kinds['numbers']}', but texts "
             f"at '{kinds['texts']}': give all silos the same kind"
         )
     if "texts" not in kinds:
@@ -157,6 +157,7 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
             f"{_MOST_LEVELS}: drop it if it is a name or free text, group them, or, if they are "
             "numbers, convert them by pandas.to_numeric"
         )
+    # A column with a single text distinguishes no rows
     if len(levels) < 2:
         return {"name": name, "kind": "ignored"}
     return {"name": name, "kind": "categorical", "levels": levels}
@@ -181,9 +182,9 @@ def _kind(name: str, values: Series[Any]) -> str:
 
 
 def _texts(name: str, values: Series[Any]) -> list[str]:
-    """Return a column's distinct values as normalised texts, sorted as numbers if all are numbers.
+    """Return a column's distinct values as normalised texts; missing values are left out.
 
-    Missing values are left out, and doubtful texts are logged.
+    They are sorted as numbers if all are numbers, otherwise as texts. Doubtful texts are logged.
 
     Raises:
         DataError: a text has a line break or an unprintable character.

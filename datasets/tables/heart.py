@@ -124,8 +124,9 @@ class SyntheticHeart(TableDataSet):
         return csv_lines(synthetic_text(site), where), where
 
 
+@cache
 def synthetic_text(site: str) -> str:
-    """Generate a synthetic UCI file of ``site`` as CSV text, the same in every run.
+    """Generate a synthetic UCI file of ``site`` as CSV text, the same in every run, once a process.
 
     Patients with the disease differ in age, pulse, ST depression, angina and type of chest pain by
     about as much as in the real data.

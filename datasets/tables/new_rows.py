@@ -48,9 +48,9 @@ def parse_new_rows(
     """Read a table of new patients by the training schema; the label's column may be missing.
 
     The first line is a header if the schema has one, if ids are read, or if the line names a used
-    column. The columns may then be in any order and case, and unknown columns are skipped. Without
-    a header, columns are in the schema's order. An empty cell is a missing value. A row that cannot
-    be read becomes a fault instead of an error.
+    column. Under a header, columns may be in any order and case, and unknown columns are skipped.
+    Without a header, columns are in the schema's order. An empty cell is a missing value. A row
+    that cannot be read becomes a fault instead of an error.
 
     Args:
         lines: the table's lines.
@@ -73,6 +73,7 @@ def parse_new_rows(
     for number, line in rows:
         if id_column is not None:
             ids[number] = _id(line, names.index(id_column))
+        # A bad row is reported beside the others, whose predictions are still wanted
         try:
             features[number] = _read_row(schema, reader, number, line)
         except DataError as error:
@@ -117,9 +118,9 @@ def _describe_impossible(column: Column, tokens: Mapping[str, str]) -> str:
 def _columns(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None
 ) -> tuple[list[str], Lines]:
-    """Find the names of the columns, and separate the header, if there is one, from the rows.
+    """Find the names of the columns, and separate a header from the rows.
 
-    Without a header, the label is taken to be absent if there is one cell less than columns.
+    Without a header, the label is taken to be absent if there is one cell fewer than columns.
 
     Returns:
         The columns' names, in the schema's spelling if the schema knows them, and the lines of the
@@ -134,7 +135,7 @@ def _columns(
     named = []
     for cell in lines[0][1] if lines else []:
         name = normalise_name(cell)
-        # Two columns may differ by case only, so that an exact name goes first
+        # Two columns may differ by case only, so an exact name goes first
         if name not in declared and name != id_column:
             name = folded.get(name.casefold(), name)
         named.append(name)
@@ -161,7 +162,10 @@ def _columns(
 
 
 def _id(line: Sequence[str], place: int) -> str:
-    """Return a patient's id as one printable line of at most 60 characters; '' in a short row."""
+    """Return a patient's id as one printable line of at most 60 characters.
+
+    ``place`` is the index of the id's cell. The id is '' if the row is too short to have that cell.
+    """
     if place >= len(line):
         return ""
     return one_line(line[place].strip(), _LONGEST_ID)

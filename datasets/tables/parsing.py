@@ -24,16 +24,16 @@ _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 
 @dataclass(frozen=True)
 class ParsedTable:
-    """A hospital's rows.
+    """A hospital's rows as features and classes.
 
     Errors about rows name line and column but never a value, because errors travel to the server.
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
         labels: class of each row, (n,) int64.
-        left_out: the rows that are not among them.
-        contents: number of each row's content, (n,) int64; rows that are equal, in ignored columns
-            too, have the same number.
+        left_out: the number of rows that are not among them.
+        contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
+            including ignored columns, have the same number.
         notes: sentences for the site's own log.
     """
 
@@ -96,7 +96,7 @@ def _split_header(
 ) -> tuple[list[str], Sequence[tuple[int, list[str]]]]:
     """Return the columns' names, and the lines of the rows without the header.
 
-    A Parquet file always has a header; for other files the schema declares whether the first line
+    A Parquet file always has a header. For other files the schema declares whether the first line
     is a header. Without a header the names are the schema's.
 
     Raises:
@@ -123,7 +123,9 @@ class _Counts:
         self.imputed: Counter[str] = Counter()
 
     def is_kept(self, lacking: Sequence[str], outside: Sequence[str]) -> bool:
-        """Decide whether a row is kept, and update the counters.
+        """Decide whether a row is kept, and count it if not.
+
+        A missing value counts under 'policy', a value out of range under 'out-of-range'.
 
         Args:
             lacking: the row's columns without a value.
@@ -150,7 +152,11 @@ class _Counts:
         self.imputed.update(self._schema.count_missing(rows))
 
     def left_out(self) -> LeftOutRows:
-        """Return the number of rows left out, and per column those without a usable value."""
+        """Return the number of rows left out, with the number per column.
+
+        A column's number counts left-out rows without a value there and, if the schema drops them,
+        rows with a value out of range.
+        """
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":
             without.update(self.outside)
@@ -292,8 +298,8 @@ class RowReader:
         Args:
             number: the line, for errors.
             tokens: the line's cells by column.
-            lacking: columns without a value. Their features become NaN, like unmeasured numbers,
-                and the column's indicator, if any, becomes 1.
+            lacking: columns without a value. Their features become NaN, and their indicator becomes
+                1; the same holds for values that were not measured.
 
         Raises:
             DataError: a cell is not a number, or a level is not declared.
@@ -320,6 +326,7 @@ class RowReader:
                         f"({quote_texts(self.schema.missing)})",
                     )
                 numbers.append(value)
+        # The indicators follow all other features, in the order of the schema
         for column in self.schema.indicator_columns():
             is_unmeasured = tokens[column.name] in self.unmeasured[column.name]
             levels.append(float(column.name in lacking or is_unmeasured))

@@ -90,9 +90,9 @@ class Column(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Explain how the column's keys contradict each other and what to do; '' if they do not.
+        """Describe how the column's keys contradict each other and what to do; '' if they do not.
 
-        Only the first contradiction is explained.
+        Only the first contradiction is described.
         """
         is_numeric = self.kind == "numeric"
         different = len(set(self.levels))

@@ -55,7 +55,7 @@ class TableDataSet(DataSet):
         return {column.name: column.words() for column in schema.columns}
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Describe in one sentence how many rows the schema keeps although a value is out of range.
+        """Describe in one sentence how many rows are kept although a value is out of range.
 
         Returns:
             [] if there are no such rows, the schema does not keep them, or the data cannot be
@@ -96,8 +96,8 @@ class TableDataSet(DataSet):
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
         """Read the site's table again, and count the rows that were left out.
 
-        Besides the total there is a count per column: the left-out rows whose value in that column
-        is missing or, with 'out-of-range: drop', out of range.
+        The result has the total and, per column, the number of left-out rows whose value there is
+        missing or, with 'out-of-range: drop', out of range.
         """
         schema = self.schema(places)
         lines, where = self.lines_of(silo.name, schema, places)

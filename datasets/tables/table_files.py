@@ -102,10 +102,11 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file, by its name or else by its first bytes.
+    """Return the ending that decides how to read a file, by its name or otherwise its first bytes.
 
     Returns:
-        '' for text, and for a missing or unreadable file without a table's ending.
+        An ending such as '.xlsx'; '' for text, and for a missing or unreadable file without a
+        table's ending.
 
     Raises:
         DataError: the path is a pipe or device, or a file with a table's ending is missing.
@@ -150,8 +151,8 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
         raise
     except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
         raise DataError(
-            f"{path} is damaged or no {kind} file ({type(error).__name__}): save it again, or as "
-            "CSV"
+            f"{path} is damaged or not a {kind} file ({type(error).__name__}): save it again, or "
+            "as CSV"
         ) from None
 
 
@@ -205,7 +206,7 @@ def _unpack_text(path: Path) -> str:
     except OSError as error:
         fault = f"cannot be read: {error.strerror}"
     except ValueError as error:
-        fault = f"holds a file that {error}"
+        fault = f"contains a file that {error}"
     raise DataError(f"{path} {fault}")
 
 
@@ -263,11 +264,11 @@ def _read_workbook(path: Path) -> list[list[Any]]:
 
 
 def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of the first sheet, with the values of formulas or the formulas themselves.
+    """Yield the rows of a workbook's first sheet.
 
     Args:
         path: the workbook.
-        stored: whether to yield the stored values.
+        stored: True yields the stored values of formulas, False the formulas themselves.
     """
     from openpyxl import load_workbook
 
@@ -309,7 +310,7 @@ def check_parquet(path: Path) -> list[str]:
 
     with ParquetFile(path) as file:
         about = file.metadata
-        # With lists there may be more values than cells, so that the larger number counts
+        # With lists there may be more values than cells, so the larger number counts
         cells, size = about.num_rows * about.num_columns, 0
         values = 0
         flat = {field.name for field in file.schema_arrow}
@@ -318,7 +319,7 @@ def check_parquet(path: Path) -> list[str]:
             group = about.row_group(number)
             for column in range(group.num_columns):
                 chunk = group.column(column)
-                # A list is one row with any number of values, so that values are counted, not only
+                # A list is one row with any number of values, so values are counted, not only
                 # rows
                 values += chunk.num_values
                 size += chunk.total_uncompressed_size
@@ -359,7 +360,10 @@ def check_workbook(path: Path) -> set[Place]:
 
 
 class _WorkbookPart:
-    """A counter of the cells in one part of a workbook, empty ones included, and its formulas."""
+    """Counts the cells in one part of a workbook, including empty ones, and finds open formulas.
+
+    An open formula is a formula without a stored value.
+    """
 
     def __init__(self, path: Path, times: int) -> None:
         self.path = path
@@ -370,7 +374,7 @@ class _WorkbookPart:
         self.cell_type = ""
         self.has_value = False
         self.open_formulas: set[Place] = set()
-        # Elements arrive as 'namespace name', so that prefixes do not matter
+        # Elements arrive as 'namespace name', so prefixes do not matter
         self.parser = ParserCreate(namespace_separator=" ")
         self.parser.StartElementHandler = self._begin
 
@@ -445,7 +449,7 @@ class _WorkbookPart:
 
 
 def _row_number(text: str, usual: int) -> int:
-    """Parse a row's number as openpyxl does ('3e7' too); return ``usual`` if there is none."""
+    """Parse a row's number as openpyxl does ('3e7' too); return ``usual`` for other texts."""
     try:
         return int(float(text))
     except (ValueError, OverflowError):  # openpyxl refuses a number that is not an integer

@@ -62,8 +62,8 @@ def backbone_digest(settings: CommonSettings) -> str:
     """Return an identifier of the backbone's weights, which must be equal at all sites of a run.
 
     Returns:
-        The file's SHA-256; or the model's name and origin, if the weights are timm's or random; or
-        '' for networks without a backbone and for a ResNet-22 that starts from the seed.
+        The file's SHA-256. If the weights are timm's or random, the model's name and origin. '' for
+        networks without a backbone and for a ResNet-22 that starts from the seed.
 
     Raises:
         SettingError: the weights file is missing, or a ViT names no weights.
@@ -148,13 +148,13 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
         _, facts = load_state(path)
     except CheckpointError as error:
         raise SettingError(f"'vit.backbone-weights': {error}") from None
-    # A larger public part contains every smaller one, so that sizes are all that must be compared
+    # A larger public part contains every smaller one, so sizes are all that must be compared
     dataset, share, _ = facts["data"]
     if dataset == settings.dataset and settings.public_share < share:
         raise SettingError(
             f"'vit.backbone-weights': {path} was trained on a public part of {share:g} of "
-            f"'{dataset}', but 'split.public-share' is {settings.public_share:g}, so that the "
-            "sites would hold images that it has seen; set 'split.public-share' to the same"
+            f"'{dataset}', but 'split.public-share' is {settings.public_share:g}, so the sites "
+            "would have images that it has seen; set 'split.public-share' to the same"
         )
 
 
@@ -226,7 +226,8 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
 
-    A grey image then gives the same patches as a colour image with three equal channels.
+    ``wanted`` maps array names to shapes. A grey image then gives the same patches as a colour
+    image with three equal channels.
     """
     name = "patch_embed.proj.weight"
     if given[name].ndim == 4 and given[name].shape[1] == 3 and wanted[name][1] == 1:

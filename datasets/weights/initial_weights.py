@@ -66,7 +66,8 @@ def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that no run behind the initial weights trained on images that this run tests.
 
     If that run started from another run's weights, the chain is followed as long as the files are
-    on this machine. Weights of timm, and files without a run beside them, pass.
+    on this machine. Weights of timm pass, and so do files without a run's ``config.toml`` next to
+    them.
 
     Raises:
         SettingError: a setting that decides the test images differs in one of these runs, or this
@@ -178,9 +179,9 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """
     if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
         raise SettingError(
-            f"'train.initial-weights': {where} holds no arrays of this network: for weights of a "
+            f"'train.initial-weights': {where} has no arrays of this network: for weights of a "
             "ViT set 'network.name' to 'vit' and 'vit.train-backbone' to true (of a frozen ViT "
-            "they are 'vit.backbone-weights'), for those of VGG16 'network.name' to 'vgg16-bn' "
+            "they are 'vit.backbone-weights'), for weights of VGG16 'network.name' to 'vgg16-bn' "
             "and 'network.width' to 128"
         )
     vit = cast("VisionTransformer", network.vit)
@@ -232,7 +233,7 @@ def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_prefix(names: Iterable[str]) -> str:
-    """Return the first known prefix that precedes 'blocks.' in some name; '' if there is none."""
+    """Return the first known prefix that precedes 'blocks.' in some name; '' if none does."""
     for prefix in _PREFIXES:
         if any(name.startswith(f"{prefix}blocks.") for name in names):
             return prefix

@@ -58,8 +58,8 @@ def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: s
     for key in sorted(now):
         if now[key] != then[key]:
             raise SettingError(
-                f"'{key}' is {now[key]!r}, but {what} was trained with {then[key]!r}, so that "
-                f"images that it has trained on might be tested: set '{key}' to the run's"
+                f"'{key}' is {now[key]!r}, but {what} was trained with {then[key]!r}, so images "
+                f"that it has trained on might be tested: set '{key}' to the run's value"
             )
 
 

@@ -228,7 +228,7 @@ def run(
 
 
 def _refuse_with(source: str, others: Mapping[str, object]) -> None:
-    """Refuse options that would be ignored because the option ``source`` already sets their values.
+    """Check that no option is given whose value the option ``source`` already sets.
 
     Args:
         source: the name of the option that gives a deployment or a kit.

@@ -38,6 +38,10 @@ def up(
     """Start the server and all sites of this machine that do not run.
 
     A folder that does not exist is created as a new deployment of ``experiment``.
+
+    Raises:
+        FedsiloError: the options contradict each other or the existing deployment, or a server or
+            site does not start.
     """
     from fedsilo.deployment.commands import up
 
@@ -106,6 +110,9 @@ def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     """List the members of a deployment, and whether each one runs.
 
     The server comes first. If the server is down, all sites count as offline.
+
+    Raises:
+        FedsiloError: the folder does not contain a deployment, or the server does not answer.
     """
     from fedsilo.deployment.commands import status
 

@@ -23,6 +23,10 @@ from fedsilo.core.arguments import (
 from fedsilo.core.errors import SettingError
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
+RunPicture = Annotated[
+    options.MaybePath,
+    "picture to write: .png, .svg or .pdf (default: a PNG in the first run directory)",
+]
 _LARGEST_SEED = 2**32 - 1  # scikit-learn refuses larger ones
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ def explain(
     data_dir: options.DataDir = None,
     state_dir: options.StateDir = None,
     json_file: Annotated[options.MaybePath, "also write the explanation as JSON"] = None,
-    picture: Annotated[options.MaybePath, "also draw the explanation as PNG"] = None,
+    picture: Annotated[options.MaybePath, "also draw the explanation (.png, .svg or .pdf)"] = None,
     plugin: options.OwnPlugin = None,
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one.
@@ -80,9 +84,10 @@ def explain(
     """
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.explanations.sample import explain_sample
-    from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.pictures.picture_files import picture_path, write_picture
     from fedsilo.runs.finished_run import FinishedRun
 
+    drawing = picture_path(picture)
     name_plugins(plugin_texts(plugin))
     if table is not None and image is not None:
         raise SettingError(
@@ -100,8 +105,8 @@ def explain(
         explanation = explain_new_case(model, path_of(table), row, path_of(image))
     if json_file:
         write_atomically(Path(json_file), json.dumps(explanation.document(), indent=2) + "\n")
-    if picture:
-        write_picture(Path(picture), explanation.figure())
+    if drawing is not None:
+        write_picture(drawing, explanation.figure())
     return explanation
 
 
@@ -130,7 +135,7 @@ def attention(
         FedsiloError: the network is not a ViT, a site is unknown, or its data cannot be opened.
     """
     from fedsilo.explanations.attention import attention_sheet
-    from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.pictures.picture_files import write_picture
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
@@ -154,7 +159,7 @@ def histograms(
     *,
     site: options.Sites = (),
     split: options.SplitOfSamples = "train",
-    picture: Annotated[options.MaybePath, "PNG to write (default: in the run directory)"] = None,
+    picture: RunPicture = None,
     data_dir: options.DataDir = None,
     plugin: options.OwnPlugin = None,
     tell: Tell = silent,
@@ -173,9 +178,10 @@ def histograms(
             split at any site.
     """
     from fedsilo.explanations import intensity_histograms as intensity
-    from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.pictures.picture_files import picture_path, write_picture
     from fedsilo.runs.finished_run import FinishedRun
 
+    drawing = picture_path(picture)
     name_plugins(plugin_texts(plugin))
     run = FinishedRun.open(folder_of(run_dir))
     common = run.local_settings(path_of(data_dir)).common
@@ -185,7 +191,7 @@ def histograms(
         if not len(silo.splits()[split]):
             tell(f"site {name} has no {split} images")
     measured = intensity.site_histograms(common.dataset, silos, split)
-    path = path_of(picture) or run.path / "histograms.png"
+    path = drawing or run.path / "histograms.png"
     write_picture(path, intensity.draw_histograms(measured))
     return path
 
@@ -196,9 +202,7 @@ def embeddings(
     *,
     site: options.Sites = (),
     split: options.SplitOfSamples = "test",
-    picture: Annotated[
-        options.MaybePath, "PNG to write (default: in the first run directory)"
-    ] = None,
+    picture: RunPicture = None,
     data_dir: options.DataDir = None,
     layer: Annotated[options.Layer, "the layer whose output is drawn"] = "embedding",
     limit: Annotated[
@@ -229,11 +233,12 @@ def embeddings(
     from fedsilo.comparison.tables import csv_text
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.explanations import embedding_pictures as embedding
-    from fedsilo.pictures.learning_curves import write_picture
     from fedsilo.pictures.panel_grids import refuse_shared_state
+    from fedsilo.pictures.picture_files import picture_path, write_picture
     from fedsilo.runs.finished_run import FinishedRun
     from fedsilo.server_app.records.run_directory import RunDirectory
 
+    drawing = picture_path(picture)
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "limit", limit)
     if not 0 <= seed <= _LARGEST_SEED:
@@ -252,7 +257,7 @@ def embeddings(
         RunDirectory(run.path).write_json("embeddings.json", document)
         yield "\n  ".join([str(run.path / "embeddings.json"), *panel.lines()])
         rows.append({"run": run.path.name} | panel.numbers)
-    path = path_of(picture) or runs[0].path / "embeddings.png"
+    path = drawing or runs[0].path / "embeddings.png"
     write_picture(path, embedding.draw_panels(panels, f"{split} samples, {layer} layer"))
     yield path
     if csv:
@@ -272,9 +277,7 @@ def gradcam(
         "run, or the second but not the first run predict correctly",
     ] = None,
     split: options.SplitOfSamples = "test",
-    picture: Annotated[
-        options.MaybePath, "PNG to write (default: in the first run directory)"
-    ] = None,
+    picture: RunPicture = None,
     data_dir: options.DataDir = None,
     label: Annotated[
         str | None,
@@ -299,10 +302,11 @@ def gradcam(
             runs have different images.
     """
     from fedsilo.explanations import gradcam_pictures as grad_cam
-    from fedsilo.pictures.learning_curves import write_picture
     from fedsilo.pictures.panel_grids import refuse_shared_state
+    from fedsilo.pictures.picture_files import picture_path, write_picture
     from fedsilo.runs.finished_run import FinishedRun
 
+    drawing = picture_path(picture)
     name_plugins(plugin_texts(plugin))
     # Equal if both options are given, or if both are missing
     if bool(rows) == (scenarios is not None):
@@ -321,7 +325,7 @@ def gradcam(
     if scenarios:
         chosen = grad_cam.choose_by_scenario(opened, scenarios, split)
     sheet = grad_cam.gradcam_sheet(opened, chosen, split, label)
-    path = path_of(picture) or folders[0] / f"gradcam-{site}.png"
+    path = drawing or folders[0] / f"gradcam-{site}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path
 

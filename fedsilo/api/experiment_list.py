@@ -111,24 +111,24 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
     return by_method
 
 
-def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> dict[str, str]:
+def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment]) -> dict[str, str]:
     """Return the list's lines for the experiments of one entry and one method: names -> text.
 
-    If ``found`` has every combination of the experiments' values, there is one line, under a name
-    such as ``a-{x,y}``. Otherwise each experiment has a line of its own.
+    If every combination of the entry's values is in ``experiments``, there is one line, under a
+    name such as ``a-{x,y}``. Otherwise each experiment has a line of its own.
     """
     # A cell is one combination of the values of a matrix
-    cells = [file.cells[name] for name in found]
+    cells = [file.cells[name] for name in experiments]
     entry = cells[0].entry
     together = write_braces(entry, cells)
     if together is None:
-        return {name: _describe([one], one.about) for name, one in found.items()}
-    purposes = {str(one.about or ""): None for one in found.values()}
+        return {name: _describe([one], one.about) for name, one in experiments.items()}
+    purposes = {str(one.about or ""): None for one in experiments.values()}
     purpose = next(iter(purposes))
     # If the cells have different descriptions, the line has that of the whole entry
     if len(purposes) > 1:
         purpose = file.entry(entry).about
-    return {together: _describe(list(found.values()), purpose)}
+    return {together: _describe(list(experiments.values()), purpose)}
 
 
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:

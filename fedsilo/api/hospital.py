@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.api.options import command
 from fedsilo.core.arguments import AnyPath, MaybePath, Tell, path_of, several, silent
 from fedsilo.deployment.options import HospitalOptions, NodeConfig
+
+if TYPE_CHECKING:
+    from fedsilo.reports.audit import Audit
 
 
 @command
@@ -128,3 +132,36 @@ def keys(
     own = find_own_folder(Path(folder))
     mark_keys(own, several(compared), several(forget))
     return describe_keys(own)
+
+
+@command
+def audit(
+    log: Annotated[
+        Sequence[AnyPath], "the hospital's audit log; earlier logs of the hospital come first"
+    ],
+    *,
+    run: Annotated[str, "only messages of the run with this name"] = "",
+    since: Annotated[str, "only messages from this date or time (UTC) on, as 2026-03-03"] = "",
+    until: Annotated[str, "only messages up to this date or time (UTC), inclusive"] = "",
+) -> Audit:
+    """Show what left a hospital, from its audit log, and check that the log is whole.
+
+    Each line of the log holds a check value over itself and the line before, and the last one is
+    kept beside the log. So lines that were removed, altered or inserted are named. The command
+    exits with status 1 if there are any.
+
+    Returns:
+        The chosen messages and the state of the chain; ``lines()`` has the text, ``document()`` the
+        JSON values and ``csv()`` the table.
+
+    Raises:
+        FedsiloError: a file cannot be read or is not an audit log, or a time is malformed.
+    """
+    from fedsilo.reports.audit import Choice, audit_logs, parse_moment
+
+    choice = Choice(run)
+    if since:
+        choice = replace(choice, since=parse_moment(since, "--since", end_of_day=False))
+    if until:
+        choice = replace(choice, until=parse_moment(until, "--until", end_of_day=True))
+    return audit_logs([Path(path) for path in several(log)], choice)

@@ -92,7 +92,7 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     # Only pictures may come in the parts of a data set
     if "pictures" not in kinds and plain.keys() <= set(SPLITS):
         raise SettingError(
-            f"silos are named {', '.join(plain)}, but these are parts of a data set and no "
+            f"silos are named {', '.join(plain)}, but these are parts of a data set and not "
             "hospitals: join the parts of each hospital, and fedsilo splits them again"
         )
     if "tables" in kinds:
@@ -348,9 +348,9 @@ def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 
 def image_columns(features: Mapping[str, Any]) -> list[str]:
-    """Return the names of the columns that hold images, in order.
+    """Return the names of the columns with images, in order.
 
-    ``features`` are those of a data set of Hugging Face. A column holds images if the class of its
+    ``features`` are those of a data set of Hugging Face. A column has images if the class of its
     feature is named 'Image', so the package need not be imported.
     """
     return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from fedsilo.api import options
 from fedsilo.core.arguments import (
     AnyPath,
+    AnyRun,
     Tell,
     folder_of,
+    folders_of,
     path_of,
     plugin_texts,
     refuse_target,
+    several,
     silent,
     texts_of,
 )
@@ -26,6 +30,7 @@ from fedsilo.runs.finished_run import FinishedRun, load_run
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 if TYPE_CHECKING:
+    from fedsilo.reports.watch.run_list import ListedRun
     from fedsilo.reports.watch.view import View
     from fedsilo.server_app.records.run_directory import RunDirectory
 
@@ -243,6 +248,30 @@ def watch(
     if deployment is not None and run_dir is None:
         return partial(look_at_deployment, Path(deployment))
     raise SettingError("name either a run directory, or a deployment by --deployment")
+
+
+@options.command
+def runs(
+    folders: Annotated[
+        Sequence[AnyRun], "run directories, or folders with them (default: $FEDSILO_RUNS, or runs)"
+    ] = (),
+    *,
+    method: Annotated[str | None, "only runs with this method"] = None,
+    dataset: Annotated[str | None, "only runs on this data set"] = None,
+    state: Annotated[options.RunState | None, "only runs in this state"] = None,
+) -> list[ListedRun]:
+    """List the runs in a folder, with state and size; with --delete, delete them.
+
+    Folders are searched down to two levels, without following links. Runs are sorted by their
+    start, the oldest first. A run of another version is listed as unreadable.
+
+    Raises:
+        RunDirectoryError: a named folder does not exist.
+    """
+    from fedsilo.reports.watch.run_list import list_runs
+
+    places = folders_of(several(folders)) or [Path(os.environ.get("FEDSILO_RUNS") or "runs")]
+    return list_runs(places, {"method": method, "dataset": dataset, "state": state})
 
 
 @options.command

@@ -50,6 +50,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "Look at finished runs": {
+        "runs": Command("fedsilo.api.running:runs", "runs --method mix --state failed --delete"),
         "plot": Command("fedsilo.api.drawing:plot", "plot runs/uefl-digits"),
         "attention": Command(
             "fedsilo.api.drawing:attention",
@@ -114,6 +115,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "hospital keys": Command(
             "fedsilo.api.hospital:keys", "hospital keys north --compared south"
         ),
+        "audit": Command("fedsilo.api.hospital:audit", "audit audit.jsonl --since 2026-03-03"),
         "deploy status": Command("fedsilo.api.deploying:status", "deploy status"),
         "deploy logs": Command("fedsilo.api.deploying:logs", "deploy logs s1a --lines 100"),
         "deploy run": Command(
@@ -161,7 +163,8 @@ _OTHERS = {
     "__version__": "fedsilo.core.versions:FEDSILO",
     "load_run": "fedsilo.runs.finished_run:load_run",
 }
-RENAMED = {"datasets": "list_datasets"}  # because ``fedsilo.datasets`` is a package
+# Because ``fedsilo.datasets`` and ``fedsilo.runs`` are packages
+RENAMED = {"datasets": "list_datasets", "runs": "list_runs"}
 
 
 def public_names() -> dict[str, str]:

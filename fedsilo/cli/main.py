@@ -23,11 +23,14 @@ import typer.main
 from fedsilo.api.options import Option, members_of, option_of, parameters_of
 from fedsilo.api.table import COMMANDS, GROUPS, Command
 from fedsilo.cli import results
+from fedsilo.cli.printing import line, print_result
+from fedsilo.cli.suggestions import suggest
 from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
 from fedsilo.core.one_line import as_word
 from fedsilo.core.processes import VERBOSE
 from fedsilo.core.settings import removed
 from fedsilo.core.versions import FEDSILO
+from fedsilo.pictures.picture_files import picture_path
 
 _SILENT = ("", "()", "None", "False")  # defaults that would not tell the user anything
 
@@ -72,10 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Refuse a command or an option that an earlier version had, and name its replacement.
+    """Check that the command line does not use a command or option of an earlier version.
 
     Raises:
         SettingError: the first word is a removed command, or a removed option follows its command.
+            The message names the replacement.
     """
     # Before click parses the words, because it would suggest a name of similar letters in place of
     # the replacement
@@ -105,9 +109,18 @@ def _invoke(words: list[str]) -> int:
     except click.exceptions.Exit as end:
         raise SystemExit(end.exit_code) from None
     except click.ClickException as error:
-        error.show()
+        _show_usage_error(error, words)
         raise SystemExit(error.exit_code) from None
     return 0
+
+
+def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
+    """Show click's error with the usage, or our own suggestion in place of click's."""
+    instead = suggest(error, words)
+    if instead and isinstance(error, click.UsageError):
+        wrong = getattr(error, "option_name", words[0])
+        error = click.UsageError(f"'{wrong}' is not known here. Did you mean: {instead}", error.ctx)
+    error.show()
 
 
 class _ByPanel(typer.core.TyperGroup):
@@ -203,7 +216,7 @@ def _add_commands(app: typer.Typer) -> None:
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
     """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
-    show = getattr(results, name.replace(" ", "_"), results.print_result)
+    show = getattr(results, name.replace(" ", "_"), print_result)
     own = parameters_of(function)
     showing = parameters_of(show, skip=1)  # the first one is the result
     options: dict[str, Option] = {}
@@ -216,10 +229,10 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
             signature.append(_typer_parameter(parameter, option))
 
     def call(**given: Any) -> None:
-        _refuse_folders({key: given.get(key) for key in showing.keys() - own.keys()})
+        _check_output_files({key: given.get(key) for key in showing.keys() - own.keys()})
         bar = results.progress_bar(name) if "watch" in own else nullcontext()
         with bar as watch:
-            given |= {"tell": results.line, "watch": watch}
+            given |= {"tell": line, "watch": watch}
             # Not the checked function: typer has checked the types, and lines appear as they come
             result = inspect.unwrap(function)(**_choose(given, own))
             show(result, **_choose(given, showing))
@@ -239,17 +252,19 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
     )(call)
 
 
-def _refuse_folders(files: Mapping[str, Any]) -> None:
-    """Check before a long command runs that no option for an output file names a folder.
+def _check_output_files(files: Mapping[str, Any]) -> None:
+    """Check before a long command runs that the options for output files can be used.
 
     Values that are not a ``Path`` are ignored.
 
     Raises:
-        SettingError: an option names an existing folder.
+        SettingError: an option names an existing folder, or ``picture`` names a file of another
+            kind than a picture.
     """
     for name, path in files.items():
         if isinstance(path, Path) and path.is_dir():
             raise SettingError(f"--{name} {path} is a folder: name a file in it")
+    picture_path(files.get("picture"))
 
 
 def _choose(given: Mapping[str, Any], parameters: Mapping[str, object]) -> dict[str, Any]:

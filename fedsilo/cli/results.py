@@ -7,17 +7,19 @@ options of the command line; an argument with the same name as one of the comman
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsilo.api.options import MaybePath, Option
+from fedsilo.api.options import MaybePath
+from fedsilo.cli.printing import AsJson, line, print_columns, print_result
+from fedsilo.cli.run_results import runs as runs
 from fedsilo.core.arguments import AnyPath, path_of
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import as_word, format_count, terminal_text
+from fedsilo.core.one_line import as_word, format_count
 
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
@@ -31,36 +33,9 @@ if TYPE_CHECKING:
     from fedsilo.inference.predict.answers import Predictions
     from fedsilo.inference.predict.calibration import Calibration
     from fedsilo.inference.predict.predicted_masks import MaskPredictions
+    from fedsilo.reports.audit import Audit
     from fedsilo.reports.watch.view import View
     from fedsilo.runs.finished_run import FinishedRun
-
-AsJson = Annotated[bool, Option("print JSON", name="--json")]
-
-
-def line(text: object) -> None:
-    """Print a line and flush it, so that a pipe or a log shows it while the command runs.
-
-    Control characters are removed first, because the line may quote a run of somebody else.
-    """
-    print(terminal_text(str(text)), flush=True)
-
-
-def print_result(result: Any) -> None:
-    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these.
-
-    Any other object prints nothing.
-    """
-    if hasattr(result, "lines"):
-        result = result.lines()
-    if isinstance(result, str | Path):
-        line(result)
-    elif isinstance(result, Iterable):
-        for one in result:
-            print_result(one)
-    elif hasattr(result, "__rich_console__"):
-        from fedsilo.server_app.run.terminal import make_console, print_table
-
-        print_table(make_console(), result)
 
 
 def _print_labelled(label: str) -> Callable[[object], None]:
@@ -121,7 +96,7 @@ resume = simulate
 
 
 def compare(
-    found: Comparison,
+    result: Comparison,
     *,
     median: Annotated[bool, "show median and range over seeds instead of mean and sd"] = False,
     csv: Annotated[
@@ -129,75 +104,85 @@ def compare(
         "also write the table as CSV, with NAME-budgets.csv and NAME-tests.csv next to it",
     ] = None,
     markdown: Annotated[MaybePath, "also write table and tests as Markdown"] = None,
-    picture: Annotated[MaybePath, "also draw each metric by site or distribution, as PNG"] = None,
+    latex: Annotated[
+        MaybePath, "also write table and tests as LaTeX (booktabs), with 95 % intervals"
+    ] = None,
+    picture: Annotated[
+        MaybePath, "also draw each metric by site or distribution (.png, .svg or .pdf)"
+    ] = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
-    print_result(found.lines(median))
-    found.write(path_of(csv), path_of(markdown), median)
+    print_result(result.lines(median))
+    result.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
     if picture is not None:
-        found.draw(Path(picture))
+        result.draw(Path(picture))
         line(f"picture: {picture}")
 
 
 def crossvalidate(
-    found: CrossValidation,
+    result: CrossValidation,
     *,
     csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
 ) -> None:
-    """Print a table for each metric, and write the tables if asked."""
-    print_result(found)
-    found.write(path_of(csv), path_of(markdown))
+    """Print a table for each metric; also write the files that ``csv`` and ``markdown`` name."""
+    print_result(result)
+    result.write(path_of(csv), path_of(markdown))
 
 
-def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
+def finetune(result: FinetuneResult, *, out: AnyPath) -> None:
     """Print a table with a row for each starting point, then the output folder."""
     from fedsilo.finetuning.finetune_results import result_table
 
-    print_result([result_table(found), str(out)])
+    print_result([result_table(result), str(out)])
 
 
 def predict(
-    found: Predictions | MaskPredictions,
+    result: Predictions | MaskPredictions,
     *,
     out: AnyPath | None = None,
     html: AnyPath | None = None,
 ) -> None:
-    """Print a summary, then the written files if ``found`` has predictions rather than masks.
+    """Print a summary of the predictions and, unless ``result`` has masks, the written files.
 
-    It exits with code 3 if an input has no prediction or mask.
+    Raises:
+        typer.Exit: code 3, if an input has no prediction or mask.
     """
-    print_result(found)
+    print_result(result)
     # Only classes are written to files that these options name; masks list theirs themselves
-    if hasattr(found, "inputs"):
+    if hasattr(result, "inputs"):
         print_result([path for path in (out, html) if path is not None])
-    if found.faults:
+    if result.faults:
         raise typer.Exit(3)
 
 
 def calibrate(
-    found: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
+    result: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
 ) -> None:
     """Print a summary of a calibration, then its file."""
     from fedsilo.inference.predict.calibration import calibration_path
 
-    print_result([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
+    print_result([*result.lines(coverage), out or calibration_path(Path(run_dir), result.site)])
 
 
 def monitor(
-    found: Monitored,
+    result: Monitored,
     *,
     out: Annotated[MaybePath, "also write a page"] = None,
     overwrite: Annotated[bool, "replace existing files"] = False,
 ) -> None:
-    """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""
+    """Print the checks, and write a page if asked.
+
+    Raises:
+        typer.Exit: code 3, if a check is an alarm.
+    """
     from fedsilo.inference.monitor.monitor import ALARM
     from fedsilo.pages.page import write_page
 
-    print_result(found)
+    print_result(result)
     if out is not None:
-        print_result(write_page(Path(out), found.page, overwrite=overwrite))
-    if found.alarms:
+        print_result(write_page(Path(out), result.page, overwrite=overwrite))
+    if result.alarms:
         raise typer.Exit(ALARM)
 
 
@@ -235,7 +220,7 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
     for member in members:
         process, log = str(member.pid or "-"), str(member.log or "-")
         rows.append((member.member, process, member.seen, log))
-    _print_table(("member", "process", "seen by the server", "log"), rows)
+    print_columns(("member", "process", "seen by the server", "log"), rows)
     run = look_at_deployment(Path(deployment)).run
     if run:
         line(run.line())
@@ -248,7 +233,7 @@ def _print_findings(target: str) -> Callable[..., None]:
     exit code, unless that is 0.
     """
 
-    def show(found: Iterable[Finding], *, as_json: AsJson = False) -> None:
+    def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:
         from fedsilo.deployment.doctor.findings import (
             build_document,
             exit_code,
@@ -259,7 +244,7 @@ def _print_findings(target: str) -> Callable[..., None]:
         seen: list[Finding] = []
         # Each line is printed as its check ends, because a silent server takes seconds. JSON is one
         # document, so it waits for all
-        for finding in found:
+        for finding in findings:
             seen.append(finding)
             if not as_json:
                 print_result(format_finding(finding))
@@ -277,6 +262,26 @@ def _print_findings(target: str) -> Callable[..., None]:
 doctor_site, doctor_server, doctor_run = map(_print_findings, ("site", "server", "run"))
 
 
+def audit(
+    found: Audit,
+    *,
+    csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the chosen messages and the state of the chain; exit with 1 if it is broken."""
+    if as_json:
+        line(json.dumps(found.document(), indent=2))
+    else:
+        print_result(found.lines())
+    if csv is not None:
+        from fedsilo.core.files.atomic_files import write_atomically
+
+        write_atomically(Path(csv), found.csv())
+        line(f"table: {csv}")
+    if found.breaks:
+        raise typer.Exit(1)
+
+
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     """Print a table of the data sets, or JSON."""
     if as_json:
@@ -286,21 +291,14 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     cells = []
     for row in rows:
         cells.append([row[key] for key in keys])
-    _print_table(("data set", *keys[1:]), cells)
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich.table import Table
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    print_result(table)
+    print_columns(("data set", *keys[1:]), cells)
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Draw a progress bar on a terminal's standard error while the block runs.
+    """Draw a progress bar on standard error while the block runs; only a terminal shows it.
+
+    ``what`` is the text before the bar.
 
     Yields:
         A function that moves the bar; it takes the amount done and the total amount.
@@ -308,7 +306,7 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
-    # On standard error, so that the output can be piped; without a terminal nothing is drawn
+    # The bar goes to standard error, so the output can be piped; without a terminal it is hidden
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(what, total=None)

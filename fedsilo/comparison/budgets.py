@@ -28,7 +28,7 @@ from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.settings.common_settings import NETWORK_KEYS, CommonSettings
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings_schema import Value
-from fedsilo.engines.experiments import find_experiment, simulation_file
+from fedsilo.engines.experiments import declared_experiment
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import bytes_text
@@ -211,8 +211,8 @@ class Budgets:
                 ``advice``.
         """
         # The first remark is enough for an error
-        for said in self.remarks():
-            raise SettingError(f"{said}; {advice}")
+        for remark in self.remarks():
+            raise SettingError(f"{remark}; {advice}")
 
     def remarks(self) -> Iterator[str]:
         """Yield a sentence for each experiment whose budget differs from its baseline's.
@@ -313,10 +313,9 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
     The number of points that tuning tried is taken from the simulation file. If that declares none,
     it is taken from a search in the same ``out`` (see ``tuned_over``).
     """
-    file = simulation_file(sources.file)
     budgets = {}
     for name, settings in plans.items():
-        declared = find_experiment(file, name).trials
+        declared = declared_experiment(name, sources).trials
         budgets[name] = budget_of(settings, declared or tuned_over(settings, name))
     return Budgets(budgets)
 
@@ -369,14 +368,17 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
 
 
 def _continues(common: CommonSettings) -> bool:
+    """Tell whether the optimiser's state is kept over rounds, which epoch steps imply."""
     return common.epoch_steps > 0 or common.optimiser_state == "run"
 
 
 def _sum(run: FinishedRun, column: str) -> int:
+    """Return the sum of a column of traffic.csv over all sites and rounds."""
     return sum(int(row[column]) for row in run.traffic_rows)
 
 
 def _format_value(value: Value) -> str:
+    """Format the value of a setting; an empty text becomes "unset"."""
     if value == "":
         return "unset"
     return str(value)

@@ -21,7 +21,7 @@ from rich.table import Table
 from fedsilo.comparison.budgets import MARK, Budgets
 from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.slurm import Jobs
-from fedsilo.comparison.tables import csv_text, markdown_table, rich_table
+from fedsilo.comparison.tables import csv_text, markdown_table, p_equation, rich_table
 from fedsilo.comparison.trials import Trial, run_groups, trial_settings
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
@@ -127,6 +127,11 @@ def compare_folds(
 
 
 def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
+    """Check that all experiments use the data set and the data folder of the first one.
+
+    Raises:
+        SettingError: an experiment uses another data set or folder.
+    """
     first, *_ = plans
     common = plans[first].common
     for name, settings in plans.items():
@@ -138,6 +143,13 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
+    """Plan the trials of one experiment, repetition by repetition and fold by fold.
+
+    The seed of a trial is the number of its repetition.
+
+    Raises:
+        SettingError: the data set has a fixed split.
+    """
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
     if "split.test-folds" not in data_set(str(base["dataset"])).settings:
         raise SettingError(
@@ -201,6 +213,10 @@ def difference_intervals(
 
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
+    """Yield each column's name and its interval over the runs that have a value.
+
+    A column without any value is skipped.
+    """
     for group, values in by_group.items():
         # Runs without the metric at this site do not count
         known = values.dropna().tolist()
@@ -255,7 +271,7 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     narrow = []
     for line in _lines(intervals, metric):
         # Mean, interval, p value and number of runs stand below each other
-        narrow.append([re.sub(r" (?=\[|p=|\(\d+ runs)", "\n", cell) for cell in line])
+        narrow.append([re.sub(r" (?=\[|p [=<]|\(\d+ runs)", "\n", cell) for cell in line])
     return rich_table(f"test {metric}: {_explain(intervals, metric)}", narrow, ends=lambda _: True)
 
 
@@ -316,7 +332,7 @@ def _cell(interval: Any, most: int) -> str:
         return f"{cell} (1 run)"
     cell += f" [{interval.low:{number}}, {interval.high:{number}}]"
     if interval.compared_with:
-        cell += f" p={interval.p:.3f}"
+        cell += f" {p_equation(interval.p)}"
     if interval.runs < most:
         cell += f" ({interval.runs} runs)"
     return cell

@@ -184,5 +184,6 @@ def _run_or_resume(work: _Work) -> Failure | None:
 
 
 def _work_of(job: Job) -> _Work:
+    """Describe a job for a worker process; the run is resumed if its directory exists."""
     values = job.settings.as_mapping() | {"run.resume": job.directory.path.is_dir()}
     return _Work(values, job.resources, job.engine)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fedsilo.comparison.budgets import Budgets, planned_budgets, refuse_mixed_optimisers
 from fedsilo.comparison.jobs import Job, runs_of
+from fedsilo.comparison.latex import latex_text
 from fedsilo.comparison.results import (
     chosen_metrics,
     constant_results,
@@ -49,7 +50,7 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.settings.common_settings import SERVER, CommonSettings
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.pages.notebook import html_of_lines
-from fedsilo.pictures.learning_curves import write_picture
+from fedsilo.pictures.picture_files import write_picture
 from fedsilo.runs.finished_run import FinishedRun, same_split
 from fedsilo.server_app.records.partial_means import (
     Summary,
@@ -91,7 +92,11 @@ class Comparison:
         return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:
-        """Draw the means over seeds by metric, experiment and site, and write them as PNG."""
+        """Draw the means over seeds by metric, experiment and site, and write them to ``path``.
+
+        Raises:
+            SettingError: the name of the file does not end with .png, .svg or .pdf.
+        """
         write_picture(path, draw_comparison(self.results, self.split))
 
     def markdown(self, median: bool = False) -> str:
@@ -101,11 +106,22 @@ class Comparison:
         text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
 
-    def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
-        """Write the results to ``csv`` and all tables to ``markdown``; None skips a file.
+    def latex(self, median: bool = False) -> str:
+        """Build the tables of results and tests as LaTeX; see ``latex_text`` for its errors."""
+        return latex_text(self.results, self.split, self.tested, self.budgets, median)
+
+    def write(
+        self,
+        csv: Path | None = None,
+        markdown: Path | None = None,
+        median: bool = False,
+        *,
+        latex: Path | None = None,
+    ) -> None:
+        """Write the results to ``csv``, all tables to ``markdown`` or ``latex``; None skips a file.
 
         Budgets and tests are written next to ``csv``, as NAME-budgets and, if there are tests,
-        NAME-tests. ``median`` applies to Markdown, as in ``lines``.
+        NAME-tests. ``median`` applies to Markdown and LaTeX, as in ``lines``.
         """
         if csv:
             texts = {
@@ -118,6 +134,8 @@ class Comparison:
                 write_atomically(csv.with_name(f"{csv.stem}{name}{csv.suffix}"), text)
         if markdown:
             write_atomically(markdown, self.markdown(median))
+        if latex:
+            write_atomically(latex, self.latex(median))
 
 
 def check_jobs(

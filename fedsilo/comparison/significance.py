@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.comparison.tables import markdown_table, rich_table
+from fedsilo.comparison.tables import markdown_table, p_equation, p_text, rich_table
 from fedsilo.core.errors import SettingError
 
 _ROUNDING = 1e-12  # relative spread below which values count as equal up to rounding
@@ -38,20 +38,24 @@ class Outcome:
     uncorrected: float | None = None
 
     def cell(self) -> str:
-        """Return the p value with three significant digits, such as "1.23e-02", or "n/a"."""
+        """Return the p value as ``p_text`` formats it, or "n/a"."""
         if self.p is None:
             return "n/a"
-        return f"{self.p:.2e}"
+        return p_text(self.p)
 
 
 @dataclass(frozen=True)
 class Tested:
-    """The tests of one metric; ``pairs`` maps (later, earlier) experiment to corrected outcome."""
+    """The tests of one metric; ``pairs`` maps (later, earlier) experiment to corrected outcome.
+
+    ``paired`` tells whether the t-tests compare the values seed by seed.
+    """
 
     metric: str
     experiments: tuple[str, ...]
     anova: Outcome
     pairs: Mapping[tuple[str, str], Outcome]
+    paired: bool = False
 
     def heading(self, split: str) -> str:
         """Summarise the ANOVA in one line: F, degrees of freedom and p, or why p is missing."""
@@ -60,7 +64,17 @@ class Tested:
         if anova.p is None:
             return f"{start} n/a: {anova.why}"
         freedom = ", ".join(map(str, anova.freedom))
-        return f"{start} F({freedom}) = {anova.statistic:.3g}, p = {anova.cell()}"
+        return f"{start} F({freedom}) = {anova.statistic:.3g}, {p_equation(anova.p)}"
+
+    def kind(self) -> str:
+        """Name the kind of the t-tests and their correction, in one phrase."""
+        paired = ""
+        if self.paired:
+            paired = "paired by seed, "
+        return (
+            f"p values of two-sided t-tests, {paired}multiplied by the number of pairs, "
+            f"{len(self.pairs)} (Bonferroni)"
+        )
 
     def lines(self) -> list[list[str]]:
         """Format the p values as a triangle: column titles, then a row for each later experiment.
@@ -139,7 +153,7 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     for name, by_seed in samples.items():
         values[name] = list(by_seed.values())
     anova = one_way(values)
-    return Tested(metric, names, anova, corrected)
+    return Tested(metric, names, anova, corrected, paired)
 
 
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
@@ -202,6 +216,7 @@ def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outc
 
 
 def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
+    """Name the experiments with fewer than two values, as a reason; None if there are none."""
     few = []
     for name, values in samples.items():
         if len(values) < 2:
@@ -282,6 +297,11 @@ def check_tests(
 
 
 def _refuse_other_seeds(metric: str, samples: Samples) -> None:
+    """Check that all experiments have values of the metric for the same seeds as the first.
+
+    Raises:
+        SettingError: an experiment has values for other seeds. The message lists the seeds of both.
+    """
     first, *others = samples
     for other in others:
         if samples[other].keys() != samples[first].keys():

@@ -84,6 +84,11 @@ class SlurmPool(ThreadPoolExecutor):
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
+        """Submit work as a Slurm job, and wait for its end; return the job's result.
+
+        Raises:
+            RunFailedError: the job failed. The message has the last line of its traceback.
+        """
         job = self._executor.submit(work, *args, **kwargs)
         self._jobs.append(job)
         # Blocks this thread until the job has ended
@@ -91,16 +96,21 @@ class SlurmPool(ThreadPoolExecutor):
         if error:
             traceback = str(error).partition("You can check")[0]  # submitit appends advice
             lines = [line for line in traceback.splitlines() if line.strip(" -")]
-            said = (lines or ["no reason given"])[-1][:_LINE]
+            reason = (lines or ["no reason given"])[-1][:_LINE]
             raise RunFailedError(
-                f"Slurm job {job.job_id} failed: {said}; read its log {job.paths.stderr}, then run "
-                "this command again: finished runs are kept"
+                f"Slurm job {job.job_id} failed: {reason}; read its log {job.paths.stderr}, then "
+                "run this command again: finished runs are kept"
             )
         outcome: Outcome = job.result()
         return outcome
 
 
 def _executor(slurm: Slurm, folder: Path) -> Any:
+    """Create submitit's executor, whose logs are in the folder ``slurm`` below ``folder``.
+
+    Raises:
+        SettingError: submitit or Slurm is not installed, or a parameter is unknown.
+    """
     with needs_extra("--jobs slurm", "slurm", "leave it out"):
         import submitit
     try:

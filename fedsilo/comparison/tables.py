@@ -87,6 +87,21 @@ def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     return spreads.merge(facts, on=KEY)[list(COMPARISON)]
 
 
+def p_text(p: float) -> str:
+    """Format a p value with three decimals, such as ``0.029``, or ``< 0.001``."""
+    if p < 0.001:
+        return "< 0.001"
+    return f"{p:.3f}"
+
+
+def p_equation(p: float) -> str:
+    """Format a p value as ``p = 0.029`` or ``p < 0.001``."""
+    text = p_text(p)
+    if text.startswith("<"):
+        return f"p {text}"
+    return f"p = {text}"
+
+
 def spread_cell(spread: Any, median: bool = False) -> str:
     """Format mean ± sample standard deviation, or median and range; for one seed, only the value.
 

@@ -32,7 +32,7 @@ from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.removed import RENAMED
 from fedsilo.core.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
 from fedsilo.datasets.registry import data_fingerprint, data_set
-from fedsilo.engines.experiments import find_experiment, read_section, simulation_file
+from fedsilo.engines.experiments import declared_experiment, read_section, simulation_file
 from fedsilo.engines.planning import plan_run
 from fedsilo.server_app.config.settings import RunSettings
 
@@ -75,7 +75,7 @@ class Tuned:
     def lines(self) -> Iterator[Table | str]:
         """Yield the table of the best points, the reason for the choice, and any warnings.
 
-        Then follow the chosen settings as simulation.yaml needs them, and the folder of the
+        After them come the chosen settings, in the form for simulation.yaml, and the folder of the
         results.
         """
         yield self._table()
@@ -170,10 +170,11 @@ def plan_search(
     for key, value in given.items():
         if value is not None:
             budget = replace(budget, **{key: value})
-    grid = find_experiment(file, experiment).grid
+    grid = declared_experiment(experiment, sources).grid
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = plan_run(experiment, sources)
     budget = _fit_folds(budget, base.common.dataset)
+    # The grid would override such a value without a word
     twice = []
     for text in sources.changes:
         key = text.partition("=")[0].strip()
@@ -274,6 +275,11 @@ def _trials(
 
 
 def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
+    """Check that every run that did not fail has the deciding metric on validation samples.
+
+    Raises:
+        SettingError: some runs lack it. The message counts them.
+    """
     means = _validation_means(summaries)
     lacking = sum(metric not in values for values in means)
     if not lacking:

@@ -1,4 +1,4 @@
 """The base that all rooms share: settings, messages, the table of methods, errors, seeds, files.
 
-It imports nothing else of the project. Functions that need torch import it themselves.
+Modules here import nothing else of the project. Functions that need torch import it themselves.
 """

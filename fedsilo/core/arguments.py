@@ -1,4 +1,4 @@
-"""The types of the API's arguments: paths, runs and settings in every form that it accepts.
+"""The types of the API's arguments: paths, runs and settings in every form that the API accepts.
 
 ``Option`` is the help that the command line shows for an argument.
 """
@@ -27,21 +27,22 @@ AnyPath = Path | str
 MaybePath = AnyPath | None
 AnyRun = HasPath | Path | str  # a run, or its directory
 Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
-Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
+# Settings by key, {"uefl.gamma": 0.2}, or as a sequence of key=value
+Settings = Mapping[str, Value] | Sequence[str]
 Tell = Callable[[str], None]  # takes a line about the progress
 Watch = Callable[[int, int], None]  # takes the amount done and the total amount
 
 
 @dataclass(frozen=True)
 class Option:
-    """The help of an option, and what differs from the rule for its parameter.
+    """The help of a command-line option, and its differences from its Python parameter.
 
     Attributes:
         help: what the option does.
         name: the option's name, such as ``--set``; empty for the parameter's own name.
         value: the placeholder in the usage line; None for the name of the parameter's type.
-        required: whether the command line requires it although Python has a default.
-        default: the command line's default if it is not Python's, or None.
+        required: whether the command line requires the option although Python has a default.
+        default: the command line's default, or None for Python's default.
     """
 
     help: str
@@ -71,41 +72,43 @@ class RunSources:
     out: Path | None = None
 
 
-def path_of(given: AnyPath | None) -> Path | None:
-    """Convert a path or a text to a ``Path``; None stays None. The path need not exist.
+def path_of(path: AnyPath | None) -> Path | None:
+    """Convert a path or a string to a ``Path``. None stays None. The path need not exist.
 
     Raises:
         SettingError: the value is of another type, such as a pandas frame.
     """
-    if given is None:
+    if path is None:
         return None
     try:
-        return Path(given)
+        return Path(path)
     except TypeError:
-        kind = type(given).__name__
+        kind = type(path).__name__
         raise SettingError(
             f"expected a path, but got a {kind}: write it to a file, and give the file's path"
         ) from None
 
 
-def several(given: Any) -> list[Any]:
+def several(argument: Any) -> list[Any]:
     """Convert an argument to a list of its items.
 
-    A single text, path or other object that is not iterable becomes the list's only item. None
-    gives an empty list.
+    A single string or path, or an object that is not iterable, becomes the only item of the list.
+    None gives an empty list.
     """
-    if given is None:
+    if argument is None:
         return []
-    if isinstance(given, Path | str) or not isinstance(given, Iterable):
-        return [given]
-    return list(given)
+    if isinstance(argument, Path | str) or not isinstance(argument, Iterable):
+        return [argument]
+    return list(argument)
 
 
 def folder_of(run: AnyRun) -> Path:
-    """Return the directory of a run, given as a run object or as a path, which is not checked.
+    """Return the directory of a run, which may be given as a run object or as a path.
+
+    Whether the directory exists is not checked.
 
     Raises:
-        SettingError: ``run`` is not a path or text, and lacks the attribute ``path``.
+        SettingError: ``run`` is neither a path or string nor an object with the attribute ``path``.
     """
     if isinstance(run, Path | str):
         return Path(run)
@@ -117,18 +120,19 @@ def folder_of(run: AnyRun) -> Path:
 
 
 def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
-    """Return the directories of several runs; see ``folder_of``."""
+    """Return the directories of several runs, see ``folder_of``."""
     return [folder_of(run) for run in several(runs)]
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Convert settings to texts ``key=value``, in the given order; None gives an empty tuple.
+    """Convert settings to strings ``key=value``, in the given order. None gives an empty tuple.
 
-    A mapping's values become JSON. The texts of a sequence are returned unchanged and are not
-    checked for a '='.
+    The values of a mapping become JSON. The strings of a sequence are returned unchanged, without a
+    check for a '='.
 
     Raises:
-        SettingError: an entry of a sequence is not a text, or JSON cannot hold a mapping's value.
+        SettingError: an entry of a sequence is not a string, or JSON cannot represent a value of a
+            mapping.
     """
     texts: list[str] = []
     fault = ""
@@ -150,16 +154,20 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
 
 
 def plugin_texts(plugin: Plugins) -> list[str]:
-    """Convert one or several plugins (files or modules) to texts; None gives an empty list."""
+    """Convert one or several plugins (files or modules) to strings. None gives an empty list."""
     return [str(entry) for entry in several(plugin)]
 
 
 def silent(line: str) -> None:
-    """Discard a line of progress: the ``Tell`` of callers that want no output."""
+    """Discard a line of progress. Callers that want no output pass this as ``Tell``."""
 
 
 def refuse_below(minimum: int, option: str, value: int | None) -> None:
-    """Raise a SettingError if the value of ``--option`` is below ``minimum``; None passes."""
+    """Check that the value of the option ``--option`` is at least ``minimum``. None is accepted.
+
+    Raises:
+        SettingError: the value is below ``minimum``.
+    """
     if value is not None and value < minimum:
         raise SettingError(f"--{option} must be at least {minimum}, but is {value}")
 
@@ -167,7 +175,9 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
 def refuse_target(target: Path, instead: str) -> None:
     """Check that a new file or folder can be written, and make its parent folder if needed.
 
-    ``instead`` names the option that lets the user choose another target, for the error.
+    Args:
+        target: the path to write.
+        instead: the option that chooses another target, for the error.
 
     Raises:
         SettingError: the target exists, or its parent cannot be made or is not writable.

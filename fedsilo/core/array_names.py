@@ -1,9 +1,9 @@
-"""Names of arrays, on the wire and in a site's own state: ``<kind>/<site>/<array>``.
+"""Names of arrays, in messages and in a site's own state: ``<kind>/<site>/<array>``.
 
-The first '/' ends the kind, the second ends the site, and the rest is the array's own name. That
-name may contain a '/', but a site's name may not. A kind is a method's constant that ends in '/'
-(``expert/``). Arrays of no particular site are ``<kind>/<array>``, and a site's only array of a
-kind is ``<kind>/<site>``.
+The kind ends at the first '/', the site ends at the second, and the rest is the array's own name.
+That name may contain a '/', but a site's name may not. A kind is a method's constant that ends in
+'/' (``expert/``). Arrays that belong to no particular site are ``<kind>/<array>``. If a site has
+only one array of a kind, its name is ``<kind>/<site>``.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,8 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Group arrays named ``<site>/<array>`` by site.
 
-    A name without a '/' is only a site's name; its array gets the empty name.
+    The names must not have a kind. A name without a '/' is the name of a site, and its array gets
+    an empty name.
 
     Returns:
         Site -> name of the array -> array, sorted by site.
@@ -68,5 +69,5 @@ def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, 
 
 
 def is_statistic(name: str) -> bool:
-    """Tell whether the array ``name`` is a running mean or variance of batch norm."""
+    """Return whether the array ``name`` is a running mean or variance of batch norm."""
     return name.endswith(BATCH_NORM)

@@ -1,7 +1,7 @@
-"""The errors that fedsilo raises on purpose: one line that says the fault, its place and the fix.
+"""The errors that fedsilo raises on purpose: one line that names the fault, its place and the fix.
 
-Each class has a ``code`` by which programs recognise it. For the codes in ``ERROR_CODES`` a site's
-error also carries a number. The page on errors shows the docstrings of the classes.
+Each class has a ``code`` by which programs recognise it. For the codes in ``ERROR_CODES``, a site's
+error also carries a number. The documentation's page on errors shows the docstrings of the classes.
 """
 
 import difflib
@@ -37,7 +37,7 @@ class FedsiloError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Build the lines that IPython and notebooks print in place of a traceback.
 
-        They are the error's line, then its notes.
+        They are the error's line and then its notes.
         """
         return [error_line(self), *getattr(self, "__notes__", ())]
 
@@ -167,15 +167,18 @@ class ProcessError(FedsiloError):
 
 
 def error_line(error: FedsiloError) -> str:
-    """Build the line that a command prints for an error, with the error's code if it has one."""
+    """Build the line that a command prints for an error: "fedsilo: error[code]: message".
+
+    The brackets are left out if the error has no code.
+    """
     return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
 
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown setting, with the known keys that are most similar.
+    """Build the error for an unknown setting, which suggests the most similar known keys.
 
-    If the group of ``key`` does not exist, the error also lists all groups. Otherwise, if no known
-    key is similar, it lists all known keys.
+    If ``key`` has a group that no known key has, the error also lists all groups. Otherwise, if no
+    known key is similar, it lists all known keys.
     """
     names, key = sorted(known), one_line(key, _QUOTED)
     # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
@@ -197,8 +200,8 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name, which suggests the most similar known name.
 
-    If no known name is similar, the error lists all known names. For more than 30 experiments or
-    methods it instead names the command that lists them.
+    If no known name is similar, the error lists all known names. If there are more than 30
+    experiments or methods, it names the command that lists them instead.
 
     Args:
         what: the kind of thing that has the name, such as 'method'.
@@ -218,7 +221,7 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
 
 
 def describe_system_error(error: OSError) -> str:
-    """Build the line "file: reason" for an OSError; "system" replaces a missing file name."""
+    """Build the line "file: reason" for an OSError. "system" replaces a missing file name."""
     reason = error.strerror or str(error)
     return one_line(f"{error.filename or 'system'}: {reason}", 1000)
 

@@ -1,9 +1,9 @@
 """The names of records, keys and metrics that server and sites exchange.
 
-Every message carries a ConfigRecord ``config`` (an ``Instruction``) and, where a method sends
-arrays, an ArrayRecord ``arrays``. Every reply carries a MetricRecord ``metrics`` with
-``num-examples``, ``seconds`` and measurements named ``<model>.<split>.<metric>``, where the model
-is ``incoming`` (the model as it was when the message came) or ``trained`` (after local training).
+Every message has a ConfigRecord ``config`` (an ``Instruction``) and, if a method sends arrays, an
+ArrayRecord ``arrays``. Every reply has a MetricRecord ``metrics`` with ``num-examples``,
+``seconds`` and measurements named ``<model>.<split>.<metric>``. The model is ``incoming`` (the
+model that came with the message) or ``trained`` (the model after local training).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STANDARDISED = "figures"
 CONFIG = "config"
 METRICS = "metrics"
 SURVEYED = "survey"  # a site's answer to a survey
-# In a simulation this record names the site that must answer, because a SuperNode has several
+# This record names the site that must answer in a simulation, because a SuperNode has several
 # sites. Its keys are those that Flower gives to SuperNodes: 'partition-id' and 'num-partitions'
 SIMULATED_SITE = "simulated-site"
 
@@ -78,14 +78,14 @@ class Instruction:
     Attributes:
         round: the round that this message belongs to, from 1.
         phase: the phase of the round, one of the names above or a method's own.
-        step: position of the phase in its round, from 0; orders a site's stored states.
+        step: position of the phase in its round, from 0, which orders a site's stored states.
         run_name: name of the run; the site keeps its private state under this name.
         run_dir: run directory in a simulation, where sites without a state-dir keep their state;
             empty in a deployment.
         evaluate: whether to measure the incoming model.
-        expects_state: ``state_key`` of the newest private state that the site has reported in
-            this run, or 0 for none.
-        returns: whether the reply must carry arrays.
+        expects_state: ``state_key`` of the newest private state that the site has reported in this
+            run, or 0 for none.
+        returns: whether the reply must have arrays.
         notes: further values from the method, by name.
     """
 
@@ -102,7 +102,7 @@ class Instruction:
     def to_config(self) -> dict[str, Value]:
         """Convert the instruction to ConfigRecord entries, with '-' in place of '_' in keys.
 
-        The notes become one entry each, with the key ``note.<name>``.
+        Each note becomes one entry with the key ``note.<name>``.
         """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]
@@ -112,11 +112,12 @@ class Instruction:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
-        """Build the instruction from the entries of a ConfigRecord; unknown keys are ignored.
+        """Build the instruction from the entries of a ConfigRecord. Unknown keys are ignored.
 
         Args:
             config: the keys and values.
-            final: whether to use the final evaluation as phase, and ignore the phase in ``config``.
+            final: whether to set the phase to the final evaluation, and ignore the phase in
+                ``config``.
 
         Raises:
             SiteError: the run's name is not allowed, or a key is missing, which means that server
@@ -168,7 +169,8 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
     Every key with at least two dots counts as a measurement, even if ``metric_names`` does not know
-    it, because a hospital uses this function to decide which metrics it withholds.
+    it, because a hospital uses this function to decide which metrics it withholds. The metric is
+    the text after the second dot.
     """
     for key in sorted(metrics):
         model, _, rest = key.partition(".")
@@ -181,15 +183,15 @@ def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str,
 class Notes:
     """Typed values that a method's server sends to its sites in addition to arrays.
 
-    This base class has no values. A method derives a class with one field per note, next to its
-    settings, which both server and site use. A field with a default may be missing on the wire,
-    where a note is a plain value or JSON.
+    This base class has no values. A method that needs some derives a dataclass with one field per
+    note. The class is next to the method's settings, and both server and site use it. In a message,
+    each note is a plain value or JSON. A field that has a default may be missing there.
     """
 
     def to_values(self) -> dict[str, Value]:
         """Convert the notes to the values of ``Instruction.notes``.
 
-        A single number, text or bool stays unchanged; any other value becomes JSON.
+        A number, string or bool stays unchanged, and any other value becomes JSON.
         """
         values: dict[str, Value] = {}
         for name, value in dataclasses.asdict(self).items():
@@ -201,7 +203,9 @@ class Notes:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Build the notes from ``Instruction.notes``; a missing note takes its default.
+        """Build the notes from ``Instruction.notes``. A missing note takes its default.
+
+        Values without a field are ignored.
 
         Raises:
             SiteError: a note without a default is missing, or a note cannot be read. Server and

@@ -1,9 +1,9 @@
-"""The table of methods: server and sites find a method's classes by its line here.
+"""The table of methods, in which server and sites look up a method's classes.
 
-A line names a class of ``models/methods``, such as ``FedProxSettings``, and describes the method in
-one sentence. The class has the method's settings and facts about the method (see ``OwnSettings``):
-its title, where its server side and its site side are, whether private training suits it, and
-whether secure sums are enough for it. Classes are imported when they are first used.
+Each entry names a class of ``models/methods``, such as ``FedProxSettings``, and describes the
+method in one sentence. The class has the method's settings and facts about the method (see
+``OwnSettings``): its title, where its server side and its site side are, whether private training
+suits it, and whether secure sums are enough for it. Classes are imported when they are first used.
 
 A method that is not in the table is a plugin, whose classes ``plugin_methods`` finds.
 """
@@ -90,6 +90,14 @@ METHODS = {
         "fedsilo.models.methods.fedbn:FedBNSettings",
         "FedBN (Li et al. 2021): each silo keeps the weights and statistics of its batch norms.",
     ),
+    "fedcross": Entry(
+        "fedsilo.models.methods.fedcross:FedCrossSettings",
+        "FedCross (Hu et al. 2024): each silo trains another model; unlike models are mixed.",
+    ),
+    "feddbe": Entry(
+        "fedsilo.models.methods.feddbe:FedDBESettings",
+        "FedDBE (Zhang et al. 2023): each silo keeps what is peculiar to its features.",
+    ),
     "feddistill": Entry(
         "fedsilo.models.methods.feddistill:FedDistillSettings",
         "FedDistill (Seo et al. 2022): sites share the mean logits of each class.",
@@ -109,6 +117,10 @@ METHODS = {
     "fednova": Entry(
         "fedsilo.models.methods.fednova:FedNovaSettings",
         "FedNova (Wang et al. 2020): each update is divided by the site's steps before averaging.",
+    ),
+    "fedpac": Entry(
+        "fedsilo.models.methods.fedpac:FedPACSettings",
+        "FedPAC (Xu, Tong and Huang 2023): aligned features, and classifiers mixed for each silo.",
     ),
     "fedper": Entry(
         "fedsilo.models.methods.fedper:FedPerSettings",
@@ -181,8 +193,8 @@ def class_name(name: str) -> str:
 def title_of(name: str) -> str:
     """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``.
 
-    For a plugin whose own settings class sets no title, it is the name of the plugin's server
-    class.
+    A plugin's title is the ``title`` in its own settings class. Without one, it is the name of the
+    plugin's server class.
     """
     settings = settings_class(name)
     if name in METHODS:
@@ -198,7 +210,7 @@ def about(name: str) -> str:
     """Return one sentence that describes a method.
 
     A built-in method's sentence is in the table. A plugin's sentence is the first line of its
-    module's docstring, or empty without a docstring.
+    module's docstring, or empty if the module has no docstring.
 
     Raises:
         SettingError: no method has that name.
@@ -213,7 +225,7 @@ def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot be private per patient; None if it can.
 
     The reason is a predicate whose subject is the method. A plugin with its own site class counts
-    as private only if that class sets ``bounded_per_patient``. A plugin without one gets the answer
+    as private only if that class sets ``bounded_per_patient``. A plugin without one has the answer
     of the built-in method that it extends.
     """
     if name in METHODS:
@@ -231,10 +243,10 @@ def why_not_private(name: str) -> str | None:
 
 
 def needs_sums_only(name: str) -> bool:
-    """Tell whether secure aggregation suits a method, which then needs no single reply.
+    """Return whether a method's server needs only sums over sites, so secure aggregation suits it.
 
-    A plugin whose settings class does not set ``sums_suffice`` takes the value of the method that
-    it extends.
+    A plugin whose settings class does not set ``sums_suffice`` has the value of the method that it
+    extends.
     """
     settings = settings_class(name)
     if name in METHODS:
@@ -255,7 +267,7 @@ def settings_class(name: str) -> type[OwnSettings]:
         SettingError: no method has that name, or the class in the method's entry does not exist.
     """
     if name not in METHODS:
-        plugged: type[OwnSettings] = _plugged_part(name, "models", "Settings")
+        plugged: type[OwnSettings] = _plugin_class(name, "models", "Settings")
         return plugged
     place = METHODS[name].settings
     settings: type[OwnSettings] = _import_class(
@@ -267,7 +279,7 @@ def settings_class(name: str) -> type[OwnSettings]:
 def known_defaults() -> dict[str, Value]:
     """Return key -> default for all common settings and all built-in methods' own settings.
 
-    A test compares the run config in pyproject.toml with them.
+    A test compares the run config in pyproject.toml with these defaults.
     """
     known = defaults(CommonSettings)
     for method in METHODS:
@@ -279,8 +291,8 @@ def server_class(name: str) -> type[Any]:
     """Return the class of a method's server side.
 
     Raises:
-        SettingError: no method has that name, the method's class is missing, or the class lacks a
-            function that every method must have.
+        SettingError: no method has that name, the method's class does not exist, or the class lacks
+            a function that every method must have.
     """
     return _class_of_side(name, "server")
 
@@ -305,7 +317,7 @@ def _class_of_side(name: str, side: str) -> type[Any]:
     """
     if name not in METHODS:
         if side == "site":
-            plugged: type[Any] = _plugged_part(name, "client_app", "Site")
+            plugged: type[Any] = _plugin_class(name, "client_app", "Site")
             return plugged
         server = plugin_server(name, METHODS)
         refuse_lacking(server, f"module '{server.__module__}'")
@@ -320,9 +332,12 @@ def _class_of_side(name: str, side: str) -> type[Any]:
 def _import_class(place: str, named_by: str) -> type[Any]:
     """Import the class at ``place``, which is ``module:Class``.
 
+    Args:
+        place: the module and the class.
+        named_by: a description of the line that names the class, for the error.
+
     Raises:
-        SettingError: the module or its class does not exist; ``named_by`` describes the line that
-            names them.
+        SettingError: the module or its class does not exist.
         ModuleNotFoundError: the module imports another module that is not installed.
     """
     module, _, cls = place.partition(":")
@@ -342,8 +357,8 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     """Execute the plugin files in the setting 'plugin'.
 
     Args:
-        named: the setting's value; entries that are names of modules are ignored.
-        pins: module -> the only SHA-256 that its file may have; a module without one may have any.
+        named: the setting's value. Entries that are names of modules are ignored.
+        pins: module -> the SHA-256 that its file must have. A module without an entry may have any.
 
     Raises:
         SettingError: a file has the name of a built-in method or another digest than its pin, or
@@ -355,7 +370,7 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
 def _parent_method(server: type) -> str:
     """Return the name of the nearest built-in method that a plugin's server class extends.
 
-    It is 'fedavg' if the class extends no built-in method.
+    The result is 'fedavg' if the class extends no built-in method.
     """
     # The classes are in the order Python looks up functions, so the nearest parent decides
     names = {class_name(name): name for name in METHODS}
@@ -366,13 +381,15 @@ def _parent_method(server: type) -> str:
     return "fedavg"
 
 
-def _plugged_part(name: str, room: str, suffix: str) -> Any:
-    """Return a plugin's class for one room, or the class of the method that the plugin extends.
+def _plugin_class(name: str, room: str, suffix: str) -> Any:
+    """Return a plugin's settings class or site class.
+
+    A plugin without such a class gets the class of the built-in method that it extends.
 
     Args:
         name: the plugin, as the setting 'method' names it.
-        room: "models" (settings) or "client_app" (site).
-        suffix: the part of the class's name that follows the name of the server class.
+        room: "models" for the settings class, "client_app" for the site class.
+        suffix: the part of the class's name after the name of the server class.
     """
     server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)

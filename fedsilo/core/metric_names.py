@@ -6,20 +6,21 @@ A key is one of three kinds::
     unrepeatable.<operation>        an operation that ran and is not deterministic
     <model>.<split>.<metric>        a measurement; the model is 'incoming' or 'trained'
 
-A measurement's metric is one word (``accuracy``), perhaps of another site's model
+The metric of a measurement is one word (``accuracy``), perhaps of another site's model
 (``accuracy-from-<site>``), or a member of a family, ``<family>.<place>.<part>``:
 
     class.<label>.<right, false or auc>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
     routing.<site>.<mean, or q05 to q95>
 
-The server refuses a reply with any other key, with the site's name (``strategies.loop.plausible``).
+The server refuses a reply with any other key, and names the site (``strategies.loop.plausible``).
 All later readers of metrics (records, pictures, reports) use ``read_metric``, so a reader knows
 every name that passes the check.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ OVERALL = (
     *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
     *("loss", "entropy", "perplexity", "codeword-distance", "codebook-loss", "vacuity"),
 )
+_BETTER_HIGH = ("accuracy", "balanced-accuracy", "auc", "average-precision")
+_BETTER_LOW = ("calibration-error", "loss")
+_AT_MOST_ONE = (*_BETTER_HIGH, "calibration-error", "vacuity")
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc"),
@@ -64,7 +68,7 @@ GRAMMAR = (
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric's name, taken apart.
+    """The parts of a metric's name.
 
     Attributes:
         word: the word before ``-from-``, or the name of the family.
@@ -83,7 +87,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement's key, taken apart."""
+    """The parts of a measurement's key."""
 
     model: str  # INCOMING or TRAINED
     split: str  # one of SPLITS
@@ -91,11 +95,47 @@ class Measurement:
     metric: Metric  # the same, taken apart
 
 
+def best_direction(name: str) -> int:
+    """Return 1 if a higher value of a metric is better, -1 if a lower one is, otherwise 0.
+
+    Neither holds for entropy, because a model may be certain and wrong, and for metrics that
+    fedsilo does not know.
+    """
+    word = _plain_word(name)
+    if word in _BETTER_HIGH:
+        return 1
+    if word in _BETTER_LOW:
+        return -1
+    return 0
+
+
+def metric_range(name: str) -> tuple[float, float]:
+    """Return the smallest and largest possible value of a metric.
+
+    It is 0 to 1 for shares, 0 to infinity for fedsilo's other metrics, and unlimited for metrics
+    that fedsilo does not know.
+    """
+    word = _plain_word(name)
+    if word in _AT_MOST_ONE:
+        return 0.0, 1.0
+    if word in OVERALL:
+        return 0.0, math.inf
+    return -math.inf, math.inf
+
+
+def _plain_word(name: str) -> str:
+    """Return the metric without the site and the method's prefix in its name; "" if unknown."""
+    metric = read_metric(name)
+    if metric is None or metric.part:
+        return ""
+    return metric.word.removeprefix("own-").removeprefix("labels-")
+
+
 def read_metric(name: str) -> Metric | None:
     """Parse a metric's name, such as ``accuracy`` or ``class.0.right``.
 
     Returns:
-        The parts of the name, or None if the grammar does not allow it.
+        The parts of the name, or None if the grammar does not allow the name.
     """
     family, dot, rest = name.partition(".")
     if dot and family in _PARTS:
@@ -109,10 +149,11 @@ def read_metric(name: str) -> Metric | None:
 
 
 def _read_member(family: str, rest: str) -> Metric | None:
-    """Parse ``rest``, ``<place>.<part>``, of the name of a family's member.
+    """Parse the name of a family's member, without the family and its dot.
 
-    The result is None if the part is not one of the family's, or the place is not a site's name
-    (routing), a whole number (class) or a bin number below ``BINS``.
+    In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right", which is a place and a
+    part. The result is None if the family does not have that part, or if the place is not a site's
+    name (routing), a whole number of up to six digits (class) or a bin number below ``BINS``.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -133,7 +174,7 @@ def read_measurement(key: str) -> Measurement | None:
     """Parse a measurement's key, ``<model>.<split>.<metric>``.
 
     Returns:
-        The parts of the key, or None if the grammar does not allow it.
+        The parts of the key, or None if the grammar does not allow the key.
     """
     model, _, rest = key.partition(".")
     split, dot, name = rest.partition(".")
@@ -144,7 +185,10 @@ def read_measurement(key: str) -> Measurement | None:
 
 
 def is_metric_key(key: str) -> bool:
-    """Tell whether the grammar allows ``key`` as the name of a metric in a reply."""
+    """Return whether a reply may have a metric with this key.
+
+    A key is a single word, ``unrepeatable.<operation>`` or a measurement.
+    """
     if _WORD.fullmatch(key):
         return True
     if key.startswith(UNREPEATABLE):
@@ -156,7 +200,7 @@ def is_metric_key(key: str) -> bool:
 class BinCounts:
     """The content of one bin: its samples, the right predictions, and the mean certainty.
 
-    All three are floats, as metrics are; the mean is from 0 to 1.
+    All three are floats, as all metrics are. The mean is from 0 to 1.
     """
 
     count: float
@@ -167,7 +211,7 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family: bin number (from 0) -> content, in rising order.
 
-    A bin with fewer than its three metrics is left out.
+    A bin that lacks its count, right or mean is left out.
 
     Args:
         values: metric -> value, for one site and split.

@@ -1,7 +1,7 @@
-"""Make foreign text safe for the place that shows it: one line, a terminal or Markdown.
+"""Makes foreign text safe for the place that shows it: one line, a terminal or Markdown.
 
-The templates of ``fedsilo.pages.page`` escape HTML. Text is escaped once, where it
-leaves: in ``cli.results.line``, in ``run.terminal.make_console`` and where Markdown is written.
+The templates of ``fedsilo.pages.page`` escape HTML. Text is escaped once, where it leaves: in
+``cli.printing.line``, in ``run.terminal.make_console`` and where Markdown is written.
 """
 
 import re
@@ -28,21 +28,22 @@ _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))"
 def one_line(text: object, longest: int = LONGEST) -> str:
     """Convert ``text`` to one printable line of at most ``longest`` characters.
 
-    A longer line is cut at its end, and the last of its ``longest`` characters is then '…'.
+    A longer line is cut at its end, and its last character is then '…'.
     """
     # The text is cut before it is cleaned, because a site may send megabytes
-    words = printable(_text(text)[: 4 * longest])
+    words = printable(_convert_to_text(text)[: 4 * longest])
     if len(words) <= longest:
         return words
     return f"{words[: longest - 1]}…"
 
 
 def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
-    """Convert ``text`` to one printable line; if it is longer than ``longest``, cut out its middle.
+    """Convert ``text`` to one printable line of at most ``longest`` characters.
 
-    The last ``end`` characters always stay, because the end of an error names the remedy.
+    The middle of a longer line is replaced by '…'. The last ``end`` characters always stay, because
+    the end of an error names the remedy.
     """
-    words = printable(_text(text))
+    words = printable(_convert_to_text(text))
     if len(words) <= longest:
         return words
     return f"{words[: longest - end - 3]} … {words[-end:]}"
@@ -51,8 +52,8 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
 def site_reason(text: object) -> str:
     """Convert a site's reason to one line of at most 600 characters.
 
-    If the reason is longer, its middle is cut out and its last 300 characters stay. The limit is
-    twice the usual 300, because paths on a hospital's shares are long.
+    The middle of a longer reason is cut out, but its last 300 characters stay. The limit is twice
+    the usual one, because paths on a hospital's file shares are long.
     """
     return abbreviate(text, 2 * LONGEST, LONGEST)
 
@@ -66,7 +67,7 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """Convert a text to one line: unprintable characters and repeated blanks become one space."""
+    """Convert a text to one line. Unprintable characters and repeated blanks become one space."""
     if text.isprintable() and "  " not in text:
         return text.strip()
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -77,13 +78,13 @@ def quote_value(value: object, longest: int = 100) -> str:
     if isinstance(value, str):
         # repr() of a text of megabytes takes time, and only its start is shown
         value = value[: 2 * longest]
-    return one_line(_text(value, repr), longest)
+    return one_line(_convert_to_text(value, repr), longest)
 
 
 def join_names(names: Iterable[object], most: int = 30) -> str:
-    """Join the first ``most`` names with commas; if there are more, add "and N more".
+    """Join the first ``most`` names with commas. If there are more, add "and N more".
 
-    Each name has at most 80 characters; longer ones are cut.
+    A name is cut after 80 characters.
     """
     all_names = list(names)
     joined = ", ".join(one_line(name, _NAME) for name in all_names[:most])
@@ -93,7 +94,7 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Write a number with its noun: ``1 site``, ``4 sites``, ``3 processes``."""
+    """Format a number with its noun: ``1 site``, ``4 sites``, ``3 processes``."""
     if number == 1:
         return f"1 {noun}"
     ending = "es" if noun.endswith("s") else "s"
@@ -101,7 +102,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def as_word(path: Path) -> str:
-    """Quote a path for a shell; a path inside the working folder becomes relative to it."""
+    """Quote a path for a shell. A path inside the working folder becomes relative to it."""
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
@@ -112,8 +113,11 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {one_line(error, 200)}"
 
 
-def _text(value: object, written: Callable[[object], str] = str) -> str:
-    """Convert a value to text by ``written``, or name its type if it is too large or too nested."""
+def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
+    """Convert a value to a string by ``written``, or name its type if that fails.
+
+    It fails for numbers of too many digits, and for lists that are nested too deeply.
+    """
     try:
         return written(value)
     except (ValueError, RecursionError):
@@ -133,7 +137,7 @@ def terminal_text(text: str) -> str:
 
 
 class Markdown(str):
-    """A text that is Markdown already, so ``as_markdown`` does not escape the text again."""
+    """A text that is Markdown already, so ``as_markdown`` does not escape it again."""
 
     __slots__ = ()
 
@@ -147,19 +151,20 @@ def markdown_text(text: str) -> str:
 def markdown_cell(text: str) -> str:
     """Escape a text so that a cell of a Markdown table shows it unchanged on one line.
 
-    Signs such as '#' at the start, intervals such as [0, 1] and a star between spaces are not
-    escaped (``markdown_text`` escapes them), because they are not markup in a cell.
+    Some signs that ``markdown_text`` escapes are not markup in a cell, so they stay: signs such as
+    '#' at the start, intervals such as [0, 1], and a star between spaces.
     """
     line = " ".join(terminal_text(text).split())
-    parts = _NO_MARKUP.split(line)  # every second part is not markup
+    # Every second part is a match of _NO_MARKUP, which stays unchanged
+    parts = _NO_MARKUP.split(line)
     parts[::2] = [_CELL_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
     return "".join(parts)
 
 
 def markdown_code(text: object) -> Markdown:
-    """Write a text as a Markdown code span on one line; backticks become apostrophes.
+    """Format a text as a Markdown code span on one line. Backticks become apostrophes.
 
-    An empty text gives an empty text without a code span.
+    An empty text gives an empty string without a code span.
     """
     line = " ".join(terminal_text(str(text)).split())
     if not line:
@@ -169,9 +174,10 @@ def markdown_code(text: object) -> Markdown:
 
 
 def as_markdown(value: Any) -> Any:
-    """Escape every text in a Markdown template's value, which may be a nested mapping or list.
+    """Escape every string in a value for a Markdown template, also inside mappings and lists.
 
-    Keys of mappings, and texts that are ``Markdown`` already, stay unchanged.
+    Keys of mappings, and strings that are ``Markdown`` already, stay unchanged, as do values of
+    other types. Tuples become lists.
     """
     if isinstance(value, Markdown):
         return value

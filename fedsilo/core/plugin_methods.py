@@ -1,4 +1,4 @@
-"""Find the classes of a method that is a plugin, from another package or from a file.
+"""Find the classes of a plugin's method, in another package or in a file.
 
 All classes are in one module: ``OwnMethod`` for the server, ``OwnMethodSettings`` and
 ``OwnMethodSite``. If the module lacks one of the last two, the plugin uses the class of the method
@@ -58,7 +58,7 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 
 
 def plugin_part(server: type, room: str, suffix: str) -> Any:
-    """Find a plugin's settings class or site class, next to its server class.
+    """Find a plugin's settings class or site class, in the module of its server class.
 
     A settings class without a ``group`` gets its module's name as group.
 
@@ -71,9 +71,9 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
         The class; None if the module does not have a class of that name.
 
     Raises:
-        SettingError: the class does not extend the room's base class, lacks a function or has a
-            setting without a rule. Or it is missing, but ``_refuse_unused`` finds one with a wrong
-            name.
+        SettingError: the class does not extend the room's base class, lacks a function, or has a
+            field that was not declared by ``setting``. Or the class is missing, but
+            ``_refuse_unused`` finds one with a wrong name.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -94,16 +94,20 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
 
 
 def refuse_lacking(part: type, where: str) -> None:
-    """Raise a SettingError if the class ``part`` still has abstract functions.
+    """Check that the class ``part`` has no abstract functions left.
 
-    ``where`` names the module of the class, for the error.
+    ``where`` names the module of the class in the error.
+
+    Raises:
+        SettingError: lists the missing functions.
     """
     lacking = sorted(getattr(part, "__abstractmethods__", ()))
     if lacking:
-        functions = " and none ".join(repr(function) for function in lacking)
-        raise SettingError(
-            f"class '{part.__name__}' in {where} has no function {functions}: write it"
-        )
+        noun = "function"
+        if len(lacking) > 1:
+            noun = "functions"
+        names = " and ".join(repr(function) for function in lacking)
+        raise SettingError(f"class '{part.__name__}' in {where} must define the {noun} {names}")
 
 
 def _classes_in(module: ModuleType, base: type) -> list[type]:
@@ -122,10 +126,19 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Raise a SettingError if a class in ``module`` has a wrong name, so no method would use it.
+    """Check that no class in ``module`` has a name by which no method would find it.
 
-    Each subclass of ``base`` must be named as one of the module's server classes plus ``suffix``.
-    Classes whose names begin with '_' are ignored.
+    The name of a subclass of ``base`` must be the name of one of the module's server classes plus
+    ``suffix``. Classes whose names begin with '_' are exempt.
+
+    Args:
+        module: the plugin's module.
+        server: the plugin's server class, which the error uses as an example.
+        base: the base class of settings classes or site classes.
+        suffix: the end of the names of such classes.
+
+    Raises:
+        SettingError: names the first class with a wrong name, in alphabetical order.
     """
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}
@@ -141,23 +154,28 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
         )
 
 
-def _refuse_undeclared(settings: type, what: str) -> None:
-    """Raise a SettingError if a plugin's settings class is not a dataclass of declared settings.
+def _refuse_undeclared(settings: type, where: str) -> None:
+    """Check that a plugin's settings class is a dataclass whose fields are all declared settings.
 
     Each field must be made by ``setting(...)`` and have a type annotation, or its value would be
-    ignored. ``what`` names the module in the error.
+    ignored. ``where`` names the module in the error.
+
+    Raises:
+        SettingError: lists the wrong fields, if there are any.
     """
-    odd = []
+    undeclared = []
     if is_dataclass(settings):
-        odd = [field.name for field in fields(settings) if "description" not in field.metadata]
+        undeclared = [
+            field.name for field in fields(settings) if "description" not in field.metadata
+        ]
     # A Field that is still in the class lacks an annotation, so dataclass did not see it
-    odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
-    if is_dataclass(settings) and not odd:
+    undeclared += [name for name, value in vars(settings).items() if isinstance(value, Field)]
+    if is_dataclass(settings) and not undeclared:
         return
     named = ""
-    if odd:
-        named = f": {join_names(odd)}"
+    if undeclared:
+        named = f": {join_names(undeclared)}"
     raise SettingError(
-        f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
+        f"'{settings.__name__}' of {where} must be a frozen dataclass, each field declared by "
         f"setting(default, help){named}"
     )

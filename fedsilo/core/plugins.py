@@ -44,24 +44,25 @@ def plugin_entries(named: str) -> list[str]:
 
 
 def module_of(entry: str) -> str:
-    """Return the module's name for an entry of 'plugin': a file loses '.py' and its folders."""
+    """Return the module's name for an entry of 'plugin'. A file loses '.py' and its folders."""
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
 def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
     """Execute the files in the setting 'plugin' as modules.
 
-    Entries that are modules are ignored, as are files that were already executed and are unchanged.
+    Entries that are modules are ignored. So are files that were already executed and have not
+    changed.
 
     Args:
         named: the setting's value.
-        taken: names that no file may have.
+        taken: module names that no file may have.
         pins: module -> the SHA-256 that its file must have. Files of modules without a pin are not
             compared. The compared bytes are the executed ones.
 
     Raises:
-        SettingError: a file cannot be read or executed, does not match its pin, or its name is in
-            ``taken``, is another module's, or is not a Python identifier.
+        SettingError: a file cannot be read or executed, or does not match its pin; or its name is
+            in ``taken``, belongs to another module, or is not a Python identifier.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -69,10 +70,10 @@ def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {
 
 
 def read_plugin(path: Path) -> bytes:
-    """Read the bytes of a plugin's file.
+    """Return the bytes of a plugin's file.
 
     Raises:
-        SettingError: the file is missing, or is a pipe, device or folder.
+        SettingError: the file is missing or cannot be read, or is a pipe, device or folder.
     """
     fault = "is not a file: name a file FILE.py"
     # Opening a pipe would wait for its writer
@@ -88,7 +89,7 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
     """Execute one plugin file and register it in ``sys.modules``; see ``load_plugins``.
 
     The pin is compared first. If the same file with the same bytes is already loaded, nothing is
-    executed; a changed file is executed again and replaces its module.
+    executed. A changed file is executed again and replaces its module.
     """
     name = path.stem
     content = read_plugin(path)
@@ -118,7 +119,7 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Tell whether Python has a module called ``name`` from any other source than ``path``.
+    """Return whether Python has a module called ``name`` from any other source than ``path``.
 
     A loaded module without a spec, such as ``__main__``, counts too.
     """
@@ -159,9 +160,9 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
 
 def is_plugin_name(key: str, name: str) -> bool:
-    """Tell whether ``name`` can be a plugin's name for the setting ``key``, without importing it.
+    """Return whether ``name`` can be a plugin's name for the setting ``key``, without importing it.
 
-    It can if it has the form ``module:object``, has the form ``timm:name`` (only for a network), or
+    It can if it has the form ``module:object``, has the form ``timm:name`` (only for 'network'), or
     is the name of an installed package's entry point. Whether the object exists is not checked.
     """
     if key == "network" and _TIMM.fullmatch(name):
@@ -171,7 +172,7 @@ def is_plugin_name(key: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class PluginPlace:
-    """The place of a plugin.
+    """The module and the object that a plugin's name stands for.
 
     Attributes:
         module: the module that holds the plugin.
@@ -185,27 +186,29 @@ class PluginPlace:
 
 
 def plugin_name(key: str, name: str) -> str:
-    """Return ``name`` unchanged if ``is_plugin_name`` accepts it; a validator for pydantic.
+    """Return ``name`` unchanged if ``is_plugin_name`` accepts it. This is a validator for pydantic.
 
     Raises:
-        ValueError: it does not accept the name; pydantic reports this error.
+        ValueError: ``is_plugin_name`` does not accept the name. pydantic reports this error.
     """
     if not is_plugin_name(key, name):
-        raise ValueError(f"no name of a plugin for '{key}'")
+        raise ValueError(f"not the name of a plugin for '{key}'")
     return name
 
 
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
+    Whether they exist is not checked.
+
     Args:
         key: the setting, such as 'method'.
         name: the plugin, as the setting names it.
-        ours: fedsilo's own names, which the error lists.
+        ours: fedsilo's own names, which no package may offer, and which the error lists.
 
     Raises:
-        SettingError: the name is not in the form of a plugin's name, and installed packages do not
-            offer it. Whether the module exists is not checked.
+        SettingError: the name does not have the form of a plugin's name, and no installed package
+            offers it.
     """
     entries: dict[str, str] = {}
     if ":" not in name:
@@ -223,7 +226,7 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
 
 
 def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
-    """Import the plugin that a setting names; a method may be a whole module.
+    """Import and return the plugin that a setting names. A method may be a whole module.
 
     The arguments are those of ``locate_plugin``.
 
@@ -242,19 +245,19 @@ def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
     return getattr(module, place.name)
 
 
-def _import_module(module: str, what: str) -> ModuleType:
-    """Import a module of foreign code; ``what`` names the plugin in the error.
+def _import_module(module: str, plugin: str) -> ModuleType:
+    """Import a module of foreign code. ``plugin`` names the plugin in the error.
 
     Raises:
-        SettingError: importing the module raises anything, even SystemExit.
+        SettingError: importing the module raises any exception, including SystemExit.
     """
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         # Foreign code may raise anything, and a plugin may even call sys.exit()
         raise SettingError(
-            f"{what}: module '{module}' does not import ({reason_of(error)}); install its package, "
-            "or name its file by --plugin"
+            f"{plugin}: module '{module}' does not import ({reason_of(error)}); install its "
+            "package, or name its file by --plugin"
         ) from None
 
 
@@ -265,14 +268,18 @@ def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
-    """Return a copy of a run config with 'plugin-settings' replaced by the settings in its JSON.
+    """Return a copy of a run config with the settings in 'plugin-settings' in place of that key.
 
-    ``values`` must have 'plugin-settings', and ``common`` has the keys of the common settings. The
-    JSON may only have a method's own settings, ``group.key``, which override those in ``values``. A
-    common setting is refused, because it would replace a value that a site has already checked.
+    'plugin-settings' holds a JSON object of a plugin method's own settings, ``group.key``. They
+    override the settings of that key in ``values``. A common setting is refused, because it would
+    replace a value that a site has already checked.
+
+    Args:
+        values: the run config, which must have 'plugin-settings'.
+        common: the keys of the common settings.
 
     Raises:
-        SettingError: the value is not a JSON object, or has other settings than a method's own.
+        SettingError: the value is not a JSON object, or has settings other than a method's own.
     """
     carried = _parse_carried(str(values[_CARRIER]))
     for key in carried:
@@ -291,7 +298,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
     """Parse the JSON in 'plugin-settings' into key -> value.
 
     Raises:
-        SettingError: the text is not a JSON object whose values are numbers, texts and bools.
+        SettingError: the text is not a JSON object whose values are numbers, strings and bools.
     """
     try:
         carried = json.loads(text)
@@ -301,7 +308,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
     if isinstance(carried, dict):
         is_single = all(isinstance(value, bool | int | float | str) for value in carried.values())
     if not is_single:
-        raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
+        raise SettingError(f"setting '{_CARRIER}' is not a JSON object of single values")
     settings: dict[str, Value] = carried
     return settings
 
@@ -316,7 +323,10 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Tell whether an installed package has an entry point for plugins in this top-level module."""
+    """Return whether an installed package offers a plugin in this top-level module.
+
+    It does if it has an entry point in one of fedsilo's groups.
+    """
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
             if re.split("[.:]", entry.value)[0] == module:
@@ -326,7 +336,7 @@ def is_offered(module: str) -> bool:
 
 @contextmanager
 def without_working_folder() -> Iterator[None]:
-    """Remove the working folder from the import path inside a block, and put it back afterwards.
+    """Remove the working folder from the import path inside the block, and put it back afterwards.
 
     ``python -m`` puts the working folder on the path, and a user may work inside a folder that
     somebody else sent. Paths that the block adds stay on the path.
@@ -346,31 +356,34 @@ def without_working_folder() -> Iterator[None]:
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute the digests of the code behind plugins: top-level module -> SHA-256, sorted.
 
-    Each module is imported first, except files of 'plugin', which were executed before.
+    Each module is imported first, except files of 'plugin', which have been executed already.
 
     Raises:
         SettingError: a module does not import, or was not made from a file.
     """
     tops = sorted({plug.module.partition(".")[0] for plug in plugs})
-    return {top: _digest(top) for top in tops}
+    return {top: _import_and_digest(top) for top in tops}
 
 
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
-    """Return module -> SHA-256 for the files among the entries of 'plugin'.
+    """Return module -> SHA-256 for each file among the entries of 'plugin'.
 
-    ``load_plugins`` must have executed the files; their digests are those of the executed bytes.
+    ``load_plugins`` must have executed the files. Their digests are those of the executed bytes.
     """
     modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
     return {module: module_digest(module) for module in modules}
 
 
 def digests_text(digests: Mapping[str, str]) -> str:
-    """Write digests in the form of the setting 'plugin-digests': 'module=digest, ...'."""
+    """Format digests as in the setting 'plugin-digests': "module=digest, module=digest"."""
     return ", ".join(f"{module}={digest}" for module, digest in digests.items())
 
 
 def stated_digests(text: str) -> dict[str, str]:
-    """Parse the setting 'plugin-digests' into module -> SHA-256; an empty text gives none."""
+    """Parse the setting 'plugin-digests', "module=digest, module=digest", into module -> SHA-256.
+
+    An empty text gives an empty mapping.
+    """
     digests = {}
     for part in text.split(", "):
         if part:
@@ -380,10 +393,13 @@ def stated_digests(text: str) -> dict[str, str]:
 
 
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the modules whose digest in ``digests`` differs from 'plugin-digests', sorted.
+    """Return the modules whose digest differs from that in 'plugin-digests', sorted.
 
-    ``text`` is the value of that setting. A module that only ``digests`` or only ``text`` has
-    counts as changed.
+    A module that only one of the two has counts as changed.
+
+    Args:
+        digests: module -> SHA-256.
+        text: the value of 'plugin-digests'.
     """
     differing = digests.items() ^ stated_digests(text).items()
     return sorted({module for module, _ in differing})
@@ -392,13 +408,13 @@ def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
 def other_version(modules: Iterable[str]) -> SettingError:
     """Build the error for plugins whose bytes differ from those at the start of the run."""
     return SettingError(
-        f"plugin {' and '.join(modules)} is not the one of 'plugin-digests', which the run began "
-        "with: bring that version back, or start a new run"
+        f"plugin {' and '.join(modules)} differs from the version in 'plugin-digests', which the "
+        "run began with: restore that version, or start a new run"
     )
 
 
-def _digest(module: str) -> str:
-    """Import a module and return its digest.
+def _import_and_digest(module: str) -> str:
+    """Import a module and return its SHA-256.
 
     Raises:
         SettingError: the module does not import, or was not made from a file.
@@ -416,7 +432,7 @@ def module_digest(module: str) -> str:
 
     Returns:
         The digest of the module's file, or of its package (see ``_package_digest``). It is an empty
-        text if the module does not exist or was not made from a file.
+        string if the module does not exist or was not made from a file.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -438,8 +454,8 @@ def module_digest(module: str) -> str:
 def _package_digest(folders: Iterable[str]) -> str:
     """Compute one SHA-256 over all text files in a package's folders.
 
-    It covers the relative path and content of each file with an ending in ``_COMPARED``, in sorted
-    order.
+    It covers the relative path and the content of each file whose ending is in ``_COMPARED``, in
+    sorted order.
     """
     total = hashlib.sha256()
     for folder in folders:

@@ -26,7 +26,7 @@ _UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 def tool(name: str) -> str:
-    """Return the path of a command: next to this Python, otherwise on the PATH.
+    """Return the path of a command, next to this Python's executable or else on the PATH.
 
     Raises:
         ProcessError: the command is in neither place.
@@ -43,7 +43,8 @@ def tool(name: str) -> str:
 
 def free_ports(count: int) -> list[int]:
     """Return ``count`` different TCP ports of the loopback interface that are free now."""
-    with ExitStack() as stack:  # all are held at once, because one port could otherwise come twice
+    # All ports are held at once, because one port could otherwise come twice
+    with ExitStack() as stack:
         free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
         return [int(stack.enter_context(one).getsockname()[1]) for one in free]
 
@@ -52,8 +53,8 @@ def app_folder() -> Path:
     """Return the folder of pyproject.toml, which ``flwr run`` bundles.
 
     Raises:
-        ProcessError: the folder does not contain pyproject.toml, because fedsilo is not installed
-            from a checkout.
+        ProcessError: the folder has no pyproject.toml, because fedsilo was not installed from a
+            checkout.
     """
     folder = installed_folder()
     if not (folder / "pyproject.toml").is_file():
@@ -65,13 +66,14 @@ def app_folder() -> Path:
 
 
 def end_trees(roots: Iterable[psutil.Process]) -> None:
-    """End processes and all their descendants: by TERM, and by KILL those left after 10 seconds.
+    """End processes and all their descendants: first by SIGTERM, after 10 seconds by SIGKILL.
 
-    This function returns when all have ended, or 5 seconds after KILL. Descendants are found by
-    their parents: a signal to the process group would miss them, because Flower and Ray start their
-    children in new sessions.
+    The function returns when all have ended, or 5 seconds after SIGKILL. Descendants are found
+    through their parents, because a signal to the process group would miss them: Flower and Ray
+    start their children in new sessions.
     """
-    members: dict[psutil.Process, None] = {}  # a set in order
+    # A mapping serves as a set that keeps its order
+    members: dict[psutil.Process, None] = {}
     for root in roots:
         with suppress(psutil.NoSuchProcess):
             members |= dict.fromkeys([root, *root.children(recursive=True)])
@@ -90,13 +92,14 @@ def end_run(home: Path) -> None:
     """End all processes of a run except this one.
 
     A process belongs to the run if its environment variable FLWR_HOME is ``home``, the run's
-    folder. Parents are not used, because a process may outlive its parent. Up to five passes also
-    find processes that start during an earlier pass.
+    folder. This also finds a process whose parent has ended. Up to five passes find processes that
+    start during an earlier pass.
     """
     for _ in range(_PASSES):
         marked = []
         for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            # The process may have ended, or belong to another user
+            with suppress(psutil.Error, OSError):
                 marks = process.environ().get(RUN_MARK) == str(home)
                 if marks and process.pid != os.getpid() and runs(process):
                     marked.append(process)
@@ -107,7 +110,7 @@ def end_run(home: Path) -> None:
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Hide the caller's script (``__main__``) from processes that start inside a block.
+    """Hide the caller's script (``__main__``) from processes that start inside the block.
 
     Such a process would import the script, which could start the run again.
     """
@@ -119,7 +122,7 @@ def without_main() -> Iterator[None]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Tell whether a process is running; a zombie is not."""
+    """Return whether a process is running. A zombie is not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -127,9 +130,10 @@ def runs(process: psutil.Process) -> bool:
 
 
 def process_of(pid: int, started: float) -> psutil.Process | None:
-    """Return a running process by its id and its start time; None if it has ended.
+    """Return the running process with this id and start time; None if it has ended.
 
-    ``started`` is in seconds since 1970 and must agree within a second, because ids are reused.
+    ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
+    because the system reuses ids. A zombie counts as ended.
     """
     try:
         process = psutil.Process(pid)
@@ -140,15 +144,15 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
 
 
 def end_with(process_id: int, by: signal.Signals | None = None) -> None:
-    """Make this process end soon after another process ends for any reason, with exit status 1.
+    """Make this process exit with status 1 soon after another process has ended for any reason.
 
     A daemon thread checks the other process twice a second. If the other process does not exist,
     this process exits at once.
 
     Args:
         process_id: the process to watch.
-        by: a signal that this process first sends to itself, to end in order; 5 seconds later it
-            exits in any case. None to exit without a signal.
+        by: a signal that this process first sends to itself, so that it can end in order; 5 seconds
+            later it exits in any case. None to exit without a signal.
     """
     try:
         process = psutil.Process(process_id)

@@ -1,7 +1,7 @@
 """Random numbers as a function of (seed, round, site, purpose), never of call order.
 
-Node ids are random and replies arrive in any order, so no generator is shared between sites,
-rounds or purposes: each draw starts from its own key.
+Node ids are random and replies arrive in any order, so no generator is shared between sites, rounds
+or purposes. Each draw starts from its own key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """Derive a 63-bit seed for ``key`` from ``seed``, the same on every machine and version.
+    """Derive a 63-bit seed from ``seed`` and ``key``, the same on every machine and version.
 
     Args:
         seed: the run's seed, or 0 for numbers that no setting changes.
@@ -31,7 +31,7 @@ def derive_seed(seed: int, *key: int | str) -> int:
 
 
 def generator(seed: int, *key: int | str) -> torch.Generator:
-    """Return a new torch generator on the CPU, keyed on ``(seed, *key)``."""
+    """Return a new torch generator on the CPU, seeded by ``(seed, *key)``."""
     import torch
 
     return torch.Generator().manual_seed(derive_seed(seed, *key))
@@ -41,10 +41,10 @@ def generator(seed: int, *key: int | str) -> torch.Generator:
 def seed_generators(
     seed: int, *key: int | str, device: torch.device | None = None
 ) -> Iterator[None]:
-    """Seed torch's global generators by ``(seed, *key)`` inside a block, and restore them after it.
+    """Seed torch's global generators by ``(seed, *key)`` inside the block, then restore them.
 
     Dropout and weight initialisation read only the global generators. The CPU's generator is always
-    seeded, those of GPUs only with a CUDA ``device``.
+    seeded, those of GPUs only if ``device`` is a CUDA device.
     """
     import torch
 

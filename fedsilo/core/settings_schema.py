@@ -70,63 +70,65 @@ def setting(
     le: float | None = None,
     pattern: str | None = None,
 ) -> Any:
-    """Declare a dataclass field as a setting: its default, help text and allowed values.
+    """Declare a dataclass field as a setting, with its default, help text and allowed values.
 
-    The field's type may be a ``Literal`` of the allowed texts.
+    The field's type may be a ``Literal`` of the allowed strings.
 
     Args:
         default: the default. A value must be of the default's type, but an int may stand for a
             float.
         help: one line that describes the setting.
-        roles: further lists that contain the setting; ``keys_with`` selects by role.
-        wording: describes allowed texts that no ``Literal`` lists.
+        roles: lists of settings that also contain this one; ``keys_with`` selects by role.
+        wording: describes allowed strings that no ``Literal`` lists.
         is_internal: whether only fedsilo sets the setting, never a user. Lists of settings leave
             out internal ones.
-        gt: the number must be greater.
-        ge: the number must be greater or equal.
-        lt: the number must be less.
-        le: the number must be less or equal.
-        pattern: a regular expression that the whole text must match.
+        gt: the number must be greater than this.
+        ge: the number must be at least this.
+        lt: the number must be less than this.
+        le: the number must be at most this.
+        pattern: a regular expression that the whole string must match.
     """
     named = (roles,) if isinstance(roles, str) else roles
     said = {"roles": named, "wording": wording, "is_internal": is_internal}
     # pydantic reads its own names in a field's metadata, so the class stays a plain dataclass
     checked: dict[str, Any] = {"description": help}
     if not isinstance(default, str):
-        checked["strict"] = True  # true is not a number here, and 3.0 is not a whole number
+        # True is not a number here, and 3.0 is not a whole number
+        checked["strict"] = True
     for name, bound in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)):
         if bound is not None:
             checked[name] = bound
     if pattern is not None:
-        checked["pattern"] = f"^(?:{pattern})$"  # pydantic would take a match anywhere in the text
+        # Without the anchors, pydantic would accept a match anywhere in the text
+        checked["pattern"] = f"^(?:{pattern})$"
     if isinstance(default, float):
         checked["allow_inf_nan"] = False
     return dataclasses.field(default=default, metadata={**said, **checked})
 
 
 def key_of(field_name: str) -> str:
-    """Return a field's name as users write it: ``_`` becomes ``-``."""
+    """Return a field's name as users write it, with ``-`` in place of ``_``."""
     return field_name.replace("_", "-")
 
 
 # Types of a class's fields. Reading them takes 2 ms, and each message builds settings
 @cache
-def _types(cls: type) -> dict[str, Any]:
+def _types_of(cls: type) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
 @cache
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter_of(cls: type) -> TypeAdapter[Any]:
     return TypeAdapter(cls)
 
 
 def _owner_of(cls: type, field_name: str) -> type:
-    """Return the class that declares a field: the first one in the order of lookup."""
+    """Return the class that declares a field; the first in the method resolution order."""
     return next(c for c in cls.__mro__ if field_name in inspect.get_annotations(c))
 
 
 def _group_of(cls: type) -> str:
-    """Return the group of a settings class; an empty text if its keys have no group.
+    """Return the group of a settings class; an empty string if its keys have no group.
 
     The group is the class's own ``group``, not an inherited one. A class in ``models/methods``
     without its own ``group`` has the name of its file as group.
@@ -142,7 +144,8 @@ def _group_of(cls: type) -> str:
 def _key_in_group(group: str, field_name: str) -> str:
     """Return the run-config key of a field, ``<group>.<name>``; without a group, only the name.
 
-    A name that begins with the group loses this prefix: ``run_name`` in ``run`` is ``run.name``.
+    If the name begins with the group, this prefix is removed: ``run_name`` in ``run`` is
+    ``run.name``. If the name equals the group, the key is ``<group>.name``.
     """
     key = key_of(field_name)
     if not group:
@@ -157,7 +160,8 @@ def _key_in_group(group: str, field_name: str) -> str:
 def _names_by_key(cls: type) -> Mapping[str, str]:
     """Return run-config key -> name of the field, in declaration order.
 
-    A field belongs to the group of the class that declares it, even if a subclass inherits it.
+    The group in the key is that of the class that declares the field, even if a subclass inherits
+    it.
     """
     names = {}
     for field in dataclasses.fields(cls):
@@ -182,8 +186,8 @@ def groups_of(cls: type) -> dict[str, type]:
 
 
 @cache
-def _rules(cls: type) -> Mapping[str, SettingRule]:
-    """Read the rules of all settings of a class: run-config key -> rule.
+def _read_rules(cls: type) -> Mapping[str, SettingRule]:
+    """Return run-config key -> rule for all settings of a class.
 
     Fields that were not declared by ``setting`` are left out.
     """
@@ -191,17 +195,18 @@ def _rules(cls: type) -> Mapping[str, SettingRule]:
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key, name in _names_by_key(cls).items():
         if "description" in fields[name].metadata:
-            rules[key] = _rule(fields[name], _types(cls)[name])
+            rules[key] = _build_rule(fields[name], _types_of(cls)[name])
     return rules
 
 
-def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
+def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Build the rule of a setting from its field's metadata and its type ``hint``.
 
-    ``allowed`` describes choices and wording, else the pattern, else the bounds of a number.
+    ``allowed`` describes the choices and the wording. Without a wording it describes the pattern,
+    and without any of these the bounds of a number.
     """
     said = field.metadata
-    choices = _choices(hint)
+    choices = _choices_of(hint)
     words = []
     if choices:
         words.append(f"one of {', '.join(choices)}")
@@ -226,8 +231,8 @@ def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     )
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
-    """Return the texts in a type's first ``Literal``, also in a union; empty without a Literal."""
+def _choices_of(hint: Any) -> tuple[str, ...]:
+    """Return the strings in a type's first ``Literal``, also inside a union; empty without one."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     for part in get_args(hint):
@@ -237,17 +242,17 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def rule_of(cls: type, key: str) -> SettingRule:
-    """Return the rule of the setting ``key``, a run-config key; raises KeyError if unknown."""
-    return _rules(cls)[key]
+    """Return the rule of the setting ``key``, a run-config key. Raises KeyError if unknown."""
+    return _read_rules(cls)[key]
 
 
 def rules_of(cls: type) -> Mapping[str, SettingRule]:
     """Return key -> rule of every setting of ``cls``, in declaration order."""
-    return _rules(cls)
+    return _read_rules(cls)
 
 
 def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
-    """Return the keys of all settings in the given groups, in declaration order.
+    """Return the keys of all settings in any of the given groups, in declaration order.
 
     Raises:
         ValueError: ``cls`` does not have one of the groups.
@@ -266,11 +271,11 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     """Return the keys of all settings that have any of ``roles``, in declaration order.
 
     Raises:
-        ValueError: one of ``roles`` is misspelt, because no setting of ``cls`` has that role.
+        ValueError: no setting of ``cls`` has one of the roles, which is probably misspelt.
     """
     unknown = set(roles)
     found = []
-    for key, rule in _rules(cls).items():
+    for key, rule in _read_rules(cls).items():
         unknown.difference_update(rule.roles)
         if not set(roles).isdisjoint(rule.roles):
             found.append(key)
@@ -291,22 +296,22 @@ def as_mapping(settings: Any) -> dict[str, Value]:
 
 
 def without_groups(settings: Any) -> dict[str, Value]:
-    """Return name -> value of a settings object, with names without a group: ``batch-size``."""
+    """Return name -> value of a settings object, where a name has no group: ``batch-size``."""
     cls: type = type(settings)
     return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
 
 def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Select from a run config the values of the settings that ``cls`` declares, in its order.
+    """Select the settings of ``cls`` from a run config: key -> value, in declaration order.
 
     A setting that the run config lacks is left out. Keys of other classes are ignored, because a
     run config has the common settings and the settings of every method.
     """
-    return {key: values[key] for key in _rules(cls) if key in values}
+    return {key: values[key] for key in _read_rules(cls) if key in values}
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build a settings object from values by key; settings without a value get their default.
+    """Build a settings object from values by key. A setting without a value gets its default.
 
     Raises:
         SettingError: ``cls`` does not declare a key (select keys by ``values_of`` first), a value
@@ -315,18 +320,18 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
-    names, rules = _names_by_key(plain), _rules(plain)
+    names, rules = _names_by_key(plain), _read_rules(plain)
     chosen = {}
     for key, value in values.items():
         if key not in rules:
             raise unknown_key(key, rules)
         chosen[names[key]] = _prepare_value(key, value, rules[key])
     try:
-        built: S = _adapter(plain).validate_python(chosen)
+        built: S = _adapter_of(plain).validate_python(chosen)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         if not fault["loc"]:
-            # The __post_init__ of a plugin's class is about several settings, so none is named
+            # The __post_init__ of a plugin's class compares several settings, so none is named
             group = _group_of(plain) or plain.__name__
             reason = str(fault["msg"]).removeprefix("Value error, ")
             raise SettingError(f"the settings of '{group}' are refused: {reason}") from None
@@ -350,24 +355,24 @@ def build_from_file(
         SettingError: a key is unknown, or a value has the wrong type or is not allowed.
     """
     plain: type = cls
-    rules = _rules(plain)
+    rules = _read_rules(plain)
     known = [f"{place}{key}" for key in (*rules, *more)]
     for key, value in content.items():
         if f"{place}{key}" not in known:
             raise unknown_key(f"{place}{key}", known)
         if key in rules and isinstance(value, list | dict | set | tuple | bytes):
-            raise SettingError(f"setting '{key}' must be one value, no list and no mapping")
+            raise SettingError(f"setting '{key}' must be a single value, not a list or a mapping")
     return build(cls, values_of(plain, content))
 
 
 def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
     """Return a value in the form that pydantic checks, after checks that pydantic does not make.
 
-    A bool becomes 'true' or 'false' if the setting's choices include that text.
+    A bool becomes 'true' or 'false' if the setting's choices include that string.
 
     Raises:
-        SettingError: a whole number does not fit into 64 bits, the value of a text setting is not a
-            text, or ``_text_fault`` finds a fault in the text.
+        SettingError: a whole number does not fit into 64 bits, the value of a string setting is not
+            a string, or ``_text_fault`` finds a fault in the string.
     """
     if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
@@ -376,7 +381,8 @@ def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
         raise _wrong_value(key, value, rule, "too_large")
     if rule.kind is str:
         if not isinstance(value, str):
-            raise _wrong_value(key, value, rule, "string_type")  # pydantic would decode bytes
+            # Not left to pydantic, which would decode bytes
+            raise _wrong_value(key, value, rule, "string_type")
         fault = _text_fault(value)
         if fault:
             raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")
@@ -388,7 +394,7 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 
     Args:
         key: the setting.
-        value: the value as it was given.
+        value: the value that was given.
         rule: the setting's rule, which describes the allowed values.
         fault: pydantic's name for the fault, such as 'greater_than'.
     """
@@ -415,10 +421,10 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 
 
 def _text_fault(text: str) -> str | None:
-    """Return the rule that a text breaks, as a predicate; None if a setting may have the text.
+    """Return the rule that a string breaks, as a predicate; None if a setting may have the string.
 
-    The text must be printable, have at most 4096 characters, and not begin with '~' and the name of
-    an unknown user.
+    The string must be printable, have at most 4096 characters, and not begin with '~' and the name
+    of an unknown user.
     """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"

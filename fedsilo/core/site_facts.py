@@ -26,7 +26,7 @@ class Sums:
         squares: the sum of their squares.
     """
 
-    # SiteFacts, which hold sums, are validated by pydantic, and pydantic knows no arrays
+    # SiteFacts, which hold sums, are validated by pydantic, which does not know arrays
     __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}
 
     count: Vector
@@ -44,14 +44,15 @@ class FeatureStatistics:
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """A site's identity, and numbers that describe its data; never a row of the data.
+    """A site's identity, and numbers that describe its data, but never a row of the data.
 
     Attributes:
         site: the site's name.
         distribution: the group of sites with similar data that the site belongs to.
         input_shape: shape of one input, without the batch.
         classes: number of classes.
-        label_counts: split -> samples of each class; empty if the site reveals sums only.
+        label_counts: split -> samples of each class; empty if the site reveals only sums over
+            sites.
         fingerprints: split -> SHA-256 of its samples.
         simulated: whether the site is simulated, and keeps its private state in the run directory.
         features: names of a table's features; empty for images.
@@ -83,23 +84,24 @@ class SiteFacts:
     software: dict[str, str] = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
-        """Return split -> number of samples; empty if the site reveals sums only."""
+        """Return split -> number of samples; empty if the site reveals only sums over sites."""
         return {split: sum(counts) for split, counts in self.label_counts.items()}
 
     def measured_splits(self) -> list[str]:
         """Return the splits that have samples and that the site sends measurements for.
 
-        If the site reveals sums only, splits may lack samples, because their sizes are unknown.
+        If the site reveals only sums over sites, the sizes are unknown, and all splits that it
+        sends measurements for are returned.
         """
         if not self.label_counts:
             return list(self.measured)
         return [split for split, size in self.sizes().items() if size and split in self.measured]
 
     def to_config(self) -> dict[str, Any]:
-        """Convert the facts to ConfigRecord entries; mappings and lists of texts become JSON.
+        """Convert the facts to ConfigRecord entries. Mappings and lists of strings become JSON.
 
-        Sums become lists of numbers, ``sums-count`` and so on. Empty ``software`` and missing sums
-        are left out.
+        Sums become lists of numbers: ``sums-count``, ``sums-total`` and ``sums-squares``. Missing
+        sums and empty ``software`` are left out.
         """
         said = {key_of(name): getattr(self, name) for name in _PLAIN}
         said |= {key_of(name): json.dumps(getattr(self, name)) for name in _AS_JSON}
@@ -122,7 +124,7 @@ class SiteFacts:
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
         facts = replace(read, sums=_read_sums(config, len(read.features)))
-        fault = _split_fault(facts)
+        fault = _find_split_fault(facts)
         if fault:
             raise ValueError(fault)
         return facts
@@ -139,7 +141,7 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
     """Build facts from JSON, without converting values to the wanted types.
 
     Raises:
-        ValueError: a value has another type; the error names the first wrong place.
+        ValueError: a value has another type. The error names the first wrong place.
     """
     # pydantic takes 75 ms to import, and only the server reads facts
     from pydantic import TypeAdapter, ValidationError
@@ -152,27 +154,27 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
     raise ValueError(f"{place}: {first['msg']}")
 
 
-def _split_fault(facts: SiteFacts) -> str:
-    """Return the first fault in the counts or splits, as a clause; an empty text if all are right.
+def _find_split_fault(facts: SiteFacts) -> str:
+    """Return the first fault in the counts or splits, as a clause; empty if there is none.
 
-    Label counts must match the number of classes, not be negative and include the split train. The
-    measured splits must be known.
+    Label counts must have one number per class, must not be negative, and must include the split
+    train unless there are none at all. The measured splits must be known.
     """
     for split, counts in facts.label_counts.items():
         if len(counts) != facts.classes:
-            return f"'label-counts' of {split} are {len(counts)} of {facts.classes} classes"
+            return f"'label-counts' of {split} have {len(counts)} numbers, not {facts.classes}"
         if min(counts, default=0) < 0:
             return f"'label-counts' of {split} are not whole numbers of 0 or more"
     # Every reply's weight is checked against the counts of the training samples
     if facts.label_counts and "train" not in facts.label_counts:
         return "'label-counts' lack the split train"
     if not set(facts.measured) <= set(SPLITS):
-        return f"'measured' names other splits than {', '.join(SPLITS)}"
+        return f"'measured' names splits other than {', '.join(SPLITS)}"
     return ""
 
 
 def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
-    """Read the sums over a table's training rows from ConfigRecord entries; None without sums.
+    """Read the sums over a table's training rows from ConfigRecord entries; None if there are none.
 
     Raises:
         ValueError: an array does not have ``features`` finite numbers, or a count or a sum of

@@ -20,13 +20,13 @@ _MOST = 10**9  # samples
 _NAMES, _CELLS, _LENGTH = 2000, 200, 200  # features or classes; cells of one; characters
 
 
-def _plain(text: str) -> str:
+def _check_printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("it is not printable text")
     return text
 
 
-Text = Annotated[str, Field(max_length=_LENGTH), AfterValidator(_plain)]
+Text = Annotated[str, Field(max_length=_LENGTH), AfterValidator(_check_printable)]
 Count = Annotated[int, Field(ge=0, le=_MOST)] | None
 Cells = Annotated[list[Count], Field(max_length=_NAMES)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
@@ -34,7 +34,7 @@ SplitName = Annotated[str, Field(pattern="^(train|val|test)$")]
 
 
 class Part(BaseModel):
-    """Base of the parts of an answer: values are not converted, and unknown keys are refused."""
+    """Base of the parts of an answer. Values are not converted, and unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -55,7 +55,7 @@ class MeasuredFeature(Part):
     lacking: bool = False
 
     @model_validator(mode="after")
-    def _orderly(self) -> MeasuredFeature:
+    def _check_edges(self) -> MeasuredFeature:
         if self.edges and self.levels:
             raise ValueError("a feature has edges or levels, not both")
         if any(low >= high for low, high in pairwise(self.edges)):
@@ -71,7 +71,7 @@ class MeasuredFeature(Part):
 
 
 class About(Part):
-    """The origin of an answer, and the classes and features that its other parts count.
+    """The origin of an answer, and the classes and features that its other parts describe.
 
     Attributes:
         version: version of this form.
@@ -123,7 +123,7 @@ ByFeature = Annotated[dict[Text, Cells], Field(max_length=_NAMES)]
 
 
 class Survey(Part):
-    """A site's answer; a part that the hospital withholds is None.
+    """A site's answer to a survey. A part that the hospital withholds is None.
 
     Attributes:
         about: the origin of the answer, see ``About``.
@@ -148,30 +148,33 @@ class Survey(Part):
     file_percentiles: dict[Text, tuple[Number, Number]] | None = None
 
     @model_validator(mode="after")
-    def _fits(self) -> Survey:
-        """Check that each part counts the classes and features that ``about`` names.
+    def _check_parts(self) -> Survey:
+        """Check that each part has the classes and features that ``about`` names.
+
+        Returns:
+            The answer, unchanged.
 
         Raises:
-            ValueError: a part does not; only the first problem is named.
+            ValueError: a part does not. Only the first problem is named.
         """
-        problem = next(self._problems(), "")
+        problem = next(self._find_problems(), "")
         if problem:
             raise ValueError(problem)
         return self
 
-    def _problems(self) -> Iterator[str]:
+    def _find_problems(self) -> Iterator[str]:
         """Yield a sentence for each part whose classes or features do not match ``about``.
 
-        Labels need one count per class, and a histogram must have its declared cells. ``samples``
-        and ``left_out`` are not checked.
+        Labels need one count per class, a histogram must have its declared cells, and means and
+        percentiles may have only named features. ``samples`` and ``left_out`` are not checked.
         """
         about = self.about
         for cells in (self.labels or {}).values():
             if len(cells) != len(about.classes):
-                yield "'labels' are not one count a class"
+                yield "'labels' do not have one count per class"
         for histograms in (self.histograms or {}).values():
-            yield from _cell_problems("histograms", histograms, about.features)
-        yield from _cell_problems("files", self.files or {}, about.file_features)
+            yield from _find_cell_problems("histograms", histograms, about.features)
+        yield from _find_cell_problems("files", self.files or {}, about.file_features)
         named: list[tuple[Mapping[str, Any], list[MeasuredFeature]]] = []
         named.append((self.file_percentiles or {}, about.file_features))
         for means in (self.means or {}).values():
@@ -183,7 +186,7 @@ class Survey(Part):
                 yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
-        """Convert the answer to ConfigRecord entries, a JSON text for each part.
+        """Convert the answer to ConfigRecord entries, with a JSON string for each part.
 
         Withheld parts are left out.
         """
@@ -199,35 +202,37 @@ class Survey(Part):
         """Build the answer from the entries of a ConfigRecord.
 
         Raises:
-            ValueError, RecursionError: the entries are not a valid answer to a survey; server and
-                site may run different versions.
+            ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps
+                because server and site run different versions.
         """
         content = {}
         for key, value in config.items():
             if type(value) is not str:
                 raise ValueError(f"'{key:.40}' is not text")
-            content[key.replace("-", "_")] = json.loads(value, parse_constant=_no_number)
+            content[key.replace("-", "_")] = json.loads(value, parse_constant=_refuse_constant)
         return cls.model_validate_json(json.dumps(content))
 
 
-def _no_number(text: str) -> Any:
+def _refuse_constant(text: str) -> Any:
     raise ValueError(f"{text} is not a number")
 
 
-def _cell_problems(
+def _find_cell_problems(
     part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
 ) -> Iterator[str]:
     """Yield a sentence for each feature whose counts do not match the cells of its histogram.
 
+    A feature that is not declared is such a problem too.
+
     Args:
-        part: the name of the part, for errors.
+        part: the name of the part, for the sentences.
         by_name: feature -> counts.
-        measured: the declared features. If two of them have the same name, this is one more
-            sentence.
+        measured: the declared features. If two of them have the same name, one more sentence says
+            so.
     """
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):
-        yield "two features have one name"
+        yield "two features have the same name"
     for name, counts in by_name.items():
         if len(counts) != cells.get(name):
             yield f"'{part}' does not fit the features that 'about' names"

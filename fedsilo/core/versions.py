@@ -1,8 +1,11 @@
-"""The versions of fedsilo and Flower in a process: the server sends them, the sites compare."""
+"""The versions of fedsilo and Flower in a process. The server sends them, and the sites compare."""
 
 import os
+import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,18 @@ _APP, _FLOWER = "fedsilo-version", "flower-version"
 
 def own_versions() -> dict[str, str]:
     """Return the versions of fedsilo and Flower in this process, as ConfigRecord entries."""
-    return {_APP: FEDSILO, _FLOWER: version("flwr")}
+    return {_APP: FEDSILO, _FLOWER: installed_version("flwr")}
+
+
+@cache
+def installed_version(package: str) -> str:
+    """Return the version of an installed package. It is read once per process.
+
+    Raises:
+        PackageNotFoundError: the package is not installed.
+    """
+    # Each reading parses the package's whole metadata, and every run and message needs a version
+    return version(package)
 
 
 def installed_software() -> dict[str, str]:
@@ -30,16 +44,17 @@ def installed_software() -> dict[str, str]:
     return {
         "fedsilo": FEDSILO,
         "revision": git_revision(),
-        "flower": version("flwr"),
-        "torch": version("torch"),
+        "flower": installed_version("flwr"),
+        "torch": installed_version("torch"),
     }
 
 
+@cache
 def git_revision() -> str:
-    """Return the git revision of the checkout that this code runs from.
+    """Return the git revision of the checkout that this code runs from, when it was first asked.
 
-    Outside a checkout the result is $FEDSILO_REVISION, which the container images set, or else
-    'unknown'.
+    Outside a checkout, the result is $FEDSILO_REVISION, which the container images set. If that is
+    not set either, the result is 'unknown'.
     """
     folder = Path(__file__).resolve().parent
     try:
@@ -54,12 +69,32 @@ def git_revision() -> str:
     return done.stdout.strip()
 
 
+def processor() -> str:
+    """Return this machine's processor and the instructions that PyTorch uses on it.
+
+    For example "AMD EPYC 7B13 (AVX2)". Other instructions add in another order, so a run's numbers
+    can differ between processors. Outside Linux the name is the architecture, such as "arm64".
+    """
+    import torch  # commands that only list runs do not need it
+
+    name = platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                name = " ".join(value.split())
+                break
+    return f"{name} ({torch.backends.cpu.get_cpu_capability()})"
+
+
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
     """Check that the server's versions of fedsilo and Flower match those of this site.
 
-    The versions of fedsilo must be equal; those of Flower must agree in their first two numbers. A
-    version that the server does not send is accepted. ``server`` has ConfigRecord entries in the
-    form of ``own_versions``.
+    The versions of fedsilo must be equal, and those of Flower must agree in their first two
+    numbers. A version that the server does not send is accepted.
+
+    Args:
+        server: ConfigRecord entries in the form of ``own_versions``.
 
     Raises:
         SiteError: a version differs.

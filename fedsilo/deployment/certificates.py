@@ -1,7 +1,7 @@
 """The secrets of a deployment: its authority, the server's certificate, and a key per hospital.
 
-All keys are EC P-384; a hospital's key is in OpenSSH's format, because Flower reads that. Only the
-owner can read the files. The module is imported only when keys are made, because importing
+All keys are EC P-384. A hospital's key is in OpenSSH's format, because Flower reads that format.
+Only the owner can read the files. The module is imported only when keys are made, because importing
 cryptography takes time.
 """
 
@@ -43,7 +43,8 @@ def make_hospital_key() -> tuple[bytes, bytes]:
 def make_authority(secrets: Path) -> None:
     """Write a new authority's ``ca.crt`` and ``ca.key`` to ``secrets``, and a new ``server.key``.
 
-    The server's certificate is not made; ``sign_server`` does that.
+    The authority's certificate is signed by itself and is valid for ten years. The server's
+    certificate is not made here; ``sign_server`` makes it.
     """
     key = generate_private_key(SECP384R1())
     signing = x509.KeyUsage(
@@ -60,6 +61,7 @@ def make_authority(secrets: Path) -> None:
     made = (
         _builder("fedsilo certificate authority", key, _AUTHORITY_DAYS)
         .issuer_name(_name("fedsilo certificate authority"))
+        # With path length 0, it may sign members' certificates, but no further authority
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(signing, critical=True)
         .sign(key, hashes.SHA384())
@@ -70,14 +72,15 @@ def make_authority(secrets: Path) -> None:
 
 
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
-    """Let the authority sign ``server.crt`` for ``server.key``, and return the date of its expiry.
+    """Sign a new certificate for ``server.key``, write it to ``server.crt``, and return its expiry.
 
-    ``hosts`` are the names or addresses that hospitals use to reach the server. If ``hosts`` is
-    empty, they are taken from the existing certificate.
+    The certificate is valid for one year, also for localhost and 127.0.0.1. ``hosts`` are the other
+    names or addresses that hospitals use to reach the server. If ``hosts`` is empty, all names are
+    taken from the existing certificate.
 
     Raises:
         DeploymentError: a file is missing or damaged, or the authority would expire before the new
-            certificate.
+            certificate. Nothing was written.
     """
     try:
         authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())
@@ -113,7 +116,7 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
 def _read_key(path: Path) -> EllipticCurvePrivateKey:
     key = load_pem_private_key(path.read_bytes(), None)
     if not isinstance(key, EllipticCurvePrivateKey):
-        raise TypeError(f"{path} is no EC key")
+        raise TypeError(f"{path} is not an EC key")
     return key
 
 
@@ -135,7 +138,10 @@ def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> x509.Certifi
 
 
 def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Build the certificate's alternative names: localhost and ``hosts``, names or addresses."""
+    """Build the certificate's alternative names: localhost, 127.0.0.1 and ``hosts``.
+
+    Each host is a name or an IP address. Duplicates are left out.
+    """
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys((*_LOCAL, *hosts)):
         try:

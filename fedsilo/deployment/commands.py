@@ -1,7 +1,7 @@
 """``fedsilo deploy``: makes a deployment, and runs a server and sites as processes of this machine.
 
-The processes use TLS and keys. This module runs Flower's commands and prints each one. ``joining``
-adds hospitals on other machines.
+The server and the sites authenticate with TLS and keys. This module runs Flower's commands and
+prints each one. The module ``joining`` adds hospitals on other machines.
 """
 
 import os
@@ -67,7 +67,11 @@ def hospital_address(host: str | None) -> str:
 
 
 def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
-    """Return the values that the options give to every site's node config, by key."""
+    """Return the node config values that the options request for every site, by key.
+
+    Options that were not given are left out. An entry of ``node_config`` overrides ``device`` and
+    ``data_dir``. The path of ``data_dir`` becomes absolute.
+    """
     config: dict[str, Value] = {}
     if options.get("device"):
         config["device"] = str(options["device"])
@@ -84,7 +88,7 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
     """Check that the options do not differ from the existing deployment.
 
     Options that were not given are not compared. Node config values are compared with those of the
-    first site.
+    first site; the order of site names does not matter.
 
     Raises:
         SettingError: an option differs; the message names the first one.
@@ -113,12 +117,14 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
     """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
 
     Its sites are the ones named by the option ``site``. If none is named, they are the silos of
-    ``experiment``. If ``host`` is given and neither ``site`` nor ``sites`` is, there are no sites.
-    The deployment's files are written only by ``prepare``.
+    ``experiment``. If only ``host`` is given, without ``site`` and ``sites``, the deployment starts
+    without sites. By default sites use the CPU, trust the server, and use the folders in
+    $FEDSILO_DATA and $FEDSILO_CACHE. No file is written here; ``prepare`` writes the deployment's
+    files.
 
     Raises:
-        SettingError: ``folder`` is in fedsilo's checkout, so a run would send it to every site, or
-            the sites are not possible.
+        SettingError: ``folder`` is in fedsilo's checkout (but not its folder ``deployment``), so a
+            run would send it to every site; or the sites are not possible.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
@@ -143,7 +149,7 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 
 
 def prepare(planned: Deployment) -> None:
-    """Create the folders of a new deployment, and write deployment.json."""
+    """Create the folders of a new deployment and deployment.json; only the owner can read them."""
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
         home = planned.home(member)
@@ -181,10 +187,11 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 
 
 def share_signing_keys(deployment: Deployment) -> None:
-    """Make the signing keys of the sites on this machine, and mark them as compared by each other.
+    """Make each local site's signing key, and mark it as compared at every other local site.
 
-    One operator runs all these sites, so nobody needs to telephone. A hospital on another machine
-    compares its key with each site by ``fedsilo hospital keys``.
+    One operator runs all these sites, so nobody needs to compare the keys by telephone. Existing
+    keys and unchanged marks are kept. A hospital on another machine compares its key with each site
+    by ``fedsilo hospital keys``.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -213,8 +220,10 @@ def share_signing_keys(deployment: Deployment) -> None:
 def make_secrets(deployment: Deployment) -> None:
     """Make the certificates if their folder is missing, and a key pair for each site without a key.
 
+    Existing certificates and keys are kept.
+
     Raises:
-        DeploymentError: other users may read an existing key.
+        DeploymentError: an existing key has a file mode that lets other users read it.
     """
     from fedsilo.deployment.certificates import make_authority, make_hospital_key, sign_server
 
@@ -242,7 +251,7 @@ def make_secrets(deployment: Deployment) -> None:
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """The state of the server or of a site."""
+    """The state of one member of a deployment: the server or a site."""
 
     member: str  # ``server`` or the site
     pid: int | None  # id of its process; None if the process does not run on this machine
@@ -316,12 +325,14 @@ def _find_silent_server(deployment: Deployment) -> list[str]:
 
 
 def status(folder: Path) -> list[MemberStatus]:
-    """Return the state of all members, with the server first, then the sites and hospitals.
+    """Return the state of all members: first the server, then local sites, then other hospitals.
 
-    If the server is down, all sites count as offline. A hospital on another machine has no log.
+    If the server is down, all sites count as offline. A hospital on another machine has neither a
+    process id nor a log.
 
     Raises:
-        DeploymentError: the server runs but does not answer.
+        DeploymentError: the folder does not contain a deployment, or the server runs but does not
+            answer.
     """
     deployment = read_deployment(folder)
     # The process of a server in a container is not known here, so its health is asked for instead
@@ -348,10 +359,10 @@ def _pid(deployment: Deployment, member: str) -> int | None:
 
 
 def logs(folder: Path, member: str, lines: int) -> str:
-    """Return the last ``lines`` lines of a member's log.
+    """Return the last ``lines`` lines (at least 1) of a member's log.
 
     Raises:
-        FedsiloError: ``member`` is not in the deployment, or it has not run here yet.
+        FedsiloError: ``member`` is not in the deployment, or it has not run on this machine yet.
     """
     path = read_deployment(folder).log(member)
     if not path.is_file():
@@ -364,7 +375,7 @@ def logs(folder: Path, member: str, lines: int) -> str:
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment, but keep its folder.
+    """End all processes of a deployment, sites before the server, but keep its folder.
 
     Returns:
         The deployment, and the members that were running.
@@ -386,6 +397,7 @@ def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
     """Start a member's process, and return the deployment with the process recorded in it.
 
     The process keeps running after this command has ended, and appends its output to its log.
+    ``say`` prints the command.
     """
     command = deployment.command(member)
     print_command(command, say)

@@ -29,7 +29,7 @@ from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
 from fedsilo.server_app.run.terminal import make_console
 
 _AWAY = 5.0  # seconds; a meeting waits only briefly for an absent site, because nothing is trained
-_PAUSE = 3.0  # seconds between two questions for the state of a run whose log has broken off
+_PAUSE = 3.0  # seconds between two requests for a run's status after its log has ended
 _COMPLETED = "finished:completed"
 
 
@@ -45,12 +45,13 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    The run directory is in the server's folder, and the ``out`` of ``sources`` is ignored.
+    The run directory is in the server's folder; the ``out`` of ``sources`` is ignored.
     ``overrides`` take precedence over all other settings, including ``seed`` and ``name``. ``say``
     prints each command.
 
     Raises:
-        FedsiloError: a member is down, the run directory cannot be used, or the run failed.
+        FedsiloError: a member is down, the run directory cannot be used, or the run failed. For a
+            failed run whose directory exists, the message has the command that resumes it.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}
@@ -83,7 +84,10 @@ def run(
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
-    """Let the deployment's server ask the sites for their facts, as for a run, but train nothing.
+    """Ask the sites for their facts through the deployment's server, as at a run's start.
+
+    No model is trained, and no run directory is kept. The ``out`` of ``sources`` is ignored;
+    ``seed`` None means the experiment's seed.
 
     Raises:
         FedsiloError: the server is down, or the sites could not be asked.
@@ -108,14 +112,22 @@ def _logs_command(deployment: Deployment) -> str:
 
 
 def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
-    """Write the settings to the file ``config``, start a run with them, and return its run id."""
+    """Write the settings to the file ``config``, start a run with them, and return its run id.
+
+    If ``say`` is given, it prints the command.
+    """
     write_atomically(config, tomli_w.dumps(settings.run_config()))
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
     return str(flwr(deployment, *command, say=say)["run-id"])
 
 
 def _refuse_incomplete(deployment: Deployment) -> None:
-    """Raise a DeploymentError if a member of this machine is down, or a site is not connected."""
+    """Check that all members on this machine run and are connected to the server.
+
+    Raises:
+        DeploymentError: a local process is down, or a local site is offline. Hospitals on other
+            machines are not checked.
+    """
     state = "down"
     missing = [member for member in deployment.members if not deployment.process(member)]
     # Only a running server can be asked which sites are connected
@@ -132,8 +144,8 @@ def _refuse_incomplete(deployment: Deployment) -> None:
 def _end(deployment: Deployment, number: str) -> str:
     """Wait until a run has ended and return its status, with Flower's details in brackets.
 
-    A run whose log has broken off may still be running. If the server stops answering, the returned
-    status begins with "lost", and no error is raised.
+    The status is requested every three seconds, because a run can outlive its log stream. If the
+    server stops answering, the returned status begins with "lost", and no error is raised.
     """
     while True:
         try:
@@ -152,9 +164,10 @@ def _end(deployment: Deployment, number: str) -> str:
 def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
-    """Build the command that resumes the run ``name`` with its configuration, seed and changes.
+    """Build the shell command that resumes the run ``name`` with the same options.
 
-    A change of ``run.resume`` is dropped, because the command sets it to true.
+    The options are the configuration file, the seed and the changed settings (``--set``). A change
+    of ``run.resume`` is dropped, because the command sets it to true.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:

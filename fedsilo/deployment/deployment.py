@@ -52,7 +52,10 @@ class DeploymentError(FedsiloError):
 
 @dataclass(frozen=True)
 class Started:
-    """A started process: its id, and its start in seconds since 1970, because ids are reused."""
+    """A started process: its id, and its start in seconds since 1970.
+
+    The start identifies the process, because the system reuses ids.
+    """
 
     pid: int
     at: float
@@ -86,7 +89,7 @@ class Deployment:
 
     @property
     def members(self) -> list[str]:
-        """The server and the sites."""
+        """The server, then the sites on this machine."""
         return [SERVER, *self.sites]
 
     @property
@@ -101,7 +104,7 @@ class Deployment:
 
     @property
     def registry(self) -> Path:
-        """The file at the server that binds sites to keys."""
+        """The server's file that binds each site's name to its node and key."""
         return self.folder / SERVER / _REGISTRY
 
     @property
@@ -113,7 +116,7 @@ class Deployment:
         return "0.0.0.0"
 
     def home(self, member: str) -> Path:
-        """Return the folder of the server or of a site."""
+        """Return the folder of the server or of a site on this machine."""
         if member == SERVER:
             return self.folder / SERVER
         return self.folder / "sites" / member
@@ -149,7 +152,7 @@ class Deployment:
         return process_of(known.pid, known.at)
 
     def running(self) -> list[str]:
-        """Return the members whose process runs."""
+        """Return the members on this machine whose process runs, with the server first."""
         return [member for member in self.members if self.process(member)]
 
     def with_started(self, member: str, pid: int) -> Deployment:
@@ -164,7 +167,7 @@ class Deployment:
     def without(self, site: str) -> Deployment:
         """Return a copy of the deployment without ``site``, and write it to deployment.json.
 
-        The site's files and processes stay.
+        The site's files remain, and its process is not ended.
         """
         rest: dict[str, Any] = {}
         for part in ("ports", "node_config", "started", "nodes"):
@@ -228,7 +231,8 @@ class Deployment:
     def environment(self, member: str) -> dict[str, str]:
         """Build the environment of a member's process, with its own FLWR_HOME.
 
-        Other FLWR_ and FEDSILO_ variables of this process are not passed on.
+        Other FLWR_ and FEDSILO_ variables of this process are not passed on. Calls to this machine
+        bypass proxies, and Flower's telemetry is off.
         """
         # The variables of whoever starts the members must not decide how the members work
         variables = {}
@@ -271,7 +275,16 @@ def node_command(
     port: int,
     node_config: Mapping[str, Value],
 ) -> list[str]:
-    """Build the command that starts a hospital's node."""
+    """Build the command that starts a hospital's node.
+
+    Args:
+        superlink: the server's address for hospitals, host:port.
+        authority: the file of the authority's certificate.
+        key: the file of the hospital's private key.
+        host: the host of the node's own Runtime API.
+        port: the port of that API.
+        node_config: the node config; values are written as JSON.
+    """
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
     return [
         *(sys.executable, "-m", "fedsilo.deployment.worker.hospital"),
@@ -295,15 +308,15 @@ def key_fingerprint(public_key: Path) -> str:
         return fingerprint(public_key.read_bytes())
     except (OSError, SiteError):
         raise DeploymentError(
-            f"{public_key} cannot be read, or is no public key in OpenSSH's format: restore it "
-            "from the machine that made the keys"
+            f"{public_key} cannot be read, or is not a public key in OpenSSH's format: restore "
+            "it from the machine that made the keys"
         ) from None
 
 
 def find_name_fault(sites: Sequence[str]) -> str:
     """Describe the first site name that is not allowed or is used twice.
 
-    The text is empty if all names are valid.
+    Reserved names, such as "server", are not allowed. The text is empty if all names are valid.
     """
     for site in sites:
         if site_name_fault(site) or site in _TAKEN:
@@ -326,11 +339,13 @@ def plan(
 ) -> Deployment:
     """Plan a new deployment without writing its files.
 
+    The plugin files in ``shared`` are recorded as given by this user, so sites may load them.
+
     Args:
         folder: the absolute path of the deployment's folder.
         sites: names of the sites on this machine.
-        ports: two ports for the server, then one for each site.
-        shared: keys of every site's node config, in addition to its name and state folder.
+        ports: two ports for the server (Control API, Fleet API), then one for each site by name.
+        shared: node config entries of every site, in addition to its own name and state folder.
         address: the server's address for hospitals on other machines; empty without such hospitals.
 
     Raises:
@@ -358,7 +373,7 @@ def plan(
 
 
 def is_deployment(folder: Path) -> bool:
-    """Tell whether ``folder`` holds a deployment."""
+    """Tell whether ``folder`` contains a deployment, damaged or not."""
     return (folder / _FILE).is_file()
 
 
@@ -388,9 +403,11 @@ def locked(folder: Path) -> Iterator[None]:
 def read_deployment(folder: Path) -> Deployment:
     """Read the deployment in a folder, which may be relative or begin with ``~``.
 
+    Node config keys of older versions are dropped.
+
     Raises:
-        DeploymentError: the folder does not hold a deployment, or deployment.json is damaged or
-            altered.
+        DeploymentError: the folder does not contain a deployment, or deployment.json is damaged or
+            has an invalid site name or port.
     """
     folder = folder.expanduser().resolve()
     path = folder / _FILE
@@ -417,11 +434,11 @@ def read_deployment(folder: Path) -> Deployment:
 def open_locked(folder: Path) -> Iterator[Deployment]:
     """Lock the existing deployment in ``folder`` while the block runs, and yield the deployment.
 
-    A command that changed a deployment without the lock would undo the changes of another command,
-    because each command writes the whole deployment.json.
+    The lock is needed because each command writes the whole deployment.json: without the lock, one
+    command would undo the changes of another.
 
     Raises:
-        DeploymentError: the folder does not hold a usable deployment, or another command has
+        DeploymentError: the folder does not contain a usable deployment, or another command has
             locked it.
     """
     # Read first, because locking makes the folder
@@ -430,14 +447,14 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
         yield read_deployment(folder)
 
 
-def _find_altered(found: Deployment) -> str:
+def _find_altered(deployment: Deployment) -> str:
     """Describe a site name that is not allowed, or a port that is missing or out of range.
 
     The text is empty if all names and ports are valid. Names are checked because paths and commands
     contain them, so a name such as ``../x`` would lead out of the folder.
     """
-    fault = find_name_fault([*found.node_config.keys() | found.nodes.keys()])
-    for member in ("http", "fleet", *found.node_config):
-        if not fault and not 0 < found.ports.get(member, 0) <= _LARGEST_PORT:
-            fault = f"it has no port of '{member}'"
+    fault = find_name_fault([*deployment.node_config.keys() | deployment.nodes.keys()])
+    for member in ("http", "fleet", *deployment.node_config):
+        if not fault and not 0 < deployment.ports.get(member, 0) <= _LARGEST_PORT:
+            fault = f"it has no valid port for '{member}'"
     return one_line(fault)

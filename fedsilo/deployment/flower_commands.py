@@ -18,7 +18,7 @@ _START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as fa
 
 
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
-    """Run a ``flwr`` command and return its JSON answer.
+    """Run a ``flwr`` command for the deployment's server and return its JSON answer.
 
     If ``say`` is given, it prints the command first.
 
@@ -71,14 +71,15 @@ def node_states(deployment: Deployment) -> dict[str, str]:
 
 
 def list_online_sites(deployment: Deployment) -> list[str]:
-    """Return the sites that are online at the server."""
+    """Return the sites that the server reports as online, including hospitals elsewhere."""
     return [site for site, state in node_states(deployment).items() if state == "online"]
 
 
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
     """Return the sites on this machine that are not online, or whose process has ended.
 
-    ``seen`` lists the sites that are online. If it is None, the server is asked.
+    ``seen`` lists the sites that are online. If it is None, the server is asked. Hospitals on other
+    machines are not included.
     """
     if seen is None:
         seen = list_online_sites(deployment)
@@ -87,7 +88,7 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 
 
 def is_healthy(deployment: Deployment) -> bool:
-    """Tell whether the server answers within two seconds.
+    """Tell whether the server answers within two seconds, without using a proxy.
 
     Raises:
         DeploymentError: the server's certificate is not valid, or the authority's file is unusable.
@@ -115,11 +116,11 @@ def is_healthy(deployment: Deployment) -> bool:
 
 
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
-    """Wait until ``missing`` returns an empty list of members.
+    """Call ``missing`` every 0.3 seconds until it returns an empty list of members.
 
     Raises:
-        DeploymentError: a missing member's process ended, or did not start within 90 seconds. The
-            message has the last line of its log.
+        DeploymentError: the process of a missing member ended, or the member did not start within
+            90 seconds. The message has the last line of its log.
     """
     limit = time.monotonic() + _START_LIMIT
     failed, failure = "", ""
@@ -127,6 +128,7 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
         awaited = missing(deployment)
         if not awaited:
             return
+        # A member whose process has ended will not come, so waiting for the limit is useless
         ended = [member for member in awaited if deployment.process(member) is None]
         if ended:
             failed, failure = ended[0], "ended at its start"
@@ -155,12 +157,12 @@ def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
 
 
 def print_command(command: Sequence[str], say: Say) -> None:
-    """Print a command as a user could type it."""
+    """Pass a command to ``say`` as a line that a user could type in a shell."""
     say(f"$ {shlex.join(command)}")
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not empty, or "no output"."""
+    """Return the last line that is not blank, stripped, or "no output" if all lines are blank."""
     for line in reversed(text.splitlines()):
         if line.strip():
             return line.strip()

@@ -1,4 +1,4 @@
-"""``fedsilo hospital counts``: the noisy sample counts that a hospital keeps, and another draw."""
+"""``fedsilo hospital counts``: shows a hospital's noisy sample counts and pays for a new draw."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fedsilo.deployment.worker.hospital import parse_node_config
 
 @dataclass(frozen=True)
 class HospitalCounts:
-    """The noisy counts of a hospital, and the ledger that pays for their draws."""
+    """The noisy counts of a hospital, and the privacy ledger that records the epsilon they cost."""
 
     site: str
     ledger: Ledger  # over all runs
@@ -35,8 +35,8 @@ class HospitalCounts:
     def charge_another_draw(self) -> Iterator[str]:
         """Charge the ledger for new draws, which the next run makes; yield a line on the charge.
 
-        If no counts were sent, nothing is charged or yielded. If the draws are already charged, a
-        line says so.
+        Nothing is charged before the first line is requested. If no counts were sent, nothing is
+        charged or yielded. If the draws are already charged, the line says so.
 
         Raises:
             EpsilonSpentError: the draws would bring epsilon above the cap. Nothing changes.
@@ -70,7 +70,7 @@ def _describe(counts: NoisyCounts) -> str:
 
 
 def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
-    """Find a hospital's counts and ledger.
+    """Find a hospital's counts and its privacy ledger.
 
     Args:
         kit: the folder of the hospital's opened kit, or None.
@@ -78,7 +78,7 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
 
     Raises:
         SettingError: the hospital's name, state folder or cap on epsilon is missing.
-        KitError: the folder does not hold a kit, or the kit was altered.
+        KitError: the folder does not contain a kit, or the kit was altered.
     """
     if kit is None:
         node = parse_node_config(node_config)

@@ -60,7 +60,7 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 def describe_keys(folder: Path) -> list[str]:
     """Return one line for this hospital's key, then one for the key of each other hospital.
 
-    'compared' without a code can later mark only the keys that are listed here.
+    Listing a key also allows 'compared' without a code to mark it later.
     """
     known = KnownKeys(folder).show()
     width = max(len(site) for site in (folder.name, *known))

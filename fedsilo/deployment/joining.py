@@ -63,15 +63,17 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     """Replace a hospital's key, or renew the server's certificate if ``name`` is the server.
 
-    From then on the server refuses the hospital's old key.
+    After a new key, the server refuses the hospital's old key. A certificate can be renewed while
+    the server is down.
 
     Returns:
-        The new kit of a hospital on another machine. Otherwise a sentence: a site on this machine
-        needs no kit, because ``deploy up`` starts it again with its new key.
+        The new kit of a hospital on another machine. Otherwise a sentence that says what to do
+        next: a site on this machine needs no kit, because ``deploy up`` starts it again with its
+        new key.
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
-            command changes the deployment. Nothing was written.
+            command changes the deployment. In these cases nothing was written.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -101,7 +103,7 @@ def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
 
     The hospital's two registrations (at the SuperLink and in the registry) are removed, and so are
-    the server's copies of its kit and keys. The function raises the same errors as ``renew``.
+    the server's copies of its kit and keys. The errors are those of ``renew``.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -136,8 +138,9 @@ def register(deployment: Deployment, site: str, say: Say) -> Deployment:
 def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
     """Make and register a key for ``site``, and return the deployment and the private key.
 
-    Only the public key is written. The key only admits the hospital at this server; other hospitals
-    identify it by its signing key for secure sums, which the hospital makes itself.
+    Only the public key is written to disk. The key admits the hospital at this server. Other
+    hospitals do not know it: for secure sums they identify a hospital by its signing key, which the
+    hospital makes itself.
     """
     from fedsilo.deployment.certificates import make_hospital_key
 
@@ -176,7 +179,10 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
-    """Unregister a node at the SuperLink, unless an earlier, interrupted call already has."""
+    """Unregister a node at the SuperLink, unless it is already unregistered.
+
+    It is already unregistered after an interrupted call.
+    """
     if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)
 

@@ -78,13 +78,13 @@ class Kit:
         return "-".join([digits[:4], digits[4:8], digits[8:12], digits[12:16]])
 
     def write(self, folder: Path) -> None:
-        """Write the files into a folder; only their owner can read them."""
+        """Write all files of the kit into an existing folder; only their owner can read them."""
         for name, content in self.files.items():
             write_atomically(folder / name, content, mode=0o600)
 
 
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
-    """Build the zip of a kit.
+    """Build a kit and return the bytes of its zip.
 
     Args:
         site: the hospital's name.
@@ -123,7 +123,9 @@ def read_kit(path: Path) -> Kit:
     """Read a kit from its zip, or from the folder where it was opened.
 
     Raises:
-        KitError: the path is not a complete kit, other users may read it, or it was altered.
+        KitError: the path is not a complete kit, the kit was altered, or other users may read the
+            zip. The mode of a folder's files is not checked.
+        PermissionError: this user cannot read the zip.
     """
     files = _read_folder(path) if path.is_dir() else _read_zip(path)
     for name in _NAMES:
@@ -151,10 +153,11 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 
 
 def _read_zip(path: Path) -> dict[str, bytes]:
-    """Read the files of a zip, which may contain only the files of a kit.
+    """Read the files of a zip by name; only the files of a kit are allowed in it.
 
     Raises:
         KitError: the zip is missing or damaged, has other files, or other users may read it.
+        PermissionError: this user cannot read the zip.
     """
     try:
         mode = path.stat().st_mode & 0o777
@@ -181,7 +184,9 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 
 
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Check that a zip has only files of a kit, each once and none too large.
+    """Check that a zip has only files of a kit, each once, at most 1 MiB, and in a usual packing.
+
+    ``path`` names the zip in errors.
 
     Raises:
         KitError: an entry breaks one of these rules.

@@ -1,8 +1,8 @@
 """The options of ``deploy up`` and ``hospital start``, each defined once, with its help.
 
 The functions of the API take them by ``Unpack``, so Python and the command line have the same
-options. This room receives them as one mapping, which lacks the options that were not given
-or None.
+options. The modules of this folder receive the options as one mapping. Options that were not given
+or are None are missing from the mapping.
 """
 
 from collections.abc import Sequence

@@ -43,9 +43,9 @@ class RulesError(FedsiloError):
 
 
 def read_rules_given(options: RuleOptions) -> dict[str, Any]:
-    """Return the rules given by the options, by key of the site file.
+    """Return the rules that the options give, by key of the site file.
 
-    Options that were not given are left out.
+    Options that were not given are left out. The value of a rule is parsed as YAML.
 
     Raises:
         SettingError: a rule lacks '=', a key is given twice or is 'site', or a value is not valid
@@ -76,6 +76,8 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
 
 def write_rules(site: str, options: RuleOptions) -> str:
     """Build the text of a new site file, which allows everything that ``options`` do not limit.
+
+    No file is written.
 
     Raises:
         RulesError: no trust level is given, or an option cannot be used.
@@ -177,7 +179,7 @@ def effective_rules(context: Context) -> SiteFile:
 
 
 def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
-    """Explain the rules, one sentence per key.
+    """Explain all rules, one sentence per key of the site file.
 
     Args:
         rules: the rules that apply at the site.
@@ -195,7 +197,11 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
 
 
 def describe_rule(key: str, value: Any) -> str:
-    """Return the sentence that ``SENTENCES`` has for a key, with its value inserted."""
+    """Describe one rule: the sentence for ``key`` in ``SENTENCES``, with ``value`` inserted.
+
+    A list becomes names joined by commas, or "*" if it contains "*". Limits in megabytes are shown
+    in gigabytes.
+    """
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)
     form = SENTENCES[key]

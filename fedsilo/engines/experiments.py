@@ -4,19 +4,21 @@ A command reads the file once, and checks only the experiments that it runs. All
 ``api.experiment_list``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
+from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError, unknown_key, unknown_name
 from fedsilo.core.files.declarations import FileModel, check_content, misfit, within
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, quote_value
+from fedsilo.core.plugins import find_plugins, module_of, plugin_entries
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings.written_settings import flat_values
 from fedsilo.core.settings_schema import build_from_file
@@ -33,7 +35,7 @@ def _flat_settings(content: Any) -> Any:
     """Flatten a mapping of settings to dotted keys.
 
     None and other empty values become an empty mapping. Anything else that is not a mapping is
-    returned unchanged, so that pydantic rejects it. Raises a PydanticCustomError if the nesting is
+    returned unchanged, and pydantic then rejects it. Raises a PydanticCustomError if the nesting is
     invalid.
     """
     if not isinstance(content, dict):
@@ -132,7 +134,7 @@ class SimulationFile:
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
-        """Find the entry and matrix values of each experiment, by its name, in the file's order.
+        """The entry and matrix values of each experiment, by its name, in the file's order.
 
         Raises:
             SettingError: there are no experiments, two have one name, or a matrix or a name is
@@ -204,15 +206,15 @@ class SimulationFile:
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
         """Return an experiment, whose own settings override those of its bases.
 
-        Its ``about`` and ``minutes`` are always its own.
+        ``about`` and ``minutes`` are never taken from a base.
 
         Args:
             name: the experiment's name.
             chain: the experiments that are based on it, for the error about a loop.
 
         Raises:
-            SettingError: there is no such experiment, it is malformed, or its bases form a loop or
-                a chain of more than 50.
+            SettingError: the experiment does not exist, it is malformed, or its bases form a loop
+                or a chain of more than 50.
         """
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
@@ -255,7 +257,10 @@ class SimulationFile:
 
 
 def simulation_file(given: Path | None) -> Path:
-    """Return ``given``; if it is None, the working folder's simulation.yaml, else fedsilo's own."""
+    """Return ``given`` or, if it is None, the simulation file to use by default.
+
+    The default is simulation.yaml in the working folder if it exists, otherwise fedsilo's own file.
+    """
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
         return given or local
@@ -268,7 +273,7 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; a text that the last call has parsed is not parsed again.
+    """Open a simulation file; if its text has not changed since the last call, reuse the result.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.
@@ -289,19 +294,48 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
     return {name: file.find(name) for name in file.cells}
 
 
-def find_experiment(path: Path, name: str) -> Experiment:
+def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Experiment:
     """Return the experiment ``name``; other experiments of the file are not checked.
 
     If ``name`` is a method and the file has no experiment of that name, an experiment with the
     method's defaults is returned.
 
+    Args:
+        path: the simulation file.
+        name: an experiment's name, or a method of fedsilo, of an installed package, or in
+            ``plugins``.
+        plugins: modules of plugins that the command names; any of them may be a method.
+
     Raises:
         SettingError: the file or the experiment cannot be used.
     """
     file = open_simulation(path)
-    if name in METHODS and not file.has(name):
+    if file.has(name):
+        return file.find(name)
+    methods = {*METHODS, *plugins}
+    if name not in methods:
+        methods |= find_plugins("method", METHODS).keys()
+    if name in methods:
         return Experiment(config={"method": name})
-    return file.find(name)
+    if name.isidentifier() and Path(f"{name}.py").is_file():
+        raise SettingError(
+            f"unknown experiment '{name}'; if {name}.py has the method, add --plugin {name}.py"
+        )
+    raise unknown_name("experiment", one_line(name), {*methods, *file.cells})
+
+
+def declared_experiment(name: str, sources: RunSources) -> Experiment:
+    """Return the experiment that a command names; ``find_experiment`` says what it may be.
+
+    The methods in the plugins of ``sources`` count, so ``mine`` is a method with
+    ``--plugin mine.py``.
+    """
+    modules: list[str] = []
+    for change in sources.changes:
+        key, _, value = change.partition("=")
+        if key.strip() == "plugin":
+            modules += map(module_of, plugin_entries(value))
+    return find_experiment(simulation_file(sources.file), name, modules)
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:

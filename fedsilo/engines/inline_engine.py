@@ -124,7 +124,7 @@ class InlineGrid(Grid):
 
 
 def partition_configs(nodes: int) -> list[dict[str, Value]]:
-    """Return the node configs that Flower's simulation gives ``nodes`` SuperNodes."""
+    """Return the node configs that Flower's simulation gives to ``nodes`` simulated sites."""
     return [{"partition-id": index, "num-partitions": nodes} for index in range(nodes)]
 
 

@@ -123,7 +123,7 @@ def fill(text: str, values: Mapping[str, Value]) -> str:
 
 
 def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
-    """Replace the placeholders in all texts of a nested list or mapping; its keys stay as they are.
+    """Replace the placeholders in all texts of a nested list or mapping; keys are not changed.
 
     A text that is only a placeholder becomes the value itself, so a number stays a number. Numbers
     and other values that are not texts are returned unchanged.

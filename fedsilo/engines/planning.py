@@ -11,7 +11,7 @@ from fedsilo.core.one_line import format_count, one_line, quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, keys_with
 from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, plugin_modules, silo_names
-from fedsilo.engines.experiments import Experiment, find_experiment, simulation_file
+from fedsilo.engines.experiments import Experiment, declared_experiment
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.process_engine import run_with_processes, start_fork_server
 from fedsilo.engines.ray_engine import run_with_ray
@@ -51,7 +51,7 @@ def plan_run(
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
     """
-    declared = find_experiment(simulation_file(sources.file), experiment)
+    declared = declared_experiment(experiment, sources)
     settings = _settings_over(declared, sources, overrides)
     _start_forks_early(settings.common, engine)
     # The experiment's own number of sites takes precedence over the number of silos
@@ -64,8 +64,8 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run, so that no data are needed on this machine."""
-    declared = find_experiment(simulation_file(sources.file), experiment)
+    """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine."""
+    declared = declared_experiment(experiment, sources)
     return _settings_over(declared, sources, overrides)
 
 
@@ -111,8 +111,9 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
     """Return the settings with absolute paths of files, folders, plugins and 'run.out'.
 
-    'run.out' is taken from the command, else from the settings. If neither has it, it stays empty
-    if $FEDSILO_RUNS is set, which is read later, and else becomes ``runs``.
+    'run.out' is taken from the command or, without it, from the settings. If neither has it, it
+    becomes ``runs``, unless $FEDSILO_RUNS is set: then it stays empty, and the variable is read
+    later.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
@@ -164,7 +165,7 @@ def plan_resumed_run(
     """Build the settings, resources and engine to resume an interrupted run.
 
     'run.out' and 'run.name' are set to the directory's present place, because it may have been
-    moved since. The engine is "ray" if config.toml does not state one.
+    moved. The engine is "ray" if config.toml does not state one.
 
     Args:
         run_dir: the run directory.
@@ -172,12 +173,12 @@ def plan_resumed_run(
         track: the setting 'run.track'; None for the value before.
 
     Raises:
-        FedsiloError: the directory holds no run, or its files cannot be used.
+        FedsiloError: the directory does not have a run, or its files cannot be used.
     """
     path = run_dir.resolve()
     if not (path / run_directory.CONFIG).is_file():
         raise RunDirectoryError(
-            f"{path} has no {run_directory.CONFIG}: it is no run directory, or its run never "
+            f"{path} has no {run_directory.CONFIG}: it is not a run directory, or its run never "
             "began; start a new run"
         )
     before = run_settings.read_run_config(path / run_directory.CONFIG)
@@ -243,9 +244,10 @@ def engine_for(
 
 
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
-    """Explain why a run should use only this process, as the end of a sentence; empty if not.
+    """Explain why a run should use only this process, as the end of a sentence.
 
-    ``workers`` is the number of worker processes that this machine allows.
+    The text is empty if worker processes should be used. ``workers`` is the number of worker
+    processes that this machine allows.
     """
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
@@ -263,7 +265,8 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
 def _estimate_steps(common: CommonSettings) -> int:
     """Estimate the optimiser steps of all sites in all rounds.
 
-    Every site is assumed to have as many training samples as the first one. 0 without sites.
+    Every site is assumed to have as many training samples as the first one. The estimate is 0 if
+    the data set has no sites.
     """
     names = silo_names(common)
     samples = 0

@@ -93,9 +93,10 @@ class SiteProcess:
 
 
 class ProcessGrid(InlineGrid):
-    """A grid whose nodes run in worker processes; a node returns to its worker if that is idle.
+    """A grid whose nodes run in worker processes.
 
-    The same worker is quicker, because it has the site's data in memory.
+    A node is given to the same worker as before if that worker is idle, because the worker then has
+    the site's data in memory.
     """
 
     def __init__(
@@ -115,7 +116,10 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; drop earlier messages without an answer."""
+        """Queue messages and return their ids; drop earlier messages and replies.
+
+        Earlier messages without an answer and replies that were not pulled are dropped.
+        """
         # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
         self._replies.clear()
@@ -125,7 +129,7 @@ class ProcessGrid(InlineGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Wait for a reply to any of ``message_ids``, and return all of their replies so far.
 
-        Empty if no reply to any message arrives within 30 seconds.
+        The result is empty if no reply to any message arrives within 30 seconds.
 
         Raises:
             ProcessError: shared memory has no room.
@@ -142,9 +146,10 @@ class ProcessGrid(InlineGrid):
         return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker the oldest waiting message of a site that no other worker has run.
+        """Give each idle worker a waiting message.
 
-        If all waiting messages are for sites of other workers, the worker gets the oldest message.
+        A worker gets the oldest message for a site that it has run, or that no worker has run. If
+        all waiting messages are for sites of other workers, the worker gets the oldest message.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()

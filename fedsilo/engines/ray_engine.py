@@ -195,9 +195,13 @@ def _flwr_run(
     environment: Mapping[str, str],
     directory: RunDirectory,
 ) -> str:
-    """Run ``flwr run`` and show its log on standard output; return the error line, or empty.
+    """Run ``flwr run`` and show its log on standard output.
 
-    Nothing is shown after the app's error line, because Flower's lines on the same error say less.
+    Lines after the app's error line are not shown, because Flower's lines on the same error say
+    less.
+
+    Returns:
+        The app's error line, or a sentence about the exit code if there is none; empty on success.
     """
     wanted = []
     for key, value in resources.items():
@@ -267,9 +271,10 @@ def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a warning that RAY_ADDRESS names a cluster, which is used only with --ray-address.
+    """Return a warning that RAY_ADDRESS names a cluster that this run does not use.
 
-    None if the environment names no cluster.
+    A cluster is used only with --ray-address. The result is None if the environment does not name a
+    cluster.
     """
     address = environment.get(ADDRESS_VARIABLE, LOCAL)
     if not address or address == LOCAL:

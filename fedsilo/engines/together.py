@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
-from fedsilo.client_app.training.compute import noted_operations
+from fedsilo.client_app.training.compute import collect_unrepeatable_operations
 from fedsilo.client_app.training.loop import (
     LocalTraining,
     count_steps,
@@ -125,7 +125,7 @@ def _train(sites: list[_Site]) -> None:
     seed = session.sampling.seed
     rows = Rows(sources=[generator(seed, "training", *site.key) for site in sites])
     stack = StackedNetwork(network, len(sites), rows)
-    with noted_operations() as operations:
+    with collect_unrepeatable_operations() as operations:
         losses, rates = _take_steps(stack, rows, sites)
     for number, site in enumerate(sites):
         arrays = {name: array[number] for name, array in stack.arrays.items()}
@@ -142,7 +142,7 @@ def _train(sites: list[_Site]) -> None:
 def _take_steps(
     stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]
 ) -> tuple[Tensor, list[float]]:
-    """Take all steps of all sites; ``stack`` then holds each site's trained arrays.
+    """Take all steps of all sites; afterwards ``stack`` has each site's trained arrays.
 
     Returns:
         The mean loss of each step, (sites, steps), 0 for steps that a site does not take; and the
@@ -230,7 +230,7 @@ class TrainedTogether:
     operations: frozenset[str]  # the operations that were not deterministic
 
     def __call__(self, training: LocalTraining) -> float:
-        """Give the network of ``training`` this result.
+        """Load this result into the network of ``training``, and return the mean loss.
 
         Raises:
             FedsiloError: see ``LocalTraining.run``.

@@ -136,7 +136,7 @@ def _open_sites(
 ) -> Iterator[tuple[Lab, SiteNetwork]]:
     """Yield each site's lab and network, in the order of ``names``.
 
-    A site is opened only when its pair is requested, so that one site is in memory at a time.
+    A site is opened only when its pair is requested, so only one site is in memory at a time.
     """
     for name in names:
         lab = run.lab(name, data_dir, state_dir, split=selection.split)

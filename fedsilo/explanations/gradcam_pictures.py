@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunColumn:
-    """One run's column of the sheet."""
+    """The explanations of all images by one run, which are a column of the sheet."""
 
     title: str
     explanations: list[ImageExplanation]  # one per image, in the order of the rows

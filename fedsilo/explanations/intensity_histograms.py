@@ -174,7 +174,7 @@ def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
             low = min(low, pixels.min().item())
             high = max(high, pixels.max().item())
     if low > high:
-        raise DataError("the images are of one value each, background only: there is no histogram")
+        raise DataError("each image has only one value, which counts as background: choose others")
     if step:
         # Edges lie half a step below a level, so that rounding cannot move a pixel to another bin
         levels = round((high - low) / step) + 1

@@ -108,9 +108,9 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
     if maps.shape[2:].numel() == 1:
         height, width = inputs.shape[2:]
         raise SettingError(
-            f"of images of {height}x{width} pixels the network's last maps have a single cell, so "
-            "that Grad-CAM has no place to show: train at a larger 'data.image-size' (resnet22: 76 "
-            "or more)"
+            f"for images of {height}x{width} pixels the network's last maps have a single cell, so "
+            "Grad-CAM has no place to show: train at a larger 'data.image-size' (resnet22: 76 or "
+            "more)"
         )
     # Views are stacked along the batch: (views * batch, 1, rows, columns) is regrouped by view
     views = maps[:, 0].detach().float().cpu()
@@ -118,7 +118,7 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
 
 
 def has_maps(network: SiteNetwork) -> bool:
-    """Return whether Grad-CAM can explain a network: whether ``last_maps`` finds its last maps.
+    """Tell whether Grad-CAM can explain a network, which needs convolutional maps.
 
     A network with several classifiers gives False.
     """

@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import nn
 
-from fedsilo.client_app.training.compute import choose_compute, noted_operations
+from fedsilo.client_app.training.compute import choose_compute, collect_unrepeatable_operations
 from fedsilo.core.errors import SiteError
 from fedsilo.core.files.atomic_files import build_folder
 from fedsilo.core.seeding import derive_seed
@@ -88,7 +88,7 @@ def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say)
     """
     sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
     say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
-    with noted_operations(say):
+    with collect_unrepeatable_operations(say):
         results = tuple(_train_start(study, source, say) for source in starts.named)
     build_folder(out, lambda folder: write_results(folder, study, results, images))
     return FinetuneResult(study, results)

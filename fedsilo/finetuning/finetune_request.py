@@ -92,7 +92,7 @@ def open_starts(
 ) -> Starts:
     """Open all starting points that ``--weights`` names, in order, by ``open_start``.
 
-    The arguments and other errors are those of ``open_start``.
+    The arguments are those of ``open_start``, and so are other errors.
 
     Raises:
         SettingError: two starting points have the same label, so their rows in the table of results
@@ -217,13 +217,13 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
     """Explain why a model does not have an encoder that the run trained; "" if it has one.
 
-    ``arrays`` are the model's arrays by name. Arrays with only prompts, and not the ViT that the
-    prompts were trained for, count as an encoder unless that ViT was random, because then it cannot
-    be loaded again.
+    ``arrays`` are the model's arrays by name. If they are only prompts, without the ViT that the
+    prompts were trained for, they count as an encoder unless that ViT was random: a random ViT
+    cannot be loaded again.
     """
     if not any(name.startswith(_ENCODER) for name in arrays):
         return (
-            f"the model of method '{common.method}' holds no encoder "
+            f"the model of method '{common.method}' has no encoder "
             f"({', '.join(list(arrays)[:3])}, ...); choose a site's model by --from-site"
         )
     # Prompts were trained for one backbone, and a random one is not among the run's arrays

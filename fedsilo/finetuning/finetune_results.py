@@ -22,8 +22,8 @@ from fedsilo.finetuning.finetune_settings import used_settings
 from fedsilo.finetuning.tasks import Segmentation, Study, TrainedSeed, predicted_masks
 from fedsilo.finetuning.transfer import DistilReport, TransferReport
 from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
-from fedsilo.pictures.learning_curves import write_picture
 from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.pictures.picture_files import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,8 @@ def result_table(finetuned: FinetuneResult) -> Table:
     """Build the table of test metrics for a terminal.
 
     Each starting point is a row and each metric a column. A cell shows the mean over the seeds that
-    have the metric, with the standard deviation if there are several. It is empty if none has it.
+    have the metric, with the standard deviation if there are several. A cell is empty if no seed
+    has the metric.
     """
     study = finetuned.study
     over = "one seed"

@@ -66,8 +66,7 @@ def choose_network(
 
     Raises:
         SettingError: the task does not have the wanted network; a source does not fit; or
-            ``distil`` is True but no source can be distilled into the wanted network, as always
-            without ``wanted``.
+            ``distil`` is True, but ``wanted`` is None or no source can be distilled into it.
     """
     # Network of the task -> the network of a run whose weights it accepts
     of_task: Mapping[str, str] = dict(zip(_CLASSIFIERS, _CLASSIFIERS, strict=True))
@@ -121,12 +120,12 @@ def _networks_for(source: Source, of_task: Mapping[str, str]) -> list[str]:
 
 
 def accepts_weights(network: str, source: Source) -> bool:
-    """Return whether the network named ``network`` can copy the arrays of ``source``."""
+    """Tell whether the network named ``network`` can copy the arrays of ``source``."""
     return RUN_NETWORK.get(network, network) == source.network
 
 
 def _can_learn_from(network: str, source: Source) -> bool:
-    """Return whether ``source`` is a run's ViT and ``network`` can learn that ViT's tokens."""
+    """Tell whether ``source`` is a run's ViT and ``network`` can learn that ViT's tokens."""
     return network in _LEARNERS and isinstance(source, RunModel) and source.network == "vit"
 
 
@@ -274,7 +273,7 @@ def used_settings(settings: CommonSettings) -> dict[str, Value]:
 
 
 def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> None:
-    """Refuse settings that fine-tuning would ignore.
+    """Check that fine-tuning would use all of the user's settings.
 
     Raises:
         SettingError: a key is unknown; has its own option, such as --network; or is not a setting

@@ -16,7 +16,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedsilo.client_app.training.compute import compute_of, noted_operations
+from fedsilo.client_app.training.compute import collect_unrepeatable_operations, compute_of
 from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import DataError, SettingError
@@ -98,9 +98,10 @@ def train_backbone(
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
     trainer = _Trainer(public, classes, common, recipe)
-    with noted_operations(say):
+    with collect_unrepeatable_operations(say):
         metrics = trainer.run(say)
     backbone = {}
+    # A run with other values of these settings could not load the arrays
     for key, value in as_mapping(common).items():
         if key in _SHAPE:
             backbone[key] = value
@@ -148,7 +149,7 @@ def backbone_file(common: CommonSettings) -> Path:
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
-            f"setting 'vit.backbone-weights' is '{named}', which names no file: set it, or give "
+            f"setting 'vit.backbone-weights' is '{named}', which is not a file: set it, or give "
             "--save-as FILE"
         )
     return (

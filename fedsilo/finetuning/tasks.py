@@ -115,8 +115,8 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
     for name in ("train", "val"):
         if not getattr(pooled, name).labels.any():
             raise DataError(
-                f"no {name} image of {settings.dataset} has a mask that is not empty: there is "
-                "nothing to learn; take more images or other sites"
+                f"all masks of the {name} images of {settings.dataset} are empty, so there is "
+                "nothing to learn: take more images or other sites"
             )
     return pooled
 
@@ -188,7 +188,10 @@ class Downstream:
         return build_classifier(settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the part of ``network`` whose arrays are named as in a run: here all of it."""
+        """Return the part of ``network`` whose arrays have the same names as in a run.
+
+        For classification this is the whole network.
+        """
         return network
 
     def objective(self, network: nn.Module) -> Objective:
@@ -228,7 +231,7 @@ class Segmentation(Downstream):
         return build_segmentation(self.network, settings, task)
 
     def trunk(self, network: nn.Module) -> nn.Module:
-        """Return the part of ``network`` whose arrays are named as in a run: its encoder."""
+        """Return the encoder of ``network``, whose arrays have the same names as in a run."""
         trunk = cast(Segmenter, network).trunk()
         assert trunk is not None, (
             "choose_network gives no run's weights to a network without a trunk"

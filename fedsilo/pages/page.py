@@ -159,17 +159,17 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def with_interval(found: Estimate | None) -> str:
+def with_interval(estimate: Estimate | None) -> str:
     """Format a value with its interval: ``0.812 (0.730 to 0.873)``.
 
     Without an interval, only the value is shown. For None, the text is "n/a".
     """
-    if found is None:
+    if estimate is None:
         return NONE
-    value = share(found.value)
-    if found.interval is None:
+    value = share(estimate.value)
+    if estimate.interval is None:
         return value
-    return f"{value} ({share(found.interval.low)} to {share(found.interval.high)})"
+    return f"{value} ({share(estimate.interval.low)} to {share(estimate.interval.high)})"
 
 
 def at_most(bound: float) -> str:
@@ -179,7 +179,7 @@ def at_most(bound: float) -> str:
 
 
 def hide_small_count(count: int | None, floor: int) -> str:
-    """Format a number of patients; None is a hidden one, shown as ``< floor``."""
+    """Format a number of patients; None, a hidden number, becomes ``< 10`` if ``floor`` is 10."""
     if count is None:
         return f"< {floor}"
     return f"{count:,}"

@@ -131,23 +131,23 @@ def scatter(
 
     figure, axes = _panel(2.9 + 0.2 * (len(points) // _LEGEND_COLUMNS))
     axes.xaxis.set_major_locator(MaxNLocator(4))
-    for title, found in points.items():
+    for title, places in points.items():
         style = styles[title]
-        x, y = zip(*found, strict=True)
+        x, y = zip(*places, strict=True)
         label_ = short_label(title)
         axes.plot(x, y, style.marker, color=style.color, markersize=7, label=label_, alpha=0.8)
     axes.set_ylabel(label)
     return _finish_picture(figure, axes, name, over, legend=True)
 
 
-def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> str:
+def certainty(name: str, bins: Sequence[Bin], label: str, *, diagonal: bool) -> str:
     """Draw the share of right answers over certainty: a point with its interval for each bin.
 
     The number of samples is written below each point.
 
     Args:
         name: the picture's name, unique on its page.
-        found: the bins, in ascending order of their mean.
+        bins: the bins, in ascending order of their mean.
         label: the label of the horizontal axis.
         diagonal: whether to draw the diagonal of a calibrated model, which makes sense for
             confidence.
@@ -156,7 +156,7 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         The text of an ``svg`` element.
     """
     means, shares, values = [], [], []
-    for one in found:
+    for one in bins:
         share = one.share()
         means.append(one.mean)
         shares.append(share)
@@ -174,7 +174,7 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         capsize=3,
         linewidth=1,
     )
-    for number, one in enumerate(found):
+    for number, one in enumerate(bins):
         # Numbers alternate in height, so that numbers of near bins do not overlap
         look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
@@ -193,6 +193,7 @@ def short_label(name: str) -> str:
 
 
 def _panel(height: float) -> tuple[Figure, Axes]:
+    """Create a figure with one panel, 4.4 inches wide and ``height`` inches high, with a grid."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")

@@ -110,7 +110,7 @@ def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, f
 
 
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw the accuracy of each filled bin as a bar, and write its number of samples.
+    """Draw the accuracy of each filled bin over all sites as a bar, with its number of samples.
 
     The number is written at the bin's mean certainty. ``total`` is from ``_sum_over_sites``.
     """

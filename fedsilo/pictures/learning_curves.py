@@ -1,8 +1,7 @@
-"""Draw a run's learning curves as PNG (UEFL paper, figures 7 to 11), and all its other pictures."""
+"""Draw a run's learning curves (UEFL paper, figures 7 to 11), and all its other pictures."""
 
 from __future__ import annotations
 
-import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -14,12 +13,12 @@ import numpy as np
 from fedsilo.core.drawing.palette import BLACK, GREY, LIGHT, LineStyle, line_styles
 from fedsilo.core.drawing.panels import line_legend
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.metric_names import UPDATE
 from fedsilo.core.one_line import as_word, reason_of
 from fedsilo.pictures.documents import draw_buffer, draw_cross, draw_forgotten, draw_routing
 from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidence
 from fedsilo.pictures.panel_grids import over_rounds, panel_grid
+from fedsilo.pictures.picture_files import write_for_screen_and_paper
 from fedsilo.pictures.topology import draw_edge_weights, draw_topology
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -91,7 +90,6 @@ CURVES = {
 
 _CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
 _ONE_ROW = 4  # panels at most
-_DPI = 120
 
 # JSON file of a run -> function that draws it
 _DRAWN_BY: Mapping[str, Callable[[Any], Mapping[str, Figure]]] = {
@@ -279,18 +277,12 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
 
 
 def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
-    """Write figures into the run directory by their file names, and return their paths."""
+    """Write figures into the run directory by their file names, each as PNG and PDF.
+
+    Returns:
+        The paths of all files.
+    """
+    paths: list[Path] = []
     for name, figure in pictures.items():
-        write_picture(directory.path / name, figure)
-    return [directory.path / name for name in pictures]
-
-
-def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG; if that fails, no incomplete file is left."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    picture = io.BytesIO()
-    figure.set_dpi(_DPI)
-    canvas: Any = FigureCanvasAgg(figure)  # untyped
-    canvas.print_png(picture)  # 'savefig' would draw all of it twice
-    write_atomically(path, picture.getvalue())
+        paths += write_for_screen_and_paper(directory.path / name, figure)
+    return paths

@@ -80,7 +80,7 @@ def run_title(run: FinishedRun) -> str:
 
 @contextmanager
 def naming(run_dir: Path) -> Iterator[None]:
-    """As a context, prefix the run directory to the text of fedsilo's errors.
+    """Prefix the run directory to the text of fedsilo's errors that are raised inside the block.
 
     A command may read several runs, so an error must name the run. A text that already has the path
     is unchanged.
@@ -107,6 +107,6 @@ def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int
     """
     if state_dir and (len(runs) > 1 or sites > 1):
         raise SettingError(
-            f"--state-dir {state_dir} holds the state of one site in one run: name one run and one "
+            f"--state-dir {state_dir} has the state of one site in one run: name one run and one "
             "site, or remove it if the run directories have the states"
         )

@@ -144,7 +144,7 @@ def _place_silos(document: Mapping[str, Any]) -> dict[str, Point]:
         sites.remove(hub)
         places[hub] = (0.0, 0.0)
     for place, site in enumerate(sites):
-        # From the top on, clockwise
+        # The first site is at the top; the rest follow clockwise
         angle = math.pi / 2 - 2 * math.pi * place / len(sites)
         places[site] = (math.cos(angle), math.sin(angle))
     return places

@@ -146,6 +146,7 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
+    """Build a site's table with a row per class; ``hidden`` tells whether a cell is "n/a"."""
     rows = []
     is_hidden = False
     for outcome in by_class:
@@ -196,6 +197,7 @@ def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
 
 
 def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
+    """Return the sites whose estimate is not None."""
     return {site: estimate for site, estimate in by_site.items() if estimate}
 
 
@@ -233,6 +235,11 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = False) -> Picture:
+    """Draw the share of right predictions by bin, with 95 % intervals.
+
+    ``name`` is unique on the page, ``label`` describes the x axis, and ``diagonal`` adds the line
+    of perfect calibration.
+    """
     descriptions = []
     for one in filled:
         descriptions.append(f"at {one.mean:.2f} right {one.right / one.count:.2f} of {one.count}")
@@ -244,6 +251,7 @@ def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = F
 
 
 def _bin_rows(filled: Sequence[Bin]) -> list[list[str]]:
+    """Build a row per bin: its mean, its number of samples, and its share of right predictions."""
     rows = []
     for one in filled:
         rows.append([share(one.mean), f"{one.count:,}", with_interval(one.share())])
@@ -343,5 +351,5 @@ def _count(reported: float | None, most: int) -> int | None:
     """Round a reported count down to a whole number of at most ``most``; None stays None."""
     if reported is None:
         return None
-    # A hospital rounds what it reports, so that a count may exceed its samples
+    # A hospital rounds what it reports, so a count may exceed its samples
     return min(int(reported), most)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.client_app.site.audit_log import ANSWERED, group_names
+from fedsilo.client_app.site.log_chain import find_breaks
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
@@ -16,6 +17,7 @@ from fedsilo.core.settings_schema import key_of, keys_of, rules_of
 from fedsilo.pages.page import at_most
 from fedsilo.reports.flows import picture, sentences, shortened
 from fedsilo.reports.hospital_files import AuditLog
+from fedsilo.reports.processing_record import processing_rows
 from fedsilo.reports.run_facts import head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
 from fedsilo.server_app.records.progress import bytes_text
@@ -52,6 +54,7 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
         "arrays": _arrays(run),
         "guarantee": _guarantee(privacy["guarantee"]),
         "log": log_data,
+        "processing": processing_rows(run),
     }
 
 
@@ -82,6 +85,10 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limit(run: Shown, spent: str) -> str:
+    """Return a sentence on what epsilon does not bound; ``spent`` is empty without epsilon.
+
+    The sentence depends on the level of trust, and on whether the sites were simulated.
+    """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
     if run.is_simulated:
@@ -159,6 +166,7 @@ def _bytes(run: Shown) -> dict[str, Any]:
 
 
 def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
+    """Format a number of sent bytes; ``hidden`` shows it only as an upper bound."""
     text = bytes_text(number)
     if hidden:
         return _bound(run, text)
@@ -281,6 +289,7 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
         "sent": bytes_text(sent),
         "received": bytes_text(received),
         "torn": log.torn,
+        "breaks": list(find_breaks(log.lines, log.head)),
         "records": _record_rows(lines),
         "unanswered": _unanswered_rows(lines),
     }
@@ -301,6 +310,7 @@ def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
 
 
 def _unanswered_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Build a row per message that was not answered: time, site, round, outcome, reason."""
     rows = []
     for line in lines:
         if line["outcome"] != ANSWERED:

@@ -23,6 +23,7 @@ _BREAKS = re.compile(rf"(?<=[;:,.]) (?=\S){_OUTSIDE}")
 
 @cache
 def _texts() -> Mapping[str, Any]:
+    """Read the sentences of each level of trust from ``flows.yaml``, once per process."""
     text = (Path(__file__).parent / "templates" / "flows.yaml").read_text(encoding="utf-8")
     texts: Mapping[str, Any] = yaml.safe_load(text)
     return texts

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedsilo.client_app.site.log_chain import Link, read_head
 from fedsilo.client_app.site.policy import SiteFile, parse_site_file
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.text_files import file_fault
@@ -26,12 +27,13 @@ class AuditLog:
     path: Path
     lines: Sequence[Mapping[str, Any]]  # the complete lines
     torn: int  # the number of lines that are cut short
+    head: Link | None  # the place of the last line as it is kept beside the log
 
     def of_run(self, run_name: str) -> list[Mapping[str, Any]]:
         """Return the lines about the run with this name.
 
         Raises:
-            DataError: the log has none. The message names the runs in the log.
+            DataError: no line is about this run. The message names the runs in the log.
         """
         # One log has the messages of all runs that the hospital took part in
         found = [line for line in self.lines if line["run"] == run_name]
@@ -47,8 +49,11 @@ class AuditLog:
 def read_audit_log(path: Path) -> AuditLog:
     """Read a hospital's audit log; lines that are not valid JSON (cut short) are only counted.
 
+    The chain of the lines is not checked here.
+
     Raises:
-        DataError: the file cannot be read, a JSON line is not of an audit log, or no line is valid.
+        DataError: the file or its head cannot be read, a JSON line is not of an audit log, or no
+            line is valid.
     """
     lines, torn = [], 0
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
@@ -64,7 +69,14 @@ def read_audit_log(path: Path) -> AuditLog:
         lines.append(line)
     if not lines:
         raise DataError(f"{path} has no line of an audit log: name another file")
-    return AuditLog(path, lines, torn)
+    try:
+        head = read_head(path)
+    except OSError as error:
+        raise DataError(
+            f"the last line's number beside {path} cannot be read: {error.strerror}; run the "
+            "command as the owner of the log"
+        ) from None
+    return AuditLog(path, lines, torn, head)
 
 
 def _is_log_line(line: Any) -> bool:
@@ -91,6 +103,11 @@ def read_own_site_file(path: Path) -> SiteFile:
 
 
 def _text(path: Path, what: str) -> str:
+    """Read a UTF-8 file; ``what`` describes the file in errors.
+
+    Raises:
+        DataError: the file is missing, is not a regular file, or cannot be read as UTF-8.
+    """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
         raise DataError(f"the {what} {path} cannot be read: it {fault}")

@@ -17,6 +17,7 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.pages.page import NONE, Picture
 from fedsilo.pages.page_pictures import curves
 from fedsilo.pictures.learning_curves import CURVES, series
+from fedsilo.reports.reporting_guideline import guideline_rows
 from fedsilo.reports.research_comparison import (
     NO_COMPARISON,
     Runs,
@@ -86,6 +87,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         **compared,
         "cost": costs,
         "withheld": sorted(withheld),
+        "guideline": guideline_rows(first),
         **_went_wrong(runs),
     }
 
@@ -105,6 +107,7 @@ def _went_wrong(runs: Runs) -> dict[str, Any]:
 
 
 def _row(run: Shown) -> list[str]:
+    """Build the row of a run: name, method, data set, seed, finished rounds, number of sites."""
     summary = run.summary
     return [
         run.name,
@@ -158,12 +161,14 @@ def _values(runs: Iterable[Shown], key: str) -> str:
 
 
 def _setting_text(value: Value | None) -> str:
+    """Format a setting's value; None, from a run whose method lacks the setting, is "-"."""
     if value is None:  # a setting of another run's method
         return "-"
     return value_text(value)
 
 
 def _software(run: Shown) -> str:
+    """List fedsilo's git revision and the packages' versions, as far as the run recorded them."""
     environment = run.config.environment
     revision = str(environment.get("fedsilo-revision", ""))[:12]
     # The revision, because many revisions have the same version
@@ -199,6 +204,7 @@ def _draw_curves(runs: Runs, split: str) -> list[Picture]:
 
 
 def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
+    """Describe curves in words: the last round, and the last values of the first six lines."""
     last_round = 0
     ends = []
     for name, line in lines.items():
@@ -261,6 +267,7 @@ def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str,
 
 
 def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[str]:
+    """Return the sites that have a value in every round; none without rounds."""
     if not by_round:
         return set()
     return set.intersection(*map(set, by_round.values()))
@@ -297,6 +304,7 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
 
 
 def _cost(run: Shown) -> list[str]:
+    """Build the row of a run's costs: steps, samples, seconds, bytes down and up, peak memory."""
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them
     steps = samples = 0

@@ -9,7 +9,7 @@ from typing import Any
 from fedsilo.comparison.budgets import Budgets, budget_of
 from fedsilo.comparison.results import values_by_seed
 from fedsilo.comparison.significance import Outcome, Tested, significance
-from fedsilo.comparison.tables import mean
+from fedsilo.comparison.tables import mean, p_equation
 from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.one_line import format_count
 from fedsilo.datasets.registry import data_set
@@ -279,8 +279,8 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     if tested.p is None:
         return f"Highest {label}: {said}. No test can tell whether this is more than chance."
     if tested.p >= _CHANCE:
-        return f"No clear best {label}: {said}, which may be chance (p = {tested.cell()})."
-    return f"Highest {label}: {said} (p = {tested.cell()})."
+        return f"No clear best {label}: {said}, which may be chance ({p_equation(tested.p)})."
+    return f"Highest {label}: {said} ({p_equation(tested.p)})."
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:

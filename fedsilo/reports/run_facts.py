@@ -69,7 +69,7 @@ def _run_directories(folder: Path) -> list[Path]:
             found.append(path)
     if not found:
         raise RunDirectoryError(
-            f"{folder} is no run directory and has none in it: name another folder"
+            f"{folder} is not a run directory and does not contain one: name another folder"
         )
     return found
 
@@ -108,6 +108,7 @@ def _differ_by_seed(runs: Sequence[FinishedRun]) -> bool:
 
 
 def _settings_without_seeds(run: FinishedRun) -> dict[str, Any]:
+    """Return the settings that decide the result, by key, without the two seeds."""
     settings: dict[str, Any] = dict(run.settings.decisive())
     for key in _SEEDS:
         settings.pop(key, None)
@@ -255,6 +256,7 @@ def _fingerprints(run: Shown) -> str:
 
 
 def _data(name: str) -> str:
+    """Describe a data set: its name with its licence, "made up", or "the hospitals' own"."""
     data = data_set(name)
     if data.licence:
         terms = ""

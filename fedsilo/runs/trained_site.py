@@ -66,7 +66,7 @@ def open_site(
 
     Raises:
         FedsiloError: the run's model (or that of the best round) is not on this machine, the ViT's
-            weights are others than in the run, or the data have changed.
+            weights differ from the run's, or the data have changed.
     """
     common = settings.common
     if common.network == "vit" and site in silos:
@@ -158,7 +158,7 @@ def _message_without_model(
     if not any(folder.glob("*.safetensors")):
         raise SettingError(
             f"{path} is missing, because method '{common.method}' has no shared model, and "
-            f"{folder} holds no model of the site: name its folder by --state-dir"
+            f"{folder} does not contain a model of the site: name its folder by --state-dir"
         )
     content = RecordDict({CONFIG: ConfigRecord({})})
     if silo.features and common.standardise == "pooled":

@@ -54,13 +54,14 @@ def class_targets(
         size: the length of a vector.
 
     Returns:
-        The targets, or None if ``arrays`` is empty.
+        The targets, or None if ``arrays`` is empty. A class without an array has no target.
 
     Raises:
         SiteError: an array has an unknown class or another shape, or is not finite.
     """
     values, known = torch.zeros(classes, size), torch.zeros(classes, dtype=torch.bool)
     names = {f"{prefix}{label}": label for label in range(classes)}
+    # Another version of fedsilo may run at the server, so nothing about the arrays is certain
     for name, array in arrays.items():
         if name not in names:
             fault = f"there are {classes} classes, from 0"

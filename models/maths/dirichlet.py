@@ -24,10 +24,10 @@ def skewed_prior(counts: Tensor) -> Tensor:
     """Compute the prior weights W of eq. 3, (K,) float32, from class counts N_k (K,).
 
     W_k = K / (K - 1) * (1 - N_k / N), so rare classes get a larger prior. Weights below
-    ``PRIOR_FLOOR`` are raised to it, and then all weights are scaled to sum to K.
+    ``PRIOR_FLOOR`` (0.01) are raised to it, and then all weights are scaled to sum to K.
 
     Raises:
-        SettingError: there are fewer than two classes, or no samples.
+        SettingError: there are fewer than two classes, or all counts are 0.
     """
     classes, total = len(counts), counts.sum().item()
     if classes < 2 or total <= 0:

@@ -142,7 +142,7 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
         costs: (batch, n, m).
         supply: the sum of each row of a flow, (batch, n).
         demand: the sum of each column, (batch, m), with the same total as ``supply``.
-        solver: see ``closeness``; Sinkhorn's regularisation is 0.02.
+        solver: see ``closeness``. For ``sinkhorn`` the regularisation is 0.02 here.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "sinkhorn":
@@ -185,11 +185,15 @@ def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = 
 
 
 def _sinkhorn(
-    costs: Tensor, supply: Tensor, demand: Tensor, how: Sinkhorn
+    costs: Tensor, supply: Tensor, demand: Tensor, rule: Sinkhorn
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run Sinkhorn's iterations without gradients; warn if a marginal misses the tolerance.
 
-    ``how`` has the regularisation and the stopping rule.
+    Args:
+        costs: (batch, n, m) float64.
+        supply: the sum of each row of a flow, (batch, n).
+        demand: the sum of each column, (batch, m).
+        rule: the regularisation and the stopping rule.
 
     Returns:
         The flow (batch, n, m), and the dual variables of supply (batch, n) and demand (batch, m).
@@ -201,26 +205,26 @@ def _sinkhorn(
         # are one batch on the tensors' device; the exact solver takes them one by one on the CPU
         solution = ot.solve_batch(
             costs,
-            reg=how.regularisation,
+            reg=rule.regularisation,
             a=supply,
             b=demand,
             method="log_sinkhorn",
-            max_iter=how.steps,
-            tol=how.tolerance,
+            max_iter=rule.steps,
+            tol=rule.tolerance,
             grad="detach",
         )
         flow: Tensor = solution.plan
         error = float((flow.sum(dim=2) - supply).norm(dim=1).max())
-        if error > how.tolerance:
+        if error > rule.tolerance:
             warnings.warn(
-                f"sinkhorn's marginals are {error:.1g} off after {how.steps} steps, more than "
-                f"{how.tolerance:g}, so that the closeness is not reliable: choose "
+                f"sinkhorn's marginals are {error:.1g} off after {rule.steps} steps, more than "
+                f"{rule.tolerance:g}, so the closeness is not reliable: choose "
                 "'fedefm.emd-solver' 'pot'",
                 RuntimeWarning,
                 stacklevel=2,
             )
         own, other = solution.potentials
-    return flow, how.regularisation * own, how.regularisation * other
+    return flow, rule.regularisation * own, rule.regularisation * other
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:

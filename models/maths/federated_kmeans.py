@@ -86,7 +86,8 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
     """Merge the silos' centroids into at most ``clusters`` centres, (k, d) float32.
 
     If there are more than ``clusters`` centroids, K-means clusters them, each weighted by its
-    count. Otherwise they are returned unchanged. ``seed`` decides K-means' first centres.
+    count. Otherwise they are concatenated in the order of ``parts`` and returned unchanged.
+    ``seed`` decides K-means' first centres.
     """
     centres = np.concatenate([part.centres for part in parts])
     counts = np.concatenate([part.counts for part in parts])

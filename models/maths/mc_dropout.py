@@ -17,8 +17,8 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
     """In a ``with`` block, put ``module`` in eval mode except for its dropout layers.
 
-    The modes of all layers are restored at the end. If ``dropout`` is false, dropout layers are in
-    eval mode too, and so are dropout layers with the attribute ``only_trains``.
+    The modes of all layers are restored at the end. Dropout layers with the attribute
+    ``only_trains`` are in eval mode too. If ``dropout`` is False, all dropout layers are.
     """
     # module.train() would let batch norm learn from test batches. With only module.eval(), all
     # passes would be identical, as they are in UEFL's published code

@@ -67,9 +67,9 @@ def ends_epoch(round_: int, settings: CommonSettings) -> bool:
 
 
 def batch_of(samples: int, settings: CommonSettings) -> int:
-    """Return the batch size, at least 2, at a site with ``samples`` training samples.
+    """Return the batch size at a site with ``samples`` training samples.
 
-    It is the samples divided by 'train.epoch-steps', rounded down.
+    It is ``samples`` divided by 'train.epoch-steps' and rounded down, but at least 2.
     """
     return max(samples // settings.epoch_steps, _LEAST)
 
@@ -77,8 +77,9 @@ def batch_of(samples: int, settings: CommonSettings) -> int:
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
     """Return the optimiser steps per round at a site with ``samples`` training samples.
 
-    They are 'train.pace' if 'train.epoch-steps' is set, otherwise 'train.local-steps'. If both are
-    0, they are the steps of 'train.local-epochs' epochs; the last batch of an epoch may be smaller.
+    If 'train.epoch-steps' is set, they are 'train.pace'. Otherwise they are 'train.local-steps' or,
+    if that is 0, the steps of 'train.local-epochs' epochs. The last batch of an epoch may be
+    smaller.
     """
     if settings.epoch_steps:
         return settings.pace

@@ -97,7 +97,7 @@ class UnlikeColumn:
         return f"{name}: mean {self.mean:.3g}{where}, {self.others:.3g} {others}: {self.question()}"
 
     def question(self) -> str:
-        """Return the question that the site should answer: whether the column has another unit."""
+        """Ask whether the column has another unit; a known change of unit is named in brackets."""
         if self.unit:
             return f"is it in another unit ({self.unit})?"
         return "is it in another unit, or not measured at one of them?"
@@ -165,7 +165,7 @@ def _compare_spreads(column: str, spreads: Mapping[str, Spread]) -> Iterator[Unl
 
 
 def _median_spread(spreads: Sequence[Spread], mean: float) -> Spread:
-    """Return the spread with the median mean; of two middle ones, the one nearer to ``mean``."""
+    """Return the spread with the median mean; of two middle spreads, the one nearer to ``mean``."""
     ordered = sorted(spreads, key=lambda spread: spread.mean)
     # Not the mean of the two middle ones: between mg/dl and mmol/l no site has such a value
     middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
@@ -240,25 +240,25 @@ def _ratio(first: float, second: float) -> float:
     return high / low
 
 
-def _is_unlike(one: Spread, other: Spread) -> bool:
+def _is_unlike(first: Spread, second: Spread) -> bool:
     """Tell whether two spreads differ by one of the two rules in this module's docstring."""
-    means = _ratio(one.mean, other.mean)
-    apart = abs(one.mean - other.mean)
-    widest = max(one.std, other.std)
+    means = _ratio(first.mean, second.mean)
+    apart = abs(first.mean - second.mean)
+    widest = max(first.std, second.std)
     if means < _FACTOR:
-        return apart > _FAR * widest and bool(_explain(one, other))
-    is_same_way = (abs(one.mean) > abs(other.mean)) == (one.std > other.std)
-    is_scaled = is_same_way and _ratio(means, _ratio(one.std, other.std)) <= _SAME_FACTOR
+        return apart > _FAR * widest and bool(_explain(first, second))
+    is_same_way = (abs(first.mean) > abs(second.mean)) == (first.std > second.std)
+    is_scaled = is_same_way and _ratio(means, _ratio(first.std, second.std)) <= _SAME_FACTOR
     return apart > widest or is_scaled
 
 
-def _explain(one: Spread, other: Spread) -> str:
-    """Return the words of the known change of unit that fits best; empty if none fits.
+def _explain(first: Spread, second: Spread) -> str:
+    """Name the known change of unit that fits two spreads best; empty if no change fits.
 
     A conversion fits if it maps the smaller mean to the larger one within a factor of 1.2, and the
     deviation within a factor of 2. Means of 0 or below are not converted.
     """
-    small, large = sorted((one, other), key=lambda spread: spread.mean)
+    small, large = sorted((first, second), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""
     for conversion in CONVERSIONS:
         converted = conversion.factor * small.mean + conversion.offset

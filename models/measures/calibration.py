@@ -81,7 +81,8 @@ _SMALLEST = 1e-12  # least probability, as in the reported losses
 def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
     """Rescale class probabilities (n, classes) by a temperature above 0; the result is float64.
 
-    A temperature above 1 makes probabilities less certain, below 1 more certain.
+    A temperature above 1 makes probabilities less certain, below 1 more certain. Probabilities
+    below 1e-12 count as 1e-12.
     """
     logits = probabilities.double().clamp_min(_SMALLEST).log() / temperature
     return torch.softmax(logits, dim=1)
@@ -105,6 +106,9 @@ def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def mean_loss(probabilities: Tensor, labels: Tensor) -> float:
-    """Compute the mean negative log-likelihood of the labels (n,), in nats."""
+    """Compute the mean negative log-likelihood of the labels (n,), in nats.
+
+    ``probabilities`` are (n, classes); a probability below 1e-12 counts as 1e-12.
+    """
     right = probabilities.gather(1, labels[:, None]).clamp_min(_SMALLEST)
     return float(-right.log().mean())

@@ -13,10 +13,11 @@ CALIBRATION_BINS = 15
 
 
 def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
-    """Count samples and right predictions in equal bins of a certainty from 0 to 1.
+    """Count samples and right predictions in bins of equal width over a certainty from 0 to 1.
 
     Args:
-        values: the certainty of each sample, (n,); 1 falls in the last bin.
+        values: the certainty of each sample, (n,). A value on an edge falls in the upper bin, and 1
+            in the last bin.
         right: whether each prediction is right, (n,) bool.
         bins: the number of bins.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 LARGE = 0.25  # the usual limit of PSI (Siddiqi, Credit Risk Scorecards, 2006)
 
 
-def population_stability_index(expected: Sequence[int], found: Sequence[int]) -> float:
+def population_stability_index(expected: Sequence[int], observed: Sequence[int]) -> float:
     """Compute the PSI between new and training samples: the sum of (a - e) ln(a / e) over cells.
 
     It is 0 for equal shares. An empty cell counts as half a sample, because the PSI would otherwise
@@ -14,10 +14,10 @@ def population_stability_index(expected: Sequence[int], found: Sequence[int]) ->
 
     Args:
         expected: training samples in each cell, whose shares are e.
-        found: new samples in the same cells, whose shares are a.
+        observed: new samples in the same cells, whose shares are a.
     """
     index = 0.0
-    for e, a in zip(_shares(expected), _shares(found), strict=True):
+    for e, a in zip(_shares(expected), _shares(observed), strict=True):
         index += (a - e) * math.log(a / e)
     return index
 
@@ -29,7 +29,7 @@ def _shares(counts: Sequence[int]) -> list[float]:
     return [count / whole for count in filled]
 
 
-def psi_by_chance(cells: int, expected: int, found: int, features: int = 1) -> float:
+def psi_by_chance(cells: int, expected: int, observed: int, features: int = 1) -> float:
     """Return the PSI that is exceeded by chance in 5 % of checks of data without drift.
 
     Without drift PSI / (1/n + 1/m) follows approximately a chi-squared distribution with cells - 1
@@ -38,10 +38,10 @@ def psi_by_chance(cells: int, expected: int, found: int, features: int = 1) -> f
     Args:
         cells: number of cells of the feature.
         expected: n, the number of training samples.
-        found: m, the number of new samples.
+        observed: m, the number of new samples.
         features: number of features in one check; the 5 % are divided among them (Bonferroni).
     """
     from scipy.stats import chi2
 
     quantile = chi2.ppf(1 - 0.05 / features, max(1, cells - 1))
-    return float(quantile) * (1 / expected + 1 / found)
+    return float(quantile) * (1 / expected + 1 / observed)

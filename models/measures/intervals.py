@@ -45,7 +45,7 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
 
     ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC. The
     standard error is Hanley and McNeil's (Radiology 143:29, 1982) in Newcombe's form (Statistics in
-    Medicine 25:559, 2006), which is the same if the classes are swapped: SE² = A(1-A) (1 + N
+    Medicine 25:559, 2006), which does not change if the classes are swapped: SE² = A(1-A) (1 + N
     (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in logit(A), so
     it stays within 0 and 1.
     """

@@ -82,14 +82,19 @@ class Bin:
         return of_share(self.right, self.count)
 
     def with_(self, other: "Bin") -> "Bin":
-        """Return this bin merged with another; the mean is weighted by the counts."""
+        """Return this bin merged with another; the mean is weighted by the counts.
+
+        At least one of the two bins must contain a sample.
+        """
         count = self.count + other.count
         mean = (self.count * self.mean + other.count * other.mean) / count
         return Bin(count, self.right + other.right, mean)
 
 
 def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
-    """Sum one family's bins over all sites; return the bins that are not empty, lowest first.
+    """Sum the bins of one family over all sites; return the bins that are not empty, lowest first.
+
+    The counts may be noisy, so the right answers of a bin are limited to its count.
 
     Args:
         metrics: metric -> value, for each site.
@@ -106,15 +111,16 @@ def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
     return [Bin(n, min(k, n), w / n) for _, (n, k, w) in sorted(total.items())]
 
 
-def merge_bins(found: Sequence[Bin], floor: int) -> list[Bin]:
+def merge_bins(ordered: Sequence[Bin], floor: int) -> list[Bin]:
     """Merge neighbouring bins until each has at least ``floor`` samples.
 
-    A bin that is too small joins the next bin; a last bin that is too small joins the bin before.
-    The result is empty if all bins together have fewer than ``floor`` samples.
+    ``ordered`` are bins from low to high certainty. A bin that is too small joins the next bin; a
+    last bin that is too small joins the bin before it. The result is empty if all bins together
+    have fewer than ``floor`` samples.
     """
     kept: list[Bin] = []
     waiting = Bin(0, 0, 0.0)
-    for one in found:
+    for one in ordered:
         waiting = waiting.with_(one)
         if waiting.count >= floor:
             kept.append(waiting)

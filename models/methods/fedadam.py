@@ -40,7 +40,8 @@ class AdaptiveSettings(OwnSettings):
 
         Args:
             delta: the mean of the sites' models minus the global model.
-            moments: m and v of the last round, stacked; None before the first round.
+            moments: m and v of the last round, stacked. None before the first round: m is then 0
+                and v is tau^2.
 
         Returns:
             The step, of the shape of ``delta``, and the new m and v, stacked.
@@ -68,7 +69,7 @@ class FedAdamSettings(AdaptiveSettings):
     beta2: float = setting(0.99, "decay of the mean of their squares", ge=0.0, lt=1.0)
 
     def second_moment(self, v: Any, squared: Any) -> Any:
-        """Return the decaying mean of squares."""
+        """Return the decaying mean of the squares, beta2 v + (1 - beta2) squared."""
         return self.beta2 * v + (1 - self.beta2) * squared
 
 

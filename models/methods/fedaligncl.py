@@ -172,6 +172,7 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
     wanted = discriminator.state_dict()
     fits = arrays.keys() == wanted.keys()
     for name, array in arrays.items():
+        # If the names differ, `fits` is already False, so an unknown name is not looked up
         fits = fits and array.shape == wanted[name].shape
     if not fits:
         raise SiteError(
@@ -264,9 +265,10 @@ def perturb_arrays(
     """Add Gaussian noise, Z of algorithm 1, to the arrays in ``names``; return all arrays.
 
     If 'noise-scale' is absolute, the noise has the variance 'noise-variance'. If it is relative,
-    the noise's standard deviation is 'noise-variance' times the array's. A variance of 0 changes
-    nothing. Noise comes from ``rng``, or from the operating system if ``rng`` is None. This is not
-    differential privacy: nothing is clipped, so the sensitivity is unbounded.
+    the noise's standard deviation is 'noise-variance' times the array's standard deviation. Noisy
+    arrays are float32 on the CPU. A variance of 0 changes nothing. Noise comes from ``rng``, or
+    from the operating system if ``rng`` is None. This is not differential privacy: nothing is
+    clipped, so the sensitivity is unbounded.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -53,6 +53,9 @@ class FedEFMSettings(TopologySettings):
     emd_solver: Solver = setting(
         "pot", "pot: exact; sinkhorn: regularised, batched; cvxpylayers: a reference"
     )
+    emd_gradient: bool = setting(
+        False, "true: the closeness has gradients too (part 3); false: a constant, as in eq. 2"
+    )
     emd_grid: int = setting(
         7, "side that feature maps are pooled to, or 0 to keep them as they are", ge=0
     )
@@ -86,11 +89,16 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
     """Compute EMD_ij: the mean closeness of two models' feature maps over a batch, 0 to 1.
 
     ``own`` and ``other`` are (batch, rows, columns, channels), pooled to 'emd-grid' first. The
-    result is a scalar without gradient; a negative mean becomes 0.
+    result is a scalar; a negative mean becomes 0. With 'emd-gradient' it has gradients for ``own``.
     """
-    own_tokens = pooled_tokens(own.detach().float(), settings.emd_grid)
+    if not settings.emd_gradient:
+        own = own.detach()
+    own_tokens = pooled_tokens(own.float(), settings.emd_grid)
     other_tokens = pooled_tokens(other.detach().float(), settings.emd_grid)
-    return closeness(own_tokens, other_tokens, settings.emd_solver).mean().clamp_min(0)
+    values = closeness(
+        own_tokens, other_tokens, settings.emd_solver, differentiable=settings.emd_gradient
+    )
+    return values.mean().clamp_min(0)
 
 
 def map_tokens(
@@ -101,12 +109,13 @@ def map_tokens(
     return pooled_tokens(feature_map, settings.emd_grid).shape[1]
 
 
-def eval_mode_map(network: TokenClassifier, inputs: Tensor) -> Tensor:
+def eval_mode_map(network: TokenClassifier, inputs: Tensor, gradient: bool = False) -> Tensor:
     """Compute the last feature map (batch, rows, columns, channels) in eval mode.
 
-    The result is without gradient, and the network's modes are restored afterwards.
+    The result has gradients for the network only if ``gradient`` is True. The network's modes are
+    restored afterwards.
     """
-    with torch.no_grad(), only_dropout_active(network, dropout=False):
+    with torch.set_grad_enabled(gradient), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
 
 
@@ -121,7 +130,7 @@ def multishot_loss(
 
     The loss is (1 - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2
     KL(expert j || network). EMD_j is the closeness of the expert's and the network's feature maps
-    (``batch_closeness``).
+    (``batch_closeness``), a constant unless 'emd-gradient' is true.
 
     Args:
         network: the silo's network, in training.
@@ -136,7 +145,7 @@ def multishot_loss(
     # Both maps come from eval mode. With the batch's own statistics in one of them, a model's
     # closeness to itself would be 0.72 instead of 1. The map is computed first, because the batch
     # then changes the running statistics
-    own_map = eval_mode_map(network, inputs)
+    own_map = eval_mode_map(network, inputs, gradient=settings.emd_gradient)
     logits = network.classify(network.features(network.encode(inputs)))
     beta = settings.distillation_beta
     loss = (1 - beta) * network.criterion(logits, labels)
@@ -149,5 +158,5 @@ def multishot_loss(
         weight = batch_closeness(own_map, expert_map, settings)
         term = distillation(logits, taught, settings.temperature)
         loss = loss + weight.to(loss.dtype) * beta * term
-        weights[host] = float(weight)
+        weights[host] = float(weight.detach())
     return loss, weights

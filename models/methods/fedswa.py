@@ -40,5 +40,5 @@ class FedSWASettings(OwnSettings):
 
 
 def running_mean(mean: Any, model: Any, before: int) -> Any:
-    """Include one more model in the mean of ``before`` models, an array of the same shape."""
+    """Include ``model`` in the ``mean`` of the ``before`` models so far, of the same shape."""
     return (mean * before + model) / (before + 1)

@@ -104,7 +104,7 @@ class PICSRSettings(OwnSettings):
         if common.standardise == "site":
             raise SettingError(
                 "setting 'data.standardise' must be 'pooled' or 'declared', but is 'site': with "
-                "statistics of its own every site has the mean sample 0, so that all prototypes "
+                "statistics of its own every site has the mean sample 0, so all prototypes "
                 "are equal; set it to 'pooled' or 'declared'"
             )
         sums_leave = common.standardise == "pooled" and is_table

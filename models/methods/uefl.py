@@ -94,7 +94,7 @@ class UEFLSettings(OwnSettings):
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
-        """Tell whether sites send centroids of their features after a round.
+        """Tell whether the settings make sites send centroids of their features after a round.
 
         Args:
             uncertain: True asks about the uncertain sites, False about the certain sites.
@@ -185,11 +185,11 @@ class UEFLSettings(OwnSettings):
             )
 
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
-        """Return one warning, in a list, if some sites' clusters are probably too small to send.
+        """Return a list with one warning if some sites' clusters are probably too small to send.
 
         These are sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
-        features. ``features`` is site -> number of training features. The list is empty without
-        such sites, or if no setting asks for K-means.
+        features. The warning names the smallest site. ``features`` is site -> number of training
+        features. The list is empty without such sites, or if no setting asks for K-means.
         """
         wanted = self.codes * self.centroid_min_count
         small = []

@@ -76,11 +76,11 @@ def start_book(
 def centroid_fault(
     arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
-    """Return the fault of a site's reply with centroids, as a clause; None for a valid reply.
+    """Describe the fault of a site's reply with centroids, as a clause; None for a valid reply.
 
     Args:
-        arrays: ``centroids`` (k, c / s) and ``counts`` (k,); empty if the site sends no centroids,
-            but only states how many codewords it started.
+        arrays: ``centroids`` (k, c / s) and ``counts`` (k,), which must be whole numbers from 1.
+            Empty if the site sends no centroids, but only states how many codewords it started.
         stated: the number of codewords, k, that the reply states.
         codes: the largest number of codewords.
         features: the number of the site's training features, which the counts must not exceed.

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-VGG_WIDTH = 128  # with this width VGG16 is as published
+VGG_WIDTH = 128  # the width of the published VGG16
 
 
 def float_inputs(inputs: Tensor) -> Tensor:

@@ -242,6 +242,7 @@ class PluggedClassifier(TokenClassifier):
         for name, array in state.items():
             given[name] = torch.as_tensor(array).clone()
         wanted, published = self.encoder.state_dict(), getattr(self.encoder, "pretrained_cfg", {})
+        # Published weights are for three channels; timm sums or repeats them for other numbers
         for layer in _names(published.get("first_conv")):
             name = f"{layer}.weight"
             if name in given and name in wanted and given[name].shape != wanted[name].shape:
@@ -249,6 +250,7 @@ class PluggedClassifier(TokenClassifier):
 
                 given[name] = adapt_input_conv(wanted[name].shape[1], given[name])
         heads = _names(published.get("classifier"))
+        # A published head for other classes is left out: the network keeps its untrained one
         for name, array in wanted.items():
             fits = name in given and given[name].shape == array.shape
             if name.rpartition(".")[0] in heads and not fits:
@@ -274,10 +276,10 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
     for name in sorted(given.keys() | wanted.keys()):
         is_known = name in given and name in wanted
         if not is_known or given[name].shape != wanted[name].shape:
-            return f"'{name}' is missing, too much or of another shape"
+            return f"'{name}' is missing, surplus or of another shape"
     for array in given.values():
         if not array.isfinite().all():
-            return "it has values that are not finite"
+            return "it contains non-finite values"
     return None
 
 

@@ -251,7 +251,7 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
     """Draw the initial prompts of each set, as name -> (layers, 2, length, channels).
 
-    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 holds keys and values.
+    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 has keys and values.
 
     Raises:
         SettingError: with 'b-t', b-prompts would take all layers and leave none for t-prompts.
@@ -307,14 +307,14 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
         ) from None
     if not _has_plain_blocks(vit) or vit.cls_token is None:
         raise SettingError(
-            f"{named}, which is no VisionTransformer of timm with plain blocks and a class token: "
+            f"{named}, which is not a timm VisionTransformer with plain blocks and a class token: "
             "name one, for example vit_small_patch16_224"
         )
     patch = vit.patch_embed.patch_size
     if size[0] % patch[0] or size[1] % patch[1]:
         raise SettingError(
             f"{named}, whose patches of {patch[0]} pixels do not divide images of {size[0]}: set "
-            "'vit.backbone-patch' to what divides them, or 'data.image-size' to a multiple"
+            "'vit.backbone-patch' to a divisor, or 'data.image-size' to a multiple"
         )
     return cast(VisionTransformer, vit)
 

@@ -139,8 +139,8 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
                 arrays[name.removeprefix(prefix)] = array
         return arrays
     raise SettingError(
-        f"setting '{source.setting}': {where} holds no {source.name} ('{source.first}' is not in "
-        f"it): {source.advice}"
+        f"setting '{source.setting}': {where} does not contain {source.name} ('{source.first}' is "
+        f"missing): {source.advice}"
     )
 
 
@@ -211,7 +211,7 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
         if len(arrays) == 4:
             return arrays
     raise SettingError(
-        f"setting 'network.classifier' is 'published', but {where} holds no classifier "
-        "('fc1_lcc.weight' is not in it): name Wu et al.'s sample_image_model.p in "
+        f"setting 'network.classifier' is 'published', but {where} does not contain a classifier "
+        "('fc1_lcc.weight' is missing): name Wu et al.'s sample_image_model.p in "
         "'vit.backbone-weights', or set 'network.classifier' to 'seed'"
     )

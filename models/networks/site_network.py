@@ -170,10 +170,10 @@ def _list_names(names: Set[str]) -> str:
 
 
 def last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the exchanged arrays in the last ``count`` trainable layers.
+    """Return the names of the exchanged arrays in the last ``count`` (at least 1) trainable layers.
 
     A layer is a module with trainable parameters that do not belong to its submodules. The order is
-    that of ``named_modules``.
+    that of ``named_modules``. If there are fewer layers, all of them count.
     """
     layers = []
     for name, part in module.named_modules():

@@ -71,8 +71,8 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
     """Compute the Rényi divergence of one Gaussian release at each of the ``orders``.
 
-    ``noise`` is the noise multiplier, above 0, ``rate`` the rate of Poisson sampling; a rate of 1
-    or more means no sampling.
+    ``noise`` is the noise multiplier, above 0. ``rate`` is the rate of Poisson sampling; a rate of
+    1 or more means no sampling.
     """
     if rate >= 1:
         return tuple(order / (2 * noise**2) for order in orders)
@@ -85,7 +85,7 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
     return tuple(max(float(divergence), _LEAST) for divergence in accountant._rdp)
 
 
-def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) -> float:
+def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]) -> float:
     """Find the smallest noise multiplier that keeps a run within a budget.
 
     The result is at most 0.1 % larger than necessary, and never smaller.
@@ -93,8 +93,8 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
     Args:
         budget: the largest allowed epsilon.
         delta: the delta of (epsilon, delta).
-        made: a function from a noise multiplier to the run's releases. More noise must not raise
-            epsilon.
+        releases: a function from a noise multiplier to the run's releases. More noise must not
+            raise epsilon.
 
     Raises:
         SettingError: even a multiplier of 2^20 is not enough, because other releases of the run
@@ -102,7 +102,7 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
     """
     # Doubling finds an upper end; bisection then keeps ``high`` within the budget
     low, high = 0.0, 1.0
-    while epsilon(made(high), delta) > budget:
+    while epsilon(releases(high), delta) > budget:
         if high >= _MOST_NOISE:
             raise SettingError(
                 f"no noise brings the run's epsilon to {budget:g}: 'privacy.statistics-noise' is "
@@ -111,7 +111,7 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
         low, high = high, 2 * high
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        if epsilon(made(middle), delta) > budget:
+        if epsilon(releases(middle), delta) > budget:
             low = middle
         else:
             high = middle

@@ -93,6 +93,7 @@ def clipped_gradients(
         sums[name] = torch.zeros_like(parameter, dtype=torch.int64)
         numbers += parameter.numel()
     total = torch.zeros((), device=inputs.device)
+    # Each sample has a gradient as large as the model, so few samples fit into memory at once
     if not size:
         size = max(1, _HELD // max(1, numbers))
     for start in range(0, len(labels), size):

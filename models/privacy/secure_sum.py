@@ -99,34 +99,37 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
     return Quantisation(common.clip_norm, WORD - math.ceil(math.log2(sites)), samples)
 
 
-def weigh_site(way: Quantisation, samples: int) -> float:
+def weigh_site(levels: Quantisation, samples: int) -> float:
     """Return the weight of a site with ``samples`` samples: samples / B, but at most 1.
 
-    A site with more than B samples is not refused, because a refusal would reveal its size.
+    ``levels`` is the quantisation, which has B. A site with more than B samples is not refused,
+    because a refusal would reveal its size.
     """
-    return min(samples, way.samples) / way.samples
+    return min(samples, levels.samples) / levels.samples
 
 
-def why_too_coarse(numbers: int, way: Quantisation, sites: int = 1, samples: int = 0) -> str | None:
+def why_too_coarse(
+    numbers: int, levels: Quantisation, sites: int = 1, samples: int = 0
+) -> str | None:
     """Return an error message if rounding would distort the mean too much, otherwise None.
 
     The limit is an expected error of 1 % of 'secure.clip-norm'.
 
     Args:
         numbers: how many numbers an update has.
-        way: the quantisation.
+        levels: the quantisation.
         sites: the number of summed sites.
         samples: the number of samples at all these sites together; 0 for B samples.
     """
     # A rounding error is uniform over a step and has variance step^2 / 12. Its norm grows with the
     # square root of the numbers in an update and of the sites
-    share = way.samples / (samples or way.samples)
-    error = share * way.step * math.sqrt(sites * numbers / 12)
-    if error <= _COARSEST * way.limit:
+    share = levels.samples / (samples or levels.samples)
+    error = share * levels.step * math.sqrt(sites * numbers / 12)
+    if error <= _COARSEST * levels.limit:
         return None
     return (
-        f"rounding {numbers} numbers to {way.bits} bits moves the mean by {error:.3g}, but "
-        f"'secure.clip-norm' is {way.limit:g}: lower 'secure-samples' in all site files, or let "
+        f"rounding {numbers} numbers to {levels.bits} bits moves the mean by {error:.3g}, but "
+        f"'secure.clip-norm' is {levels.limit:g}: lower 'secure-samples' in all site files, or let "
         "sites with more samples take part"
     )
 

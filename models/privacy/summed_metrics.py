@@ -42,7 +42,10 @@ def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[
 
 
 def split_of(name: str) -> str:
-    """Return the split in a metric's name; empty for names without a split, such as 'steps'."""
+    """Return the split in a metric's name, such as 'val' for 'incoming.val.loss'.
+
+    The text is empty for a name without a split, such as 'steps'.
+    """
     return name.partition(".")[2].partition(".")[0]
 
 

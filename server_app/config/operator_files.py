@@ -1,8 +1,8 @@
 """The server operator's files, which bind site names to keys and fix the sites' weights.
 
 The registry, a file that $FEDSILO_SITE_REGISTRY names, has for each site the node id that its key
-was registered under: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. The registry is not
-a setting, because whoever starts a run chooses the settings. The setting 'run.site-weights' names a
+was registered under: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. The registry is not a
+setting, because whoever starts a run chooses the settings. The setting 'run.site-weights' names a
 file with the number of training samples agreed for each site: ``{"north": 200}``. Both files are
 JSON or YAML, and are checked before any site is asked.
 """
@@ -47,9 +47,10 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Read the operator's files, which are the registry and the agreed weights.
+    """Read the operator's two files: the registry and the agreed weights.
 
-    The returned ``Terms`` hold None for a file that the operator does not name.
+    The registry's path is $FEDSILO_SITE_REGISTRY, and the path of the weights is
+    'run.site-weights'. In the returned ``Terms``, a file that is not named is None.
 
     Raises:
         SettingError: a named file cannot be used.
@@ -64,11 +65,11 @@ def operator_terms(common: CommonSettings) -> Terms:
 
 
 def read_registry(path: Path) -> Registry:
-    """Read the registry file: the node id of each site.
+    """Read the registry file, and return the node id of each site.
 
     Raises:
-        SettingError: the file cannot be read, has unknown keys, or has one node or one key under
-            two site names.
+        SettingError: the file cannot be read, has unknown keys or invalid values, or has one node
+            id or one key under two site names.
     """
     nodes = {}
     for site, entry in _read_entries(path).items():
@@ -77,7 +78,7 @@ def read_registry(path: Path) -> Registry:
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
-    """Read each site's key fingerprint from the registry file, with ``read_registry``'s errors."""
+    """Read each site's key fingerprint from the registry file; raises as ``read_registry`` does."""
     return {site: entry.key for site, entry in _read_entries(path).items()}
 
 
@@ -85,17 +86,17 @@ def read_weights(path: Path) -> AgreedWeights:
     """Read the file of agreed weights: each site's number of training samples, 1 to 10^9.
 
     Raises:
-        SettingError: the file cannot be read, or a name or number is invalid.
+        SettingError: the file cannot be read, or a site name or a number is invalid.
     """
     return AgreedWeights(str(path), _read_by_site(path, Annotated[int, whole(1, _MOST)]))
 
 
 def _read_entries(path: Path) -> Mapping[str, _Entry]:
-    """Read the registry's entries by site.
+    """Read the registry, and return the entry of each site.
 
     Raises:
-        SettingError: the file cannot be used, or a node or key has two site names, which would give
-            one hospital two votes.
+        SettingError: the file cannot be used, or two sites have the same node id or key, which
+            would give one hospital two votes.
     """
     entries: dict[str, _Entry] = _read_by_site(path, _Entry)
     for part in ("node_id", "key"):
@@ -105,14 +106,18 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
             first = owner.setdefault(getattr(entry, part), site)
             if first != site:
                 raise SettingError(
-                    f"{path} has one {part.replace('_', '-')} under two names, '{first}' and "
-                    f"'{site}': each hospital needs a key of its own"
+                    f"{path} has the same {part.replace('_', '-')} under two names, '{first}' and "
+                    f"'{site}': each hospital needs its own key"
                 )
     return entries
 
 
 def _read_by_site(path: Path, kind: Any) -> Any:
-    """Read a file that maps site names to values of type ``kind``."""
+    """Read a YAML file that maps site names to values of type ``kind``.
+
+    Raises:
+        SettingError: the file cannot be read, or a name or value is invalid.
+    """
     content = read_yaml(path, SettingError)
     return check_content(
         dict[SiteName, kind], content, lambda said: SettingError(f"{path}: {said}")

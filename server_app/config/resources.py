@@ -19,7 +19,7 @@ RESOURCES: dict[str, Value] = {
     "init-args-num-gpus": 0,
 }
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_MOST = 1_000_000  # a larger number of any resource is a typing error
+_MOST = 1_000_000  # a larger number of any resource is a typing mistake
 _ROOM = 2**30  # bytes of memory that a worker needs
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -28,7 +28,7 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the given resources, and return them with defaults for missing keys.
 
     Raises:
-        SettingError: a key is unknown, or a value is not a number from 0 to 1,000,000
+        SettingError: a key is not in ``RESOURCES``, or a value is not a number from 0 to 1,000,000
             ('num-supernodes': from 1).
     """
     for key, value in resources.items():
@@ -47,10 +47,10 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_device(device: str, share: float) -> None:
-    """Check that client processes will see the GPU that 'machine.device' asks for.
+    """Check that client processes will see the GPU that 'machine.device' names.
 
-    Prints a warning if the device is "auto", a GPU exists and ``share`` is 0, because clients then
-    use the CPU.
+    A warning is printed to stderr if the device is "auto" and PyTorch sees a GPU but ``share`` is
+    0, because clients then use the CPU.
 
     Args:
         device: the setting 'machine.device'.
@@ -81,19 +81,21 @@ def check_device(device: str, share: float) -> None:
 
 
 def has_gpu() -> bool:
-    """Tell whether PyTorch sees a GPU on this machine."""
-    import torch  # takes seconds, and is needed only here
+    """Return whether PyTorch sees a GPU on this machine."""
+    # Imported here, because it takes seconds and is needed only here
+    import torch
 
     return torch.cuda.is_available()
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, at least 1.
+    """Return the number of CPU cores that this process may use, at least 1.
 
-    CPU affinity and the container's CPU quota limit it.
+    The number is limited by CPU affinity (on Linux) and by the container's CPU quota.
     """
     own = os.cpu_count() or 1
-    if sys.platform == "linux":  # where taskset and Slurm may leave a process fewer
+    # taskset and Slurm may leave a process fewer cores on Linux
+    if sys.platform == "linux":
         own = len(os.sched_getaffinity(0))
     try:
         quota, period = map(int, (_CGROUP / "cpu.max").read_text().split())
@@ -103,22 +105,23 @@ def cores() -> int:
 
 
 def free_memory() -> float:
-    """Return the free memory of this machine in bytes, or of the container if that is less."""
-    return min(psutil.virtual_memory().available, _left_in_container())
+    """Return the free memory in bytes of this machine, or of the container if that is less."""
+    return min(psutil.virtual_memory().available, _free_container_memory())
 
 
-def _left_in_container() -> float:
-    """Return the bytes that the container may still use.
+def _free_container_memory() -> float:
+    """Return the number of bytes of memory that this container may still use.
 
-    Inactive page cache counts as free. The result is infinity if there is no limit, or if the
-    limit cannot be read.
+    Inactive page cache counts as free. The result is infinity if there is no limit, or if the limit
+    cannot be read.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
         for line in (_CGROUP / "memory.stat").read_text().splitlines():
             name, value = line.split()
-            if name == "inactive_file":  # the page cache makes room
+            # The kernel frees inactive page cache when memory is needed
+            if name == "inactive_file":
                 used -= int(value)
         return limit - used
     except (OSError, ValueError, KeyError):  # "max" is not a number: there is no limit
@@ -128,18 +131,19 @@ def _left_in_container() -> float:
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     """Plan the worker processes of this machine, and return each one's environment variables.
 
-    There are as many workers as cores, sites and free memory (1 GiB each) allow, and at least one.
-    If sites have a share of a GPU, each GPU has at most 1 / share workers.
+    There are as many workers as cores, sites and free memory (1 GiB each) allow, but at least one.
+    A worker gets 'client-resources-num-cpus' cores, or one if that is less than one. If sites have
+    a share of a GPU and GPUs exist, each GPU has at most 1 / share workers.
 
     Args:
         resources: as ``check_resources`` returns them.
 
     Returns:
-        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU. It sets an empty text,
+        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU. It sets an empty string,
         which hides all GPUs, if sites have no share of a GPU or the machine has none.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
-    # The least of four limits: cores, sites, memory and, further below, GPUs
+    # The smallest of four limits counts: cores, sites, memory and, further below, GPUs
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
     room = max(1, int(min(room, free_memory() // _ROOM)))
@@ -147,16 +151,16 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     share = min(float(resources["client-resources-num-gpus"]), 1.0)
     if share:
         gpus = _list_gpus(int(resources["init-args-num-gpus"]))
-        # Each GPU has as many workers as shares fit into it
+        # Each GPU gets as many workers as it has shares
         if gpus:
             seats = gpus * int(1 / share)
     return [{VISIBLE: gpu} for gpu in seats[:room]]
 
 
 def _list_gpus(most: int) -> list[str]:
-    """Return the identifiers, such as "0", of at most ``most`` visible GPUs, or of all if it is 0.
+    """Return the identifiers of at most ``most`` visible GPUs, or of all visible GPUs if it is 0.
 
-    Identifiers are the entries of CUDA_VISIBLE_DEVICES, or numbers from "0" if it is not set. The
+    Identifiers are the entries of CUDA_VISIBLE_DEVICES, or "0", "1" and so on if it is not set. The
     list is empty if there is no GPU.
     """
     import torch

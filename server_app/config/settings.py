@@ -1,9 +1,9 @@
 """Reads settings from all sources: run config, TOML file, ``--set`` and simulation.yaml.
 
 Each source becomes a flat mapping of kebab-case keys, which begin with their group
-(``train.learning-rate``, ``uefl.gamma``); in files a group may be a table: ``[uefl]`` with
-``gamma``. ``resolve`` builds the common settings and the method's settings from the mapping, or
-refuses it before training starts.
+(``train.learning-rate``, ``uefl.gamma``). In a file, a group may be a table: ``[uefl]`` with
+``gamma``. ``resolve`` builds the common settings and the method's own settings from the mapping, or
+refuses the mapping before training starts.
 """
 
 import datetime
@@ -54,7 +54,7 @@ CIRCUMSTANCES = frozenset(
 
 @dataclass(frozen=True)
 class RunSettings(Mapping[str, Value]):
-    """All settings of a run: the common ones and the method's own; read by key as a mapping."""
+    """All settings of a run, common and the method's own. As a mapping, it gives a value by key."""
 
     common: CommonSettings
     own: Any
@@ -69,14 +69,14 @@ class RunSettings(Mapping[str, Value]):
         return len(self.as_mapping())
 
     def as_mapping(self) -> dict[str, Value]:
-        """Return every setting that the run uses, by key."""
+        """Return key -> value of every setting that the run uses."""
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
-        """Return the settings that decide the result and that a resumed run must repeat, by key.
+        """Return the settings that decide the result, by key. A resumed run must repeat them.
 
-        These are all settings except ``CIRCUMSTANCES``, for example the run's name. An empty
-        'plugin-digests' is left out too.
+        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. So is an empty
+        'plugin-digests'.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
@@ -89,8 +89,8 @@ class RunSettings(Mapping[str, Value]):
     def run_config(self) -> dict[str, Any]:
         """Return the settings as the run config of ``flwr run``, with groups as nested tables.
 
-        ``flwr run`` accepts only the keys of pyproject.toml, so the settings of a plugin's method
-        travel as one JSON text, 'plugin-settings'.
+        ``flwr run`` accepts only the keys in pyproject.toml. So the settings of a plugin's method
+        are combined into one JSON string, 'plugin-settings'.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()
@@ -102,14 +102,15 @@ class RunSettings(Mapping[str, Value]):
         return group_settings(values)
 
     def pin_plugins(self) -> "RunSettings":
-        """Return the settings with the SHA-256 of each plugin in use in 'plugin-digests'.
+        """Return the settings with 'plugin-digests' set to the SHA-256 of each plugin in use.
 
-        The digests are also remembered for this user, so that they can read the run later. If no
-        plugin is in use and 'plugin-digests' is empty, the settings are returned unchanged.
+        The plugins are imported for this. Their digests are also remembered for this user, who can
+        then read the run later. If no plugin is in use and 'plugin-digests' is empty, the settings
+        are returned unchanged.
 
         Raises:
-            SettingError: 'plugin-digests' is set, but differs from the plugins in use or from their
-                digests. A digest of a plugin that is not in use counts as a difference.
+            SettingError: 'plugin-digests' is already set, but its modules or digests differ from
+                those of the plugins in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -131,7 +132,7 @@ class RunConfig:
 
     Attributes:
         settings: every setting of the run, by key.
-        launch: the engine and the resources.
+        launch: the engine and the resources; empty if the file has none.
         environment: the versions of fedsilo, Python and packages.
     """
 
@@ -141,11 +142,10 @@ class RunConfig:
 
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
-    """Describe in one line the settings that differ between two runs.
+    """Describe in one line the settings that differ between two runs; empty if none differ.
 
-    The text is empty if no setting differs. An example is "seed is 1 there and 2 here", in which
-    "there" means ``before`` and "here" means ``now``.
-    A missing setting is called "unset".
+    An example is "seed is 1 there and 2 here", in which "there" means ``before`` and "here" means
+    ``now``. Several differences are separated by semicolons. A missing setting is called "unset".
     """
     differing = []
     for key in sorted(before.keys() | now.keys()):
@@ -157,7 +157,7 @@ def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
 
 @cache
 def declared_defaults() -> Mapping[str, Value]:
-    """Read the defaults of fedsilo's settings from pyproject.toml, without importing a method."""
+    """Read the defaults of fedsilo's settings from pyproject.toml, without importing any method."""
     project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))
     return flat_values(project["tool"]["flwr"]["app"]["config"], str(PROJECT_FILE))
 
@@ -165,7 +165,7 @@ def declared_defaults() -> Mapping[str, Value]:
 def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values, and check that they fit together.
 
-    Missing keys take their defaults.
+    A missing key takes its default.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
@@ -187,7 +187,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     cls.capabilities.refuse_more(common, is_table)
     check_privacy_settings(common, is_table)
     silos = registry.silo_count(common)
-    # None if only the hospitals know; then the sites are counted once they have answered
+    # The number is None if only the hospitals know it. Then the sites that answer are counted
     if silos is not None:
         if common.min_sites > silos:
             raise SettingError(
@@ -202,7 +202,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build settings with valid keys, types and ranges, without checking that they fit together.
 
-    Loads the files of 'plugin', which may define the method.
+    Former keys are accepted, with a note in the log. The files of 'plugin' are executed first,
+    because they may define the method.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
@@ -219,11 +220,11 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
         )
     method = str(values.get("method", CommonSettings.method))
     if method not in METHODS:
-        known |= _plugged_defaults(method, known)
+        known |= _plugin_defaults(method, known)
     for key in values:
         if key not in known:
             raise unknown_key(key, known)
-    # Unknown keys are refused before any value is read, because a typing error explains more
+    # Unknown keys are refused before any value is read, because a misspelt key explains more
     common = build(CommonSettings, values_of(CommonSettings, values))
     cls = settings_class(common.method)
     _refuse_foreign_keys(values, common.method, known)
@@ -231,25 +232,27 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 
 
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
-    """Build and check the settings that a run directory records, which anybody may have written.
+    """Build and check the settings in a run directory, which an untrusted person may have written.
 
-    Its plugins are executed only if the reader named or ran them (``trusted_plugins``). Meanwhile
-    the working folder is not on the import path, because it may be the run directory itself.
+    The run's plugins are executed only if the reader trusts them (see ``trusted_plugins``).
+    Meanwhile the working folder is not on the import path, because it may be the run directory
+    itself.
 
     Raises:
         SettingError: as in ``resolve``, or a plugin may not be executed.
     """
-    # Before the plugins are looked for: one under a former name must not be overlooked
+    # Keys are renamed first, so that a plugin under a former key is not overlooked
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():
         return resolve(approve_plugins(values, registry.plugin_modules(values)))
 
 
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
-    """Build the settings that a run directory records, without checking that they fit together.
+    """Build the settings in a run directory, without checking that they fit together.
 
-    A newer version may refuse a combination of settings that an older version accepted, and the old
-    run must stay readable. Code that opens data or networks calls ``resolve_recorded`` instead.
+    A newer version may refuse a combination of settings that an older version accepted, but the old
+    run must stay readable. Plugins are treated as in ``resolve_recorded``. Code that opens data or
+    networks must call that function instead.
 
     Raises:
         SettingError: as in ``resolve_recorded``, except for contradictions.
@@ -259,12 +262,16 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
         return _build_settings(approve_plugins(values, registry.plugin_modules(values)))
 
 
-def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the default of each setting of the plugin's method ``method``, by key.
+def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
+    """Return key -> default for each setting of a plugin's method.
+
+    Args:
+        method: the name of the plugin.
+        known: key -> default for all of fedsilo's own settings.
 
     Raises:
-        SettingError: the method's group of settings has the name of a group of fedsilo, or the
-            name of a method.
+        SettingError: the method's group of settings has the name of one of fedsilo's groups or
+            methods. A settings class that is part of fedsilo is exempt.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -284,13 +291,19 @@ def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Valu
 def _refuse_foreign_keys(
     values: Mapping[str, Value], method: str, known: Mapping[str, Value]
 ) -> None:
-    """Refuse each setting that ``method`` does not use and whose value is not the default.
+    """Check that all settings in ``values`` belong to ``method`` or have their default value.
 
-    Flower's run config fills in the defaults of all methods. So a setting of another method is
-    accepted if it has its default value.
+    A setting of another method is accepted with its default value, because Flower's run config
+    contains the defaults of all methods.
+
+    Args:
+        values: settings by key.
+        method: the run's method.
+        known: key -> default for every key that may occur in ``values``.
 
     Raises:
-        SettingError: names the first setting that is refused.
+        SettingError: a setting of another method does not have its default value. Only the first
+            such setting is named.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
@@ -301,11 +314,12 @@ def _refuse_foreign_keys(
 def read_toml(path: Path) -> dict[str, Value]:
     """Read the settings of a TOML file, such as a run directory's config.toml, by key.
 
-    The entries "format", "launch" and "environment" of a config.toml are left out.
+    The entries "format", "launch" and "environment" of a config.toml are left out. Former keys
+    become current keys.
 
     Raises:
-        SettingError: the file is missing, is not valid TOML, or is nested more deeply than groups
-            are.
+        SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting
+            twice, or has a value that is not a bool, a number or a string.
     """
     content = _parse_toml(path)
     # A run's record may have key names of an older version, which the user need not change
@@ -316,7 +330,7 @@ def read_toml(path: Path) -> dict[str, Value]:
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
-    # Before the file is opened, because a pipe would be waited for
+    # Checked before the file is opened, because reading a pipe would wait for its writer
     fault = file_fault(path, _MOST_BYTES)
     if not fault:
         try:
@@ -329,11 +343,13 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(config: Path) -> RunConfig:
-    """Read a run directory's config.toml, and give settings with former names their current names.
+    """Read a run directory's config.toml. Former keys of settings become current keys.
 
     Raises:
-        RunDirectoryError: another version wrote the file, or a table in it is malformed.
-        SettingError: the file cannot be read or is not valid TOML.
+        RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is
+            malformed.
+        SettingError: the file cannot be read or is not valid TOML, or the run uses a removed
+            setting.
     """
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
@@ -352,15 +368,15 @@ def read_run_config(config: Path) -> RunConfig:
 def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     """Check that a part of config.toml is a table of single values or tables, and return a copy.
 
-    The values of inner tables are not checked.
+    The values in inner tables are not checked.
 
     Args:
         content: the part, as parsed.
-        name: its name, for errors.
+        name: the name of the part, for errors.
         config: the path of config.toml, for errors.
 
     Raises:
-        RunDirectoryError: the part is not a table, or holds another kind of value, such as a list.
+        RunDirectoryError: the part is not a table, or has a value of another kind, such as a list.
     """
     fault = ""
     if isinstance(content, dict):
@@ -370,15 +386,15 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     else:
         fault = f"'{name}' must be a table"
     if fault:
-        raise RunDirectoryError(f"{config} is of another form: {fault}")
+        raise RunDirectoryError(f"{config} does not have the expected form: {fault}")
     return dict(content)
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
-    """Parse a setting ``key=value`` from ``--set`` into its key and value.
+    """Parse ``key=value`` from ``--set`` into a key and a value.
 
-    A value that is not valid TOML is taken as a text. A former key becomes its current key. The key
-    need not exist.
+    A value that is not valid TOML is taken as a string. A former key becomes its current key.
+    Whether the key exists is not checked.
 
     Raises:
         SettingError: there is no '=', the key is empty, the value is a table, or the value is a
@@ -393,12 +409,13 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 
 
 def parse_pair(text: str) -> tuple[str, Any]:
-    """Parse ``key=value`` into key and value, without checking the key.
+    """Parse ``key=value`` into a key and a value, without checking the key.
 
-    A value that is not valid TOML is taken as a text. A date or a time is also taken as a text.
+    The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
+    a string.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or the text is more than one pair.
+        SettingError: there is no '=', the key is empty, or the text holds more than one pair.
     """
     key, equals, raw = text.partition("=")
     try:
@@ -414,5 +431,6 @@ def parse_pair(text: str) -> tuple[str, Any]:
         raise SettingError(f"{quote_value(text)} {fault}")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
-        value = raw.strip()  # a bare name such as 2024-01-01
+        # The user may mean a bare name such as 2024-01-01
+        value = raw.strip()
     return key.strip(), value

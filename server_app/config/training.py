@@ -1,4 +1,4 @@
-"""Checks the settings of training before the run starts, by the rules that sites apply."""
+"""Checks the settings of training before the run starts, by the same rules as the sites."""
 
 from collections.abc import Mapping
 
@@ -41,11 +41,11 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
-    If 'machine.vectorised' is above 1, the run must also be trainable in batches of sites.
+    If 'machine.vectorised' is above 1, also check that several sites can be trained as one batch.
 
     Raises:
-        SettingError: a site would refuse the settings, early stopping could never act, or the run
-            cannot be vectorised.
+        SettingError: a site would refuse the settings, early stopping could never act, or the sites
+            cannot be trained as one batch.
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
@@ -95,8 +95,8 @@ def _check_vectorised(common: CommonSettings) -> None:
 
     Raises:
         SettingError: the method does more than plain training, or a setting has a value that the
-            batched training does not support. If several settings are wrong, the message names
-            only the last one.
+            batched training does not support. If several of these hold, the message names only the
+            last one.
     """
     values, fault = as_mapping(common), ""
     # A plugin may extend a method that trains plainly, and do more

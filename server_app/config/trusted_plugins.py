@@ -1,8 +1,8 @@
 """Decides which plugins of a run directory may be executed.
 
-A run directory may come from anybody, so naming a plugin does not make it trusted. A plugin is
-executed only if its SHA-256 equals the recorded one and one of these holds, as Jupyter trusts a
-notebook:
+Anybody may have written a run directory, so naming a plugin does not make it trusted. Like Jupyter
+for notebooks, fedsilo executes a plugin only if it is trusted and its SHA-256 equals the recorded
+one. A plugin is trusted in one of three ways:
 
 - the reader names their own copy, by ``--plugin`` (``name_plugins``);
 - an installed package offers it to fedsilo, by an entry point;
@@ -35,8 +35,8 @@ def name_plugins(entries: Iterable[object]) -> None:
     """Trust the user's own copies of plugins for the rest of this process.
 
     Args:
-        entries: files FILE.py, or modules of installed packages. One entry may list several of
-            them, as the setting 'plugin' may.
+        entries: files FILE.py, or modules of installed packages. As in the setting 'plugin', one
+            entry may list several of them, separated by commas.
 
     Raises:
         SettingError: a file does not exist.
@@ -50,7 +50,7 @@ def name_plugins(entries: Iterable[object]) -> None:
 def _name_plugin(entry: str) -> None:
     """Trust one plugin for the rest of this process: a file ``FILE.py``, or an installed module.
 
-    An installed module is not checked.
+    Whether a module is installed is not checked.
 
     Raises:
         SettingError: the file does not exist.
@@ -67,8 +67,8 @@ def _name_plugin(entry: str) -> None:
 def remember_plugins(digests: Mapping[str, str]) -> None:
     """Remember the plugins that this user runs, in memory and in their file of trusted plugins.
 
-    Later the user can read runs with these plugins without naming the plugins. If the file cannot
-    be read or written, a warning is printed to stderr and no error is raised.
+    The user can then read the runs of these plugins without naming the plugins again. If the file
+    cannot be read or written, a warning is printed to stderr, and no error is raised.
 
     Args:
         digests: module -> SHA-256.
@@ -84,10 +84,11 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         lines = ""
         for module, digest in sorted(new):
             lines += f"{digest}  {module}\n"
-        # Through a link, somebody could have this append to any file of the user
+        # Links are not followed, because somebody could make this append to any file of the user
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(lines)  # one write, so that two processes do not mix their lines
+            # A single write, so that two processes do not mix their lines
+            file.write(lines)
     except (OSError, RuntimeError, SettingError) as error:  # a home that is missing or read-only
         print(
             f"fedsilo: the plugins of this run are not remembered ({one_line(error, 200)}): to "
@@ -99,22 +100,23 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
 def approve_plugins(
     values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
 ) -> dict[str, Value]:
-    """Return a file's settings, with 'plugin' reduced to the files that may be executed.
+    """Return ``values`` with 'plugin' reduced to the files that may be executed.
 
-    Installed modules are imported here, right after their digest has been checked, so the returned
-    'plugin' does not list them.
+    Installed modules are imported here, right after their digest has been checked, and are not
+    listed in the returned 'plugin'. A listed file that no setting uses is kept only if the reader
+    named it or has run the same bytes, because another plugin may import it.
 
     Args:
         values: the settings, as a config.toml has them.
-        used: the top-level modules of the plugins whose objects the settings name.
-        needs_pins: whether 'plugin-digests' must have each plugin. If False, the reader's trust is
-            enough for a plugin without a digest in 'plugin-digests'.
+        used: the top-level modules of the plugins that the settings use.
+        needs_pins: whether every used plugin must have a digest in 'plugin-digests'. If False, a
+            trusted plugin without one is accepted.
 
     Raises:
         SettingError: a plugin that the settings use may not be executed. The message says how the
             reader can trust it.
     """
-    recorded = _by_module(str(values.get("plugin", "")))
+    recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
     used = sorted(set(used))
     if not needs_pins:
@@ -135,28 +137,30 @@ def approve_plugins(
 
 
 def remember_files(named: str) -> None:
-    """Remember the digests of the plugin files in a setting 'plugin' that the user gives.
+    """Remember the digests of the plugin files in ``named``, a value of the setting 'plugin'.
 
     Installed modules in it are skipped.
     """
     digests = {}
-    for module, entry in _by_module(named).items():
+    for module, entry in _group_by_module(named).items():
         if entry.endswith(".py"):
             digests[module] = _file_digest(entry)
     remember_plugins(digests)
 
 
-def _by_module(named: str) -> dict[str, str]:
+def _group_by_module(named: str) -> dict[str, str]:
     """Return the entries of a setting 'plugin', keyed by each entry's module name."""
     return {plugins.module_of(entry): entry for entry in plugins.plugin_entries(named)}
 
 
 def refuse_unknown_files(named: str, where: str) -> None:
-    """Refuse plugin files that a file of settings names, unless this user has run the same bytes.
+    """Check that this user has run every plugin file that a settings file names.
+
+    The file must still have the bytes that the user has run. Installed modules are not checked.
 
     Args:
         named: the value of the setting 'plugin'.
-        where: the file of settings, for the error.
+        where: the settings file, for the error.
 
     Raises:
         SettingError: names the first plugin file that this user has not run.
@@ -173,13 +177,14 @@ def refuse_unknown_files(named: str, where: str) -> None:
 def _approve(module: str, recorded: str, pin: str) -> str:
     """Check that one plugin may be executed, and return its entry for the setting 'plugin'.
 
-    The user must trust the plugin, and its SHA-256 must equal ``pin``. An installed module is
-    imported at once, and its entry is empty.
+    The user must trust the plugin, and its SHA-256 must equal ``pin``. The file that the user
+    named, if any, is used in place of ``recorded``. An installed module is imported at once, and
+    the result is then an empty string.
 
     Args:
         module: the plugin's module.
-        recorded: the file that the run directory names for it, or empty.
-        pin: the SHA-256 that the run directory records for it, or empty.
+        recorded: the plugin's entry in the run directory, or empty.
+        pin: the plugin's SHA-256 in the run directory, or empty.
 
     Raises:
         SettingError: the plugin is not trusted, cannot be read, or has another SHA-256.
@@ -204,7 +209,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
             f"plugin {plugin} is needed, but {entry or 'no installed module'} cannot "
             f"be read: name your copy by --plugin {module}.py"
         )
-    # A trusted plugin too must be the run's version, or other code would read the run
+    # Even a trusted plugin must be the run's version, or other code would read the run
     elif found != pin:
         fault = (
             f"{entry or 'the installed module'} is another version of plugin {plugin}, "
@@ -219,7 +224,7 @@ def _approve(module: str, recorded: str, pin: str) -> str:
 
 
 def _name_with_digest(module: str, pin: str) -> str:
-    """Write a plugin's module with the first digits of its recorded SHA-256, for errors."""
+    """Return a plugin's module with the first digits of its recorded SHA-256, for errors."""
     digest = "not recorded"
     if pin:
         digest = one_line(pin, _DIGITS + 1)
@@ -249,18 +254,21 @@ def _is_remembered(module: str, digest: str) -> bool:
 def _digests_file() -> Path:
     """Return the path of the file of trusted plugins.
 
-    Raises RuntimeError if the user's home folder is unknown.
+    Raises:
+        RuntimeError: the user's home folder is unknown.
     """
     return Path(os.environ.get(PLACE, "") or "~/.fedsilo/trusted-plugins").expanduser()
 
 
 def _read_remembered() -> set[tuple[str, str]]:
-    """Read (module, SHA-256) of all plugins in the user's file of trusted plugins.
+    """Read the user's file of trusted plugins as a set of (module, SHA-256) pairs.
 
-    The set is empty if there is no file, or if the user's home folder is unknown.
+    The set is empty if there is no file, or if the user's home folder is unknown. Malformed lines
+    are ignored.
 
     Raises:
-        SettingError: the file cannot be read, or another user could have written it.
+        SettingError: the file cannot be read, is not a regular file, or another user owns it or may
+            write to it.
     """
     try:
         path = _digests_file()

@@ -1,4 +1,4 @@
 """The files of a run: writing them, and reading them again.
 
-Imports only config of this room.
+Modules here import only ``server_app/config`` from the rest of ``server_app``.
 """

@@ -1,7 +1,7 @@
-"""Writes a run's states and models: each round's checkpoint, the best round's model, the last one.
+"""Writes a run's checkpoints, and the models of its best and its last round.
 
-A resumed run continues from the newest intact checkpoint. The best round is that with the best
-validation metric; the training may stop early by it.
+A resumed run continues from the newest intact checkpoint. The best round is the one with the best
+validation metric, and training may stop early because of it.
 """
 
 import logging
@@ -29,9 +29,9 @@ KEPT = 2  # checkpoints; sites keep the same number of states, so any kept round
 
 
 class CheckpointHook(Hook):
-    """Writes one file per round with the states of the run and the hooks, and keeps two files.
+    """Writes one file per round with the states of the run and its hooks, and keeps the newest two.
 
-    A resumed run must have equal ``settings``. Only hooks that have a name are stored.
+    A resumed run must have the same ``settings``. Only hooks that have a name are stored.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CheckpointHook(Hook):
         self.state_class = state_class
 
     def round_ended(self, state: State) -> None:
-        """Write this round's checkpoint, and delete all checkpoints except the newest two."""
+        """Write this round's checkpoint, then delete all checkpoints except the newest two."""
         of_hooks = {}
         for name, hook in self.hooks.items():
             of_hooks[name] = hook.state()
@@ -60,15 +60,15 @@ class CheckpointHook(Hook):
     def resume(self) -> State | None:
         """Load the newest intact checkpoint, and restore the hooks from it.
 
-        A damaged file is skipped with a warning in the log. An intact file that does not fit this
-        run raises an error instead.
+        A damaged file is skipped with a warning in the log, and the one before it is tried. An
+        intact file that does not fit this run is an error.
 
         Returns:
-            The state of the checkpoint, or None if the folder has no checkpoint.
+            The state in the checkpoint, or None if the folder has no checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint belongs to other settings or another version, or no
-                checkpoint is intact.
+            CheckpointError: the checkpoint belongs to other settings, to another version or to
+                another round than its name says, or no checkpoint is intact.
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
@@ -102,8 +102,13 @@ class CheckpointHook(Hook):
     def _refuse_other_settings(self, recorded: Mapping[str, Value], path: Path) -> None:
         """Check that a checkpoint has the same settings as this run.
 
+        Args:
+            recorded: the settings in the checkpoint, by key.
+            path: the checkpoint, for errors.
+
         Raises:
-            CheckpointError: a setting differs. The message names both values.
+            CheckpointError: a setting differs, or the run used the removed setting 'wire-feedback'.
+                If a setting differs, the message names both values.
         """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""
@@ -124,7 +129,7 @@ class CheckpointHook(Hook):
 
 
 def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
-    """Convert the pooled statistics for scaling inputs to a mapping of name to list, for JSON."""
+    """Convert the statistics that standardise inputs to name -> list of numbers, for JSON."""
     statistics = {}
     for name, values in vars(pooled).items():
         statistics[name] = values.tolist()
@@ -132,10 +137,10 @@ def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
 
 
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
-    """Write the global model, with the statistics for scaling inputs, to the file ``name``.
+    """Write the global model, and the statistics that standardise inputs, to the file ``name``.
 
     Returns:
-        True if the file was written. False if the method has no global model, so that no file is
+        True if the file was written. False if the method has no global model, and nothing was
         written.
     """
     pooled, model = method.participants.standardisation(), method.model(state)
@@ -151,9 +156,9 @@ def write_model(directory: RunDirectory, name: str, method: Method, state: State
 class BestRound(Hook):
     """Keeps the model of the round with the best validation metric, and stops training early.
 
-    Sites measure a round's model when the next round begins, so the run stops one round after
-    'server.patience' has run out. A round without a measurement does not use up the patience. The
-    recorder must come before this hook.
+    Sites measure a round's model in the next round, so the run stops one round after
+    'server.patience' has run out. A round without a measurement does not use up patience. The
+    recorder must come before this hook in the list of hooks.
     """
 
     name = "best-round"
@@ -163,18 +168,21 @@ class BestRound(Hook):
     ) -> None:
         self.common, self.directory = common, directory
         self.recorder, self.method = recorder, method
-        self.best: dict[str, Any] = {}  # round, metric, value, whether its model is kept
-        self.waited = 0  # measured rounds since the best one
-        self.unjudged: State | None = None  # the state that the sites measure in the next round
+        # The best round: its number, metric and value, and whether its model is kept
+        self.best: dict[str, Any] = {}
+        # The number of measured rounds since the best one
+        self.waited = 0
+        # The state that the sites measure in the next round
+        self.unjudged: State | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Keep the first state, which is judged after the first round unless its round is 0."""
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:
-        """Judge the model of the round before, which the sites have measured in this round.
+        """Judge the model of the previous round, which the sites measured during this round.
 
-        The model of ``state`` is judged one round later.
+        The model in ``state`` is kept, and is judged when the next round ends.
         """
         self._judge_round()
         self.unjudged = state
@@ -186,9 +194,8 @@ class BestRound(Hook):
     def why_finished(self, state: State) -> str | None:
         """Return the reason to stop early, or None to continue.
 
-        Training stops once 'server.patience' measured rounds in a row did not improve the value.
-        An equal value is not an improvement. The setting is at
-        least 1, so a patience of 0 is refused before the run.
+        Training stops once 'server.patience' (at least 1) measured rounds in a row have not
+        improved the metric. An equal value is not an improvement.
         """
         if self.waited < self.common.patience:
             return None
@@ -211,7 +218,8 @@ class BestRound(Hook):
         if state is None or not state.round:
             return
         value = self._mean_over_sites(self.recorder.values(state.round, "val"))
-        if not math.isfinite(value):  # this round was not measured
+        # NaN means that this round was not measured
+        if not math.isfinite(value):
             return
         # Rounds without a measurement do not use up the patience
         self.waited += 1
@@ -236,13 +244,17 @@ class BestRound(Hook):
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the early-stopping metric's mean over sites, weighted by validation samples.
 
-        The result is NaN if no site with validation samples reported the metric. If the sites'
-        values were securely summed, the mean under the name "all" is returned unchanged.
+        The result is NaN if no site with validation samples reported the metric. If the values were
+        securely summed, the mean that is stored under the name "all" is returned.
+
+        Args:
+            values: site -> metric -> value.
         """
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         reported = {site: row[metric] for site, row in values.items() if metric in row}
         # Sites weigh by their samples, so that a hospital of ten patients does not decide
-        if ALL in reported:  # a sum over all samples already
+        # Secure sums are over all samples already
+        if ALL in reported:
             return reported[ALL]
         samples, total = 0, 0.0
         for site, value in reported.items():

@@ -1,4 +1,4 @@
-"""The failures of a run, in ``failures.jsonl``: one line for each message without a usable answer.
+"""The failures of a run, in ``failures.jsonl``: one line for each message without a usable reply.
 
 The lines outlive the process that wrote them. Unlike the tables, the file is not cut back to the
 checkpoint of a resumed run, because the failure that ended a run came after its last checkpoint.
@@ -20,8 +20,9 @@ class FailureLog:
     """Reads and appends to the failures of one run.
 
     Attributes:
-        entries: the failures in their order, with the failures before a resume: round, phase, site
-            (empty if the whole run failed), code and cause.
+        path: the file.
+        entries: the failures in the order they happened, including those before a resume. Each is a
+            mapping with the keys ``KEYS``; the site is empty if the whole run failed.
     """
 
     def __init__(self, directory: RunDirectory) -> None:
@@ -29,7 +30,7 @@ class FailureLog:
         self.entries = read_failures(directory)
 
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append a failure to the file and to ``entries``, unless it is already there.
+        """Append a failure to the file and to ``entries``, unless an equal entry is already there.
 
         A resumed run repeats the interrupted round, so the same failure may come again. The cause
         is cut to one line of at most 1000 characters.
@@ -61,7 +62,7 @@ class FailureLog:
             ) from None
 
     def in_summary(self) -> list[dict[str, Any]]:
-        """Return the failures for summary.json, with the key "reason" in place of "cause"."""
+        """Return the failures for summary.json, in which the key "cause" is called "reason"."""
         listed = []
         for entry in self.entries:
             rest = {key: value for key, value in entry.items() if key != "cause"}
@@ -70,7 +71,7 @@ class FailureLog:
 
 
 def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Read a run's failures.jsonl as a list with one mapping per line.
+    """Read a run's failures.jsonl, and return one mapping for each line.
 
     The list is empty if there is no such file.
 

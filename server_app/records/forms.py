@@ -1,8 +1,8 @@
-"""The typed model of a run directory's files: one pydantic class for each kind of object in them.
+"""Typed models of a run directory's files: one pydantic class for each kind of object in them.
 
-A run directory may come from anybody, so a file is checked as a whole when it is read. Each value
-must have its type, and every key that all runs write must be there. So readers use the keys without
-checking them again. Unknown keys pass, because later versions may add some.
+Anybody may have written a run directory, so a file is checked as a whole when it is read. Each
+value must have its type, and every key that all runs write must be there. Readers can therefore use
+the keys without checking them again. Unknown keys pass, because later versions may add some.
 """
 
 import json
@@ -28,7 +28,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 class Content(dict[str, Any]):
-    """The content of a file; reading a missing key raises a RunDirectoryError."""
+    """The content of a file. Reading a missing key raises a RunDirectoryError."""
 
     def __init__(self, content: Iterable[tuple[str, Any]], path: Path) -> None:
         super().__init__(content)
@@ -39,7 +39,9 @@ class Content(dict[str, Any]):
 
 
 def read_content(text: str, path: Path) -> Any:
-    """Parse the text of a JSON file, and check its content if ``FORMS`` knows the file's name.
+    """Parse the text of a JSON file, and check its content if ``FORMS`` has the file's name.
+
+    Mappings in the result are ``Content`` objects.
 
     Raises:
         RunDirectoryError: the content is not of the expected form.
@@ -51,22 +53,27 @@ def read_content(text: str, path: Path) -> Any:
 
 
 def check(form: Any, content: Any, where: str) -> None:
-    """Check that ``content`` is of type ``form``. An error names the file by ``where``.
+    """Check that ``content`` is of the type ``form``.
+
+    Args:
+        form: a ``RunObject`` or another type that pydantic can check.
+        content: the parsed content.
+        where: the file, for the error.
 
     Raises:
         RunDirectoryError: ``content`` is of another type. The message names the place and the
             fault.
     """
-    check_content(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
+    check_content(form, content, lambda sentence: _form_error(where, sentence), quoted=True)
 
 
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
-    """Check the columns of metrics.csv or traffic.csv, and the cells of any table.
+    """Check a table's columns and cells.
 
     Args:
-        path: the file. Files of other names need no particular columns.
-        columns: the cells of its first line.
-        rows: its other lines, column -> cell.
+        path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
+        columns: the cells of the first line.
+        rows: the other lines, each as column -> cell.
 
     Raises:
         RunDirectoryError: a column is missing, or a cell is invalid. The message names the first
@@ -79,59 +86,59 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
     for line, cells in enumerate(rows, start=2):
         if fault:
             break
-        line_fault = _line_fault(cells)
+        line_fault = _find_line_fault(cells)
         if line_fault:
             fault = f"line {line}{line_fault}"
     if fault:
-        raise _other_form(str(path), fault)
+        raise _form_error(str(path), fault)
 
 
-def _line_fault(cells: Mapping[Any, Any]) -> str:
-    """Explain what is wrong with one line of a table, or return "" if nothing is wrong.
+def _find_line_fault(cells: Mapping[Any, Any]) -> str:
+    """Describe the first fault in one line of a table; empty if the line has no fault.
 
-    The text continues "line 7 ...". Faults are too many or too few cells, an invalid cell, and a
-    'value' that its metric cannot have.
+    The text continues a sentence that begins with "line 7". A line has a fault if it has too many
+    or too few cells, an invalid cell, or a 'value' that its metric cannot have.
     """
-    # csv.DictReader has the key None for cells too many, and the value None for cells too few
+    # csv.DictReader has the key None if there are too many cells, and the value None if too few
     if None in cells or None in cells.values():
         return " has more or fewer cells than the first"
     for column, cell in cells.items():
-        fault = _cell_fault(column, cell)
+        fault = _find_cell_fault(column, cell)
         if fault:
             return f", '{column}' is {quote_value(cell)}, {fault}"
-    # After the cells, so that 'value' is a number here
+    # Checked after the cells, so that 'value' is a number here
     if not _is_possible(cells.get("metric", ""), float(cells.get("value", 0))):
         return ", 'value' is not possible for its metric"
     return ""
 
 
-def _cell_fault(column: str, cell: str) -> str | None:
+def _find_cell_fault(column: str, cell: str) -> str | None:
     if column in ("round", "bytes_down", "bytes_up", "steps", "samples") and not _is_count(cell):
-        return "no whole number"
+        return "not a whole number"
     if column in ("value", "seconds"):
-        expected = {"value": "no number", "seconds": "no seconds"}[column]
+        wrong = {"value": "not a number", "seconds": "not a number of seconds"}[column]
         try:
             number = float(cell)
         except ValueError:
-            return expected
+            return wrong
         if column == "seconds" and not 0 <= number <= _LARGEST:
-            return expected
+            return wrong
     if not cell.isprintable():
-        return "no text that can be printed"
+        return "not printable text"
     return None
 
 
 def _is_possible(metric: str, value: float) -> bool:
-    """Tell whether a metric can have this value.
+    """Return whether a metric can have this value.
 
-    A metric per class or per bin must be from 0 to 10^15. A metric on the scale from 0 to 1 must
-    be from -10^15 to 10^15, because noise may move it beyond 1. Every other metric may have any
-    value, including NaN.
+    A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15. A
+    metric on the scale from 0 to 1, such as accuracy, must be from -10^15 to 10^15, because noise
+    may move it beyond 1. NaN is not possible for these. Every other metric may have any value.
     """
-    # The limits keep numbers out that pages and plots could not show
+    # The limits exclude numbers that pages and plots could not show
     if "." in metric:
         return 0 <= value <= _LARGEST
-    # Such as trained-accuracy or own-auc-from-north, which are on the scale of the plain metric
+    # trained-accuracy and own-auc-from-north, for example, are on the scale of the plain metric
     name = metric.removeprefix("trained-").removeprefix("own-").partition("-from-")[0]
     return name not in _UNIT or abs(value) <= _LARGEST
 
@@ -140,10 +147,10 @@ def _is_count(text: str) -> bool:
     return text.isdecimal() and len(text) < 16
 
 
-def _other_form(where: str, sentence: str) -> RunDirectoryError:
+def _form_error(where: str, sentence: str) -> RunDirectoryError:
     return RunDirectoryError(
-        f"{where} is of another form: {one_line(sentence)}; was it altered, or made by another "
-        "version of fedsilo?"
+        f"{where} does not have the expected form: {one_line(sentence)}; was it altered, or made "
+        "by another version of fedsilo?"
     )
 
 
@@ -190,7 +197,7 @@ def _check_metrics(metrics: dict[str, float]) -> dict[str, float]:
 
 
 Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
-Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
+Number = Annotated[float, Field(strict=True)]  # also NaN, because a metric may be undefined
 Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
 Line = Annotated[str, Field(strict=True), AfterValidator(_check_line)]
 Label = Annotated[Line, AfterValidator(_check_no_formula)]
@@ -208,7 +215,7 @@ class Standardisation(RunObject):
 
 
 class Site(RunObject):
-    """One site of ``silos.json``: samples of each split and class, and digests of its data."""
+    """One site of ``silos.json``: its samples by split and class, and digests of its data."""
 
     distribution: Label
     sizes: dict[Split, Whole]
@@ -246,7 +253,7 @@ Silos = Annotated[dict[SiteName, Site], AfterValidator(_check_silos)]
 
 
 class Failure(RunObject):
-    """A message without a usable answer: round, phase, site, kind of failure, and reason."""
+    """A message without a usable reply: round, phase, site, kind of failure, and reason."""
 
     round: Whole
     phase: Line
@@ -263,7 +270,7 @@ class Means(RunObject):
 
 
 class Best(RunObject):
-    """The best round of a run with early stopping; all fields are None if no site measured one."""
+    """The best round of a run with early stopping; all fields are None if there is none."""
 
     round: Whole | None = None
     metric: Line | None = None
@@ -280,7 +287,7 @@ class Seconds(RunObject):
 
 
 class Bytes(RunObject):
-    """Bytes of all messages, to the sites and from them."""
+    """Total size of all messages, to the sites ("down") and from them ("up")."""
 
     down: Whole
     up: Whole
@@ -320,7 +327,7 @@ class Privacy(RunObject):
 
 
 class UnlikeColumn(RunObject):
-    """A column of a table whose mean at a site is unlike that of the other sites."""
+    """A column of a table whose mean at one site is far from the means at the other sites."""
 
     column: Line
     title: Line
@@ -351,6 +358,7 @@ class Summary(RunObject):
     plugs: dict[Line, Line] | None = None
     failures: list[Failure]
     seconds: Seconds
+    processor: Line = ""  # runs of earlier versions do not name it
     peak_memory_bytes: dict[SiteName, Amount]
     unrepeatable_operations: list[Line]
     bytes: Bytes

@@ -1,12 +1,12 @@
 """Differential privacy at the server: the epsilon that each site reports to have spent."""
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 from fedsilo.core.errors import EpsilonSpentError, SiteError
 from fedsilo.core.messages import DP_EPSILON
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.versions import installed_version
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
@@ -37,8 +37,8 @@ _ROUNDING = 1 + 1e-6
 class PrivacyHook(Hook):
     """Stores the epsilon that each site reports, and ends the run when a site's cap is reached.
 
-    A site enters its spending in its own ledger before it trains, and refuses to go above a cap. So
-    the site's count stays right even if messages are lost.
+    A site records its spending in its own ledger before it trains, and refuses to exceed a cap. So
+    the site's own total stays right even if messages are lost.
     """
 
     name = "privacy"
@@ -48,11 +48,11 @@ class PrivacyHook(Hook):
         self.spent_by: dict[str, float] = {}
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Return the reason to refuse a reply without an epsilon, or with one above the cap.
+        """Return the reason to refuse a reply, or None to accept it.
 
-        The result is None if the reply is accepted. A reply without arrays needs no epsilon. A site
-        with a correct ledger refuses to exceed the cap itself, so a report above the cap means
-        that the ledger is wrong.
+        A reply is refused if it has arrays but no epsilon, or if its epsilon is above the run's cap
+        ('privacy.max-epsilon', 0 for none). A site with a correct ledger never exceeds the cap, so
+        such a report means that the ledger is wrong.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -73,9 +73,9 @@ class PrivacyHook(Hook):
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return the reason to end the run normally because a site's epsilon is spent, or None.
 
-        A reason is returned only if ``error`` is a TooFewSitesError and at least one site failed
-        because its epsilon is spent. Before the first finished round the result is None, because
-        there is no model to keep yet.
+        The result is None unless ``error`` is a TooFewSitesError, at least one site failed because
+        its epsilon is spent, and a round has finished. Before the first finished round, there is no
+        model to keep, so the run fails with the error.
         """
         # Before the first round a refusal is an error: the run has trained nothing to keep
         if not state.round or not isinstance(error, TooFewSitesError):
@@ -115,7 +115,7 @@ class PrivacyHook(Hook):
             "sample-clip-norm": common.sample_clip_norm,
             "noise-multiplier": common.noise_multiplier,
             "statistics-noise": statistics_noise(common),
-            "accountant": f"RDP (dp-accounting {version('dp-accounting')})",
+            "accountant": f"RDP (dp-accounting {installed_version('dp-accounting')})",
             "mechanism": "DP-SGD with Poisson sampling; group norm in place of batch norm",
             "sites": sites,
             "of": bound,

@@ -1,7 +1,8 @@
 """The progress of a run in the files ``progress.json`` and ``progress.prom``.
 
-They are for people and alarms, and are rewritten all the time. They do not belong to the result, so
-a resumed run does not read them. ``progress.prom`` is for node_exporter's textfile collector.
+The files are for people and alarms, and are rewritten all the time. They do not belong to the
+result, so a resumed run does not read them. ``progress.prom`` is for node_exporter's textfile
+collector.
 """
 
 import json
@@ -35,7 +36,7 @@ class _Part(BaseModel):
 
 
 class SiteProgress(_Part):
-    """The costs of a site's work so far; ``epsilon`` is None without differential privacy."""
+    """The costs of a site's work so far. ``epsilon`` is None without differential privacy."""
 
     seconds: _Seconds = 0.0
     bytes_down: _Count = 0
@@ -52,13 +53,14 @@ class Progress(_Part):
         run: name of the run; ``title`` describes it.
         state: ``running`` until the run has ended; a killed run stays ``running``.
         why: the error of a run that failed, or empty.
-        host, pid, process_started: the process that writes this, to detect that it was killed.
+        host, pid, process_started: the process that writes the file, so a reader can tell whether
+            it still runs.
         started, updated, phase_started: times, UTC.
         round: the current round, counted from 1, of ``rounds``; ``finished_rounds`` are over.
         phase: the current phase, or an empty string between phases.
         asked, answered, away, failed: sites of the current phase. ``away`` are disconnected and
             have not answered; ``failed`` are left out of the phase, with the reason.
-        left_out: number of messages without a usable answer, also before a resume.
+        left_out: number of messages without a usable reply, also before a resume.
         seconds: seconds since this process began; ``seconds_left`` is estimated from its rounds.
         server_memory_bytes: memory of the server's process.
         sites: the costs of each site, by name.
@@ -113,12 +115,12 @@ def read_progress(folder: Path) -> Progress | None:
 
     Raises:
         RunDirectoryError: the file cannot be read, is a link or not a regular file, is damaged, or
-            another version of fedsilo wrote it.
+            was written by another version of fedsilo.
     """
     path = folder / FILE
     # Reading a pipe would wait forever, and a link may lead to any file of the reader
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        fault = "is a link or no file: restore the run's own file"
+        fault = "is a link or not a regular file: restore the run's own file"
     else:
         try:
             return Progress.model_validate_json(path.read_bytes())
@@ -127,12 +129,12 @@ def read_progress(folder: Path) -> Progress | None:
         except OSError as error:
             fault = f"cannot be read: {error.strerror}"
         except ValidationError as error:
-            fault = _form_fault(error)
+            fault = _describe_fault(error)
     raise RunDirectoryError(f"{path} {fault}")
 
 
-def _form_fault(error: ValidationError) -> str:
-    """Describe why a progress file is invalid, and the remedy, as the end of a sentence.
+def _describe_fault(error: ValidationError) -> str:
+    """Describe why a progress file is invalid, and the remedy, as a predicate of the file.
 
     If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
     other fault means that another version wrote the file, or that somebody altered it.
@@ -154,8 +156,8 @@ def _form_fault(error: ValidationError) -> str:
 def mark_interrupted(folder: Path) -> None:
     """Change the state in the progress files from "running" to "interrupted".
 
-    The caller knows that the run's own process was killed before it could write this state itself.
-    Any other state stays, and without progress files nothing happens.
+    Call this only if the run's process was killed before it could write this state itself. Any
+    other state stays, and nothing happens if there are no progress files.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":
@@ -164,20 +166,20 @@ def mark_interrupted(folder: Path) -> None:
 
 
 def write_progress(progress: Progress, folder: Path) -> None:
-    """Write ``progress.json`` and ``progress.prom`` of a run directory."""
+    """Write ``progress.json`` and ``progress.prom`` in the run directory ``folder``."""
     # Not 'lasting': a power cut may lose the progress, and waiting for the disk costs more
     write_atomically(folder / FILE, progress.model_dump_json(indent=2) + "\n", lasting=False)
     write_atomically(folder / METRICS_FILE, metrics_text(progress), lasting=False)
 
 
 def metrics_text(progress: Progress) -> str:
-    """Build the text of ``progress.prom`` in Prometheus's text format.
+    """Build the content of ``progress.prom``, in Prometheus's text format.
 
     Each sample has the run's name as a label. A metric without samples is left out. A metric whose
-    name ends with "_total" is a counter, and any other metric is a gauge.
+    name ends with "_total" is a counter, and every other metric is a gauge.
     """
     lines: list[str] = []
-    for name, meaning, samples in _list_families(progress):
+    for name, meaning, samples in _list_metrics(progress):
         if samples:
             kind = "gauge"
             if name.endswith("_total"):
@@ -195,18 +197,26 @@ def metrics_text(progress: Progress) -> str:
 _Samples = list[tuple[dict[str, str], float]]
 
 
-def _list_families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
-    """Yield (name, meaning, samples) of each Prometheus metric, with samples (labels, value)."""
-    about = {"method": p.method, "dataset": p.dataset, "state": p.state}
+def _list_metrics(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
+    """Yield (name, help text, samples) for each Prometheus metric; samples are (labels, value).
+
+    A metric may have no samples.
+    """
+    about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
-    yield "fedsilo_run_rounds", "Rounds in all.", [({}, p.rounds)]
-    yield "fedsilo_run_finished_rounds", "Rounds that are over.", [({}, p.finished_rounds)]
-    sites = {"asked": p.asked, "answered": p.answered, "away": p.away, "failed": p.failed}
+    yield "fedsilo_run_rounds", "Rounds in all.", [({}, progress.rounds)]
+    yield "fedsilo_run_finished_rounds", "Rounds that are over.", [({}, progress.finished_rounds)]
+    sites = {
+        "asked": progress.asked,
+        "answered": progress.answered,
+        "away": progress.away,
+        "failed": progress.failed,
+    }
     counts: _Samples = [({"state": state}, len(names)) for state, names in sites.items()]
     yield "fedsilo_run_phase_sites", "Sites of the current phase.", counts
     said = "Messages without a usable answer, also before a resume."
-    yield "fedsilo_run_failures_total", said, [({}, p.left_out)]
-    ways: _Samples = [({"direction": way}, count) for way, count in p.bytes().items()]
+    yield "fedsilo_run_failures_total", said, [({}, progress.left_out)]
+    ways: _Samples = [({"direction": way}, count) for way, count in progress.bytes().items()]
     yield "fedsilo_run_bytes_total", "Bytes down to the sites and up from them.", ways
     for key, name, meaning in (
         ("seconds", "fedsilo_site_seconds_total", "Seconds of a site's own work."),
@@ -214,22 +224,26 @@ def _list_families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
         ("epsilon", "fedsilo_site_epsilon", "Epsilon that a site has spent in this run."),
     ):
         costs: _Samples = []
-        for site, cost in p.sites.items():
+        for site, cost in progress.sites.items():
             value = getattr(cost, key)
             if value is not None:
                 costs.append(({"site": site}, value))
         yield name, meaning, costs
-    yield "fedsilo_run_server_memory_bytes", "The server's memory.", [({}, p.server_memory_bytes)]
+    yield (
+        "fedsilo_run_server_memory_bytes",
+        "The server's memory.",
+        [({}, progress.server_memory_bytes)],
+    )
     left: _Samples = []
-    if p.seconds_left is not None:
-        left.append(({}, p.seconds_left))
+    if progress.seconds_left is not None:
+        left.append(({}, progress.seconds_left))
     yield "fedsilo_run_seconds_left", "Seconds left, estimated from the rounds so far.", left
-    moment = p.updated.timestamp()
+    moment = progress.updated.timestamp()
     yield "fedsilo_run_updated_timestamp_seconds", "When this was written.", [({}, moment)]
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as ``m:ss``, or from one hour on as ``h:mm:ss``."""
+    """Format seconds as ``m:ss``, or as ``h:mm:ss`` from one hour on. Seconds are rounded."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -238,8 +252,12 @@ def clock(seconds: float) -> str:
 
 
 def bytes_text(number: float) -> str:
-    """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``."""
-    if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
+    """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``.
+
+    Units are B, kB, MB, GB and TB. Below 1 kB, there are no decimals.
+    """
+    # A value of 999.5 or more is shown as 1 of the next unit, not as 1e+03
+    if number < 999.5:
         return f"{number:.0f} B"
     for unit in ("kB", "MB", "GB"):
         number /= 1000

@@ -1,7 +1,7 @@
 """The hook that follows a run: it prints lines on the terminal and writes the progress files.
 
-It only observes. A separate thread writes the files, at most once a second. A failure in this hook
-is reported once and never stops the run.
+The hook only observes. A separate thread writes the files, at most once a second. A failure in this
+hook is logged once and never stops the run.
 """
 
 from __future__ import annotations
@@ -49,29 +49,35 @@ _MEASURED = (
 Marks = Callable[[State], Mapping[int, str]]
 
 
-def _never_raises(note: Callable[..., None]) -> Callable[..., None]:
-    """Wrap the method of an event so that it holds the lock and never raises.
+def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a method of ``ProgressHook`` so that it runs under the lock and never raises.
 
-    An exception goes to ``report`` instead. If the method succeeds, the writing thread is woken.
+    An exception is passed to ``report`` instead. If the method succeeds, the thread that writes the
+    files is woken.
     """
 
-    @functools.wraps(note)
-    def note_safely(self: ProgressHook, *arguments: Any) -> None:
+    @functools.wraps(method)
+    def call_safely(self: ProgressHook, *arguments: Any) -> None:
         try:
             with self.lock:
-                note(self, *arguments)
+                method(self, *arguments)
             self.due.set()
         except Exception as error:  # no failure of this hook may stop the run
             self.report(error)
 
-    return note_safely
+    return call_safely
 
 
 class ProgressHook(Hook):
     """Shows the progress of a run: on the terminal, and in files for ``fedsilo watch``.
 
-    ``marks`` returns the method's remarks by round. The recorder knows the costs and metrics of the
-    sites, and ``privacy`` their epsilon. It is None without differential privacy.
+    Attributes:
+        directory: the run directory, where the files are written.
+        recorder: holds the costs and metrics of the sites.
+        privacy: holds the epsilon of the sites; None without differential privacy.
+        marks: returns the method's remarks by round.
+        say: prints a line.
+        progress: the progress that the files show.
     """
 
     def __init__(
@@ -109,10 +115,11 @@ class ProgressHook(Hook):
     def following(self) -> Iterator[None]:
         """Write the progress files in a thread while the block runs, and record how it ended.
 
-        The state becomes "finished", "failed" with the error, or "interrupted". Exceptions are
-        raised again, and an interruption gets the run directory as its argument.
+        The state becomes "finished", "failed" (with the error) or "interrupted" (for an exception
+        such as KeyboardInterrupt, whose argument becomes the run directory). All exceptions are
+        raised again.
         """
-        thread = Thread(target=self._keep_written, name="progress", daemon=True)
+        thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
         try:
             yield
@@ -122,7 +129,8 @@ class ProgressHook(Hook):
             raise
         except BaseException as error:  # Ctrl-C, or a signal of Slurm
             self._end("interrupted")
-            error.args = (str(self.directory.path),)  # the command says how to resume it
+            # The command uses the path to say how to resume the run
+            error.args = (str(self.directory.path),)
             raise
         finally:
             self.ending.set()
@@ -131,7 +139,7 @@ class ProgressHook(Hook):
 
     @_never_raises
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Print the title, the sites and the number of rounds, and the last round when resuming."""
+        """Print the title, the sites, the number of rounds and, when resuming, the last round."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"
@@ -149,7 +157,7 @@ class ProgressHook(Hook):
 
     @_never_raises
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Note the sites that are asked in this phase."""
+        """Record the sites that are asked in this phase."""
         here = self.progress
         here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
         here.asked, here.answered, here.away, here.failed = sites, [], [], {}
@@ -163,15 +171,15 @@ class ProgressHook(Hook):
 
     @_never_raises
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Note the sites that are disconnected."""
+        """Record the sites that are disconnected."""
         self.progress.away = sites
 
     @_never_raises
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Print that the phase continues without ``site``, and why.
 
-        If the site was asked in this phase, it is also added to "failed" and removed from
-        "answered".
+        If the site was asked in this phase, it is also added to "failed", and removed from
+        "answered" if it is there.
         """
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
@@ -181,18 +189,20 @@ class ProgressHook(Hook):
 
     @_never_raises
     def round_ended(self, state: State) -> None:
-        """Print one line about the round: means over sites, the method's remark, the time left.
+        """Print one line about the round: metrics, the method's remark, and the time left.
 
-        The line has the mean training loss. It also has the validation metrics of the model that
-        the round started with, because the new model is not measured yet. Means are unweighted. A
-        validation metric is left out unless all sites with validation metrics have sent it.
+        The metrics are unweighted means over sites. They are the training loss of this round, and
+        the validation metrics of the model that the round started with, because the new model has
+        not been measured yet. A validation metric is left out unless every site with validation
+        metrics has sent it.
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
-        # Rounds before a resume are not in ``began``, so only those of this process count
+        # ``began`` is the start of this process, so rounds before a resume do not count
         left = (self.round_began - self.began) / (round_ - self.first) * (here.rounds - round_)
         trained = self.recorder.values(round_, "train", trained=True).values()
-        losses = [site["loss"] for site in trained if "loss" in site]  # a site may withhold it
+        # A site may withhold its loss
+        losses = [site["loss"] for site in trained if "loss" in site]
         before = self.recorder.values(round_ - 1, "val").values()
         parts = [f"round {round_:>{len(str(here.rounds))}}/{here.rounds}"]
         if losses:
@@ -209,7 +219,7 @@ class ProgressHook(Hook):
         self.say("  ".join(parts))
 
     def report(self, error: Exception) -> None:
-        """Log the first error in showing or writing the progress, and ignore later errors."""
+        """Log the first error in showing or writing the progress. Later errors are ignored."""
         if not self.reported:
             self.reported = True
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
@@ -220,11 +230,12 @@ class ProgressHook(Hook):
     def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
-    def _keep_written(self) -> None:
+    def _write_until_ended(self) -> None:
         """Write the files after each event, at least every 15 s, and once more at the end.
 
-        Nothing is written while the run directory is missing. A pause between two writings takes
-        at least 400 times the CPU time of a writing. An error goes to ``report``.
+        Nothing is written while the run directory is missing. The pause after a writing is at least
+        one second, and at least 400 times the CPU time of the writing. An error is passed to
+        ``report``.
         """
         ended = False
         while not ended:
@@ -232,15 +243,20 @@ class ProgressHook(Hook):
             self.due.clear()
             ended, began = self.ending.is_set(), time.thread_time()
             try:
-                if self.directory.path.is_dir():  # somebody may have removed the directory
-                    write_progress(self._snapshot(), self.directory.path)
+                # Somebody may have removed the directory
+                if self.directory.path.is_dir():
+                    write_progress(self._build_snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
             # CPU time, not elapsed time: on a busy machine, writing is slow because it waits
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
-    def _snapshot(self) -> Progress:
-        """Return a copy of the progress, and add times, memory and the sites' costs so far."""
+    def _build_snapshot(self) -> Progress:
+        """Return a copy of the progress with current times, memory, and costs of the sites.
+
+        The time left is set only while the run is running and has finished a round in this process.
+        It is estimated from the mean duration of those rounds.
+        """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)

@@ -1,8 +1,9 @@
 """The hook that writes metrics.csv and traffic.csv.
 
-The files grow with each round, so a late round costs no more than an early one. Final lines are
-appended once; open lines follow them, and the next writing replaces these. A checkpoint holds the
-number of final bytes and their CRC-32, and a resumed run continues after those bytes.
+The files grow with each round, so a late round costs no more than an early one. Rows are either
+final or open. Final rows never change. Open rows follow them, and are overwritten by the next call.
+A checkpoint holds the size of the final rows in bytes and their CRC-32, and a resumed run continues
+after those bytes.
 """
 
 import csv
@@ -31,11 +32,13 @@ Row = Sequence[Any]
 
 
 class GrowingCsv:
-    """A CSV file that grows with the run.
+    """A CSV file that grows with the run: final rows, then open rows that may still change.
 
     Attributes:
-        final: the number of ``bytes`` that will not change any more, header included, and their
-            ``crc32``; 0 bytes before the first writing.
+        path: the file.
+        header: the names of the columns.
+        final: the number of ``bytes`` up to the last final row, header included, and their
+            ``crc32``; 0 bytes before the first call of ``write``.
     """
 
     def __init__(self, path: Path, header: Row) -> None:
@@ -44,10 +47,14 @@ class GrowingCsv:
         self.final = {"bytes": 0, "crc32": 0}
 
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
-        """Replace the open rows of the call before by the ``final`` rows and then the open rows.
+        """Append ``final`` rows, then ``still_open`` rows, after the final rows of earlier calls.
 
-        The ``final`` rows never change after this call, but the next call replaces the open
-        rows. The first call writes the header and replaces an older file.
+        The open rows of the previous call are overwritten. The first call writes the header, and
+        replaces an existing file.
+
+        Args:
+            final: rows that will not change after this call.
+            still_open: rows that the next call overwrites.
 
         Raises:
             RunDirectoryError: the file is gone, shorter than before, or cannot be written.
@@ -93,7 +100,7 @@ class GrowingCsv:
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows that no later call changes, as lists of texts without the header."""
+        """Yield the final rows as lists of strings, without the header."""
         if self.final["bytes"]:
             with self.path.open("rb") as file:
                 text = io.StringIO(file.read(self.final["bytes"]).decode(), newline="")
@@ -102,12 +109,13 @@ class GrowingCsv:
             yield from reader
 
     def restore(self, final: dict[str, int]) -> None:
-        """Continue the file after the rows that a checkpoint has recorded as unchangeable.
+        """Continue the file after the final rows that a checkpoint has recorded.
 
-        Columns follow the file's own header, because an earlier version may have written fewer.
+        The columns become those of the file's own header, because an earlier version may have
+        written fewer.
 
         Args:
-            final: the number of ``bytes`` up to the last unchangeable row, and their ``crc32``.
+            final: the number of ``bytes`` up to the last final row, and their ``crc32``.
 
         Raises:
             CheckpointError: the file does not begin with those bytes.
@@ -120,7 +128,8 @@ class GrowingCsv:
                 f"{self.path} was altered: its first {size} bytes are not those of the checkpoint; "
                 "restore the file, or start a new run"
             )
-        if size:  # an earlier version may have begun it, with fewer columns
+        # An earlier version may have begun the file with fewer columns
+        if size:
             self.header = data.partition(b"\n")[0].decode().split(",")
         self.final = {"bytes": size, "crc32": final["crc32"]}
 
@@ -137,18 +146,18 @@ _ORDER = itemgetter(0, 1, 2, 3)  # metrics.csv is sorted by round, site, split a
 class Recorder(Hook):
     """Writes one row per metric and per message after each round.
 
-    A metric of the incoming model belongs to the round before. A metric of the site's trained model
-    is named ``trained-<metric>`` and belongs to the round of the training. So the rows of a round
-    are complete, and their place in metrics.csv is final, one round later.
+    A metric of the incoming model belongs to the round before. A metric of the site's own trained
+    model is named ``trained-<metric>``, and belongs to the round in which the model was trained. So
+    the rows of a round are complete, and their position in metrics.csv is final, one round later.
 
     Attributes:
-        written: the rows of metrics.csv and of traffic.csv that the last writing added.
-        open: rows of metrics.csv that are written, but may still move.
+        written: the rows of metrics.csv and of traffic.csv that the last round added.
+        open: rows of metrics.csv that are written, but may still change their position.
         last: the rows of the newest final round.
         sites: bytes down, bytes up and seconds so far, by site.
         peak_memory: peak memory in bytes, by site.
         unrepeatable: names of non-deterministic operations that ran.
-        failures: the messages without a usable answer, which ``failures.jsonl`` has.
+        failures: the messages without a usable reply, which are also in ``failures.jsonl``.
     """
 
     name = "records"
@@ -168,7 +177,10 @@ class Recorder(Hook):
         self._new_traffic: list[Row] = []
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Record the traffic of the sites' introductions, and the refused sites."""
+        """Record the traffic of each site's hello (its introduction), and each refused node.
+
+        A refused node is recorded as a failure of a site "unknown".
+        """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
         for reason in participants.refused:
@@ -177,7 +189,7 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the traffic of the hellos of the sites that joined, and rewrite silos.json."""
+        """Record the traffic of each new site's hello (introduction), and rewrite silos.json."""
         for site in joined:
             down, up = participants.traffic[site]
             self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])
@@ -186,8 +198,9 @@ class Recorder(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Record each reply's traffic and memory, and its metrics after training or evaluation.
 
-        Metrics of the trained model belong to ``round_``. Metrics of the received model belong to
-        the round before ``round_``. In the final evaluation they belong to ``round_``.
+        Metrics of the site's own trained model belong to ``round_``. Metrics of the received model
+        belong to the round before, except in the phase 'evaluate' (the final evaluation), where
+        they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
@@ -217,10 +230,9 @@ class Recorder(Hook):
                 self._new_metrics.append([about, site, read.split, name, metrics[key]])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
-        """Record the means of securely summed metrics under the site name "all".
+        """Record the means of securely summed metrics, with "all" in place of a site's name.
 
-        Metrics of the received model count for the round before, or for this round in the phase
-        'evaluate', as in ``phase_ended``.
+        The rounds that the metrics belong to are those of ``phase_ended``.
         """
         described = round_ - 1
         if phase == messages.EVALUATE:
@@ -234,22 +246,22 @@ class Recorder(Hook):
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Record the norm of each site's update and, if defined, its cosine to the model's step."""
+        """Record the norm of each site's update, and its cosine to the model's step if defined."""
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
             if part.cosine is not None:
                 self._new_metrics.append([round_, site, UPDATE, "cosine", part.cosine])
 
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append the failure to ``failures.jsonl``, unless the same failure is already there."""
+        """Append a failure to ``failures.jsonl``, unless an equal failure is already there."""
         self.failures.add(round_, phase, site, code, cause)
 
     def round_ended(self, state: State) -> None:
-        """Append the rows that came since the last call to metrics.csv and traffic.csv.
+        """Append the rows since the last call to metrics.csv and traffic.csv.
 
-        Rows of rounds before ``state.round`` never change after this call. Rows of
-        ``state.round`` are written too, but the next call writes them again among new rows,
-        because sites measure this round's model one round later.
+        Rows of rounds before ``state.round`` become final. Rows of ``state.round`` are written as
+        open rows, because the sites measure this round's model one round later, and its rows must
+        then be sorted in. Every row of traffic.csv is final at once.
         """
         # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
@@ -265,9 +277,9 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return the values for a checkpoint: the rows that may still move, totals, and failures.
+        """Return the values for a checkpoint: the open rows, totals, failures, and file sizes.
 
-        They include the size and CRC-32 of the unchangeable rows of both CSV files.
+        A file size is the number of bytes of the final rows, with their CRC-32.
         """
         return {
             "metrics": self.metrics.final,
@@ -281,10 +293,10 @@ class Recorder(Hook):
         }
 
     def restore(self, state: Any) -> None:
-        """Restore the values of a checkpoint, and continue both files after its unchangeable rows.
+        """Restore the values of a checkpoint, and continue both CSV files after its final rows.
 
         Raises:
-            CheckpointError: a file does not begin with the checkpoint's bytes.
+            CheckpointError: a file does not begin with the bytes that the checkpoint recorded.
         """
         self.metrics.restore(state["metrics"])
         self.traffic.restore(state["traffic"])
@@ -306,15 +318,14 @@ class Recorder(Hook):
     ) -> dict[str, dict[str, float]]:
         """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
 
-        Only the last round and the round before it are available. For any other round the mapping
-        is empty.
+        Only the last round and the round before it are available. For any other round, the mapping
+        is empty. Securely summed metrics are under the name "all".
 
         Args:
             round_: the round that the metrics belong to.
             split: ``train``, ``val`` or ``test``.
-            trained: if True, only the metrics of the sites' own trained models are returned,
-                without their prefix ``trained-``. If False, only the metrics of the received
-                model are returned.
+            trained: whether to return the metrics of the sites' own trained models, without their
+                prefix ``trained-``, instead of those of the received model.
         """
         found: dict[str, dict[str, float]] = {}
         # Older rows are only in the file, because no hook needs them during the run
@@ -337,7 +348,7 @@ class Recorder(Hook):
         return total
 
     def _add_traffic(self, row: Row) -> None:
-        """Record the traffic of a message, and add it to the totals of the message's site."""
+        """Record one message's row of traffic.csv, and add it to the totals of its site."""
         self._new_traffic.append(row)
         down, up, seconds = self.sites.get(row[2], (0, 0, 0.0))
         self.sites[row[2]] = (down + row[3], up + row[4], round(seconds + row[5], 3))

@@ -1,6 +1,6 @@
-"""The run directory, whose layout tools and tests rely on; every file is complete or absent.
+"""The run directory, whose layout tools and tests rely on. Every file is complete or absent.
 
-``config.toml``, ``silos.json``, ``metrics.csv``, ``traffic.csv``, ``summary.json``,
+The files are ``config.toml``, ``silos.json``, ``metrics.csv``, ``traffic.csv``, ``summary.json``,
 ``privacy.json``, ``curves.png``, ``checkpoints/`` and ``model.safetensors``. Sites keep their
 personal models; in a simulation these are in ``sites/<site>/``.
 """
@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
-from fedsilo.core.versions import git_revision
+from fedsilo.core.versions import git_revision, installed_version, processor
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import Content, check_table, read_content
 
@@ -49,7 +49,7 @@ _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-lea
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The folder of one run."""
+    """The folder of one run, which may not exist yet."""
 
     path: Path
 
@@ -59,17 +59,17 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def has_checkpoint(self) -> bool:
-        """Tell whether the folder of checkpoints has a file, so that the run can be resumed."""
+        """Return whether the folder of checkpoints has a file, so that the run can be resumed."""
         return any(self.checkpoints.glob("*"))
 
     def file(self, name: str) -> Path:
-        """Return the path of a file in the directory, after checking that it is safe to read.
+        """Return the path of a file in the directory, after checking that the file is safe to read.
 
-        A missing file is accepted.
+        The file may be missing.
 
         Raises:
-            RunDirectoryError: the file is a pipe, a folder, too large, or a link out of the
-                directory.
+            RunDirectoryError: the file is a pipe, a device or a folder, is larger than 1 GiB, or is
+                a link out of the directory.
         """
         path = self.path / name
         refuse_outside(self.path, path)
@@ -83,7 +83,7 @@ class RunDirectory:
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file of the run, and check its form if its name is known.
+        """Read a JSON file of the run. The content is checked if ``FORMS`` has the file's name.
 
         Raises:
             RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
@@ -91,7 +91,7 @@ class RunDirectory:
         path = self.file(name)
         if not path.exists():
             raise RunDirectoryError(
-                f"{path} is missing: the run has not ended, or this is no run directory; resume "
+                f"{path} is missing: the run has not ended, or this is not a run directory; resume "
                 "the run, or name another directory"
             )
         try:
@@ -102,7 +102,7 @@ class RunDirectory:
             ) from None
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
-        """Read a CSV file of the run as one mapping per row, column -> cell.
+        """Read a CSV file of the run, and return one mapping per row, column -> cell as a string.
 
         Raises:
             RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
@@ -123,7 +123,7 @@ class RunDirectory:
         return list[dict[str, str]](rows)
 
     def has_ended(self) -> bool:
-        """Tell whether the run is complete, except perhaps for its pictures."""
+        """Return whether the run is complete, except perhaps for its pictures."""
         return (self.path / SUMMARY).is_file() and not (self.path / ENDING).is_file()
 
 
@@ -134,7 +134,8 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
     write. A path that is not a link is accepted, even if it does not exist.
 
     Raises:
-        RunDirectoryError: the path is a link that leads out of the directory, nowhere or to itself.
+        RunDirectoryError: the path is a link that leads out of the directory, to a missing file, or
+            to itself.
     """
     if not path.is_symlink():
         return
@@ -152,7 +153,7 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
 def refuse_links(run_dir: Path) -> None:
     """Check that no file or folder in a run directory is a symbolic link out of it.
 
-    The directory itself, its checkpoints and its sites are searched, one level each.
+    The directory itself and its folders "checkpoints" and "sites" are searched, one level each.
 
     Raises:
         RunDirectoryError: names the first such link.
@@ -189,8 +190,9 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     if common.run_name:
         return settings
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    of = f"{common.method}-{common.dataset}".replace(":", "-")  # names of plugins have a colon
-    name = f"{of}-seed{common.seed}-{stamp}-{os.getpid()}"
+    # Names of plugins have a colon, which a run's name must not have
+    prefix = f"{common.method}-{common.dataset}".replace(":", "-")
+    name = f"{prefix}-seed{common.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
@@ -264,11 +266,11 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
 
 def _is_taken(path: Path) -> bool:
-    """Tell whether a path is taken, so that a new run cannot use it.
+    """Return whether a path is in use, so that a new run must not write to it.
 
-    A path that does not exist is free, and a file is taken. A directory is free only if it holds a
-    lock and nothing but files that a run writes before config.toml, because then its process died
-    before the run began.
+    A missing path is free, and a file is taken. A folder is free only if it has a lock, and
+    otherwise nothing but files that a run writes before config.toml. Such a folder belongs to a
+    process that died before its run began. An empty folder is taken.
     """
     if not path.is_dir():
         return path.exists()
@@ -284,7 +286,10 @@ def _is_taken(path: Path) -> bool:
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
-    """Build the text of config.toml: all settings, the engine and resources, and the versions."""
+    """Build the text of config.toml: all settings, the engine and resources, and the versions.
+
+    An empty ``launch`` (engine and resources) is left out.
+    """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
@@ -293,23 +298,28 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 
 
 def this_environment() -> dict[str, Any]:
-    """Return the versions of fedsilo, Python and the numerical packages, for config.toml."""
+    """Return config.toml's environment: the versions of fedsilo, Python and packages, and the CPU.
+
+    Packages that are not installed are left out. fedsilo's version is its git revision.
+    """
     packages = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            packages[name] = version(name)
+            packages[name] = installed_version(name)
     return {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
+        "processor": processor(),
         "packages": packages,
     }
 
 
 def silos_document(participants: Participants) -> dict[str, Any]:
-    """Build silos.json: site -> distribution, sizes, label counts, fingerprints and more.
+    """Build silos.json: site -> its facts.
 
-    It also has the number of left-out samples, schema, class names, backbone, the software of
-    hospitals and, with 'run.site-weights', the agreed number of training samples.
+    The facts are the distribution, sizes, label counts, fingerprints, number of left-out samples,
+    schema, class names and backbone. Hospitals also have their software, and with
+    'run.site-weights' a site has its agreed number of training samples.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -335,8 +345,12 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
-    The directory of a new run is deleted if the block fails with a FedsiloError before the first
-    checkpoint.
+    If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
+    deleted. After any other exception it stays.
+
+    Args:
+        directory: the run directory.
+        new: whether the run is new and not resumed.
 
     Raises:
         RunDirectoryError: another process writes to the directory, ``new`` is True but the
@@ -356,7 +370,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
         # Only after fedsilo's own errors: after a crash, somebody may want to look at the files
         try:
-            with _explaining_full_disk(directory):
+            with _explain_full_disk(directory):
                 yield
         except FedsiloError:
             if new and not directory.has_checkpoint():
@@ -365,8 +379,8 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Turn an OSError of a full disk in the block into a RunDirectoryError with the remedy.
+def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
+    """Turn the OSError of a full disk in the block into a RunDirectoryError with the remedy.
 
     Any other error is raised unchanged.
     """

@@ -70,9 +70,9 @@ def means(values: Values) -> dict[str, float]:
 def by_distribution(
     values: Values, distribution_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return the mean of each metric over the sites of each distribution (mA, mE, mP in eq. 10).
+    """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
 
-    Rows without a distribution, such as "all", are left out.
+    The means are unweighted. Rows that belong to no distribution, such as "all", are left out.
     """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
@@ -95,9 +95,9 @@ def privacy_document(
         method: the method's name.
         trust: the run's level of trust.
         leaves: the method's sentences on the data that leave a site.
-        totals: total bytes, of which only "up" is used.
+        totals: the total bytes, "down" and "up"; only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
-        perturbation: a description of noise without a privacy guarantee. If it is empty, the
+        perturbation: a description of noise that gives no privacy guarantee. If it is empty, the
             document has no such entry.
     """
     # The package of the ClientApp brings Flower, which commands that only list do not need
@@ -130,14 +130,14 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    The only site of a distribution of the same name has only the distribution's row. For more than
-    20 sites, quantiles and the five worst sites replace the sites' rows. If there are more than 20
-    distributions, their rows are left out. The rows of distributions and of all sites are
-    unweighted means.
+    A site whose distribution has the site's own name gets no row, because the distribution's row
+    repeats it. For more than 20 sites, quantiles and the five worst sites replace the sites' rows.
+    For more than 20 distributions, their rows are left out. The rows of distributions and of all
+    sites are unweighted means.
 
     Args:
         values: site -> metric -> value on the test samples.
-        distribution_of: the distribution of each site.
+        distribution_of: site -> its distribution.
         title: the title of the table.
         shown: the metrics to show, in this order. A metric that no site has is left out.
     """
@@ -152,7 +152,7 @@ def result_table(
     groups = by_distribution(values, distribution_of)
     if len(groups) > MANY:
         groups = {}
-    for name, row in _shown_sites(values, metrics).items():
+    for name, row in _select_rows(values, metrics).items():
         group = distribution_of.get(name, "")
         # The row of the distribution below would repeat its only site
         if name in groups and group == name:
@@ -172,7 +172,7 @@ def summary_lines(
 ) -> Iterator[Table | str]:
     """Yield the table of results of a finished run.
 
-    If the run does not know the values of single sites, its title and a line of means are yielded
+    If the run knows only means over sites, the table's title and a line of means are yielded
     instead.
 
     Args:
@@ -203,12 +203,15 @@ def mean_line(mean: Mapping[str, float]) -> str:
     return f"mean over the test samples of all sites: {values or 'none'}"
 
 
-def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
-    """Return the rows to show: all sites, or for more than 20 sites quantiles and the five worst.
+def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
+    """Return the rows to show: all sites, or quantiles and the five worst sites if there are many.
 
-    The first metric decides which sites are worst. The five sites with its lowest values are
-    chosen. If ``metrics`` is empty, all sites are returned. At least one site must have each
-    metric.
+    More than 20 sites are many. The worst sites have the lowest values of the first metric. If
+    ``metrics`` is empty, all sites are returned. At least one site must have each metric.
+
+    Args:
+        values: site -> metric -> value.
+        metrics: the metrics of the table, in order.
     """
     if len(values) <= MANY or not metrics:
         return values
@@ -228,7 +231,7 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
 
 
 def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    """Format a row's metrics with three decimals, or one for perplexity, "n/a" if missing."""
+    """Format a row's metrics with three decimals (one for perplexity), and "n/a" if missing."""
     cells = []
     for metric in metrics:
         digits = 3
@@ -245,18 +248,18 @@ def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]
 
 
 def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
-    """Return the five names with the lowest values, lowest first.
+    """Return the five names with the lowest values, lowest first; all names if there are fewer.
 
-    Names with equal values are in alphabetical order. If ``high_is_worse`` is True, the five names
-    with the highest values are returned, highest first, and names with equal values are in reverse
-    alphabetical order. If there are fewer than five names, all are returned.
+    Names with equal values are in alphabetical order. If ``high_is_worse``, the five names with the
+    highest values are returned, highest first, and names with equal values are in reverse
+    alphabetical order.
     """
     # The name is in the key too, so that equal values give one order on every machine
     return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join names for a sentence. If there are more than 20, name five and count the rest."""
+    """Join names with commas. If there are more than 20, name the first five and count the rest."""
     most = MANY
     if len(names) > MANY:
         most = _WORST

@@ -4,7 +4,7 @@ There are about twenty scalars. Each is the mean of a metric over the sites, ``<
 or a sum over the sites in a round, ``traffic/<bytes_down, bytes_up, seconds, steps or samples>``.
 A tracker is read by others, so the means are over the values that a report may show (``shown.py``).
 The settings that decide the result are sent once. The hook stores nothing in the checkpoint, so a
-run is the same with and without it. A failure prints one line and ends no run.
+run is the same with and without it. A failure prints one line and does not end the run.
 
 A tracker is a generator: it opens its destination, receives lists of scalars, and ends when it is
 closed. A resumed run sends all rows of its checkpoint again. TensorBoard removes the earlier rows
@@ -58,7 +58,11 @@ Tracker = Generator[None, Sequence[Scalar], None]
 
 
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision."""
+    """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
+
+    Events of an earlier attempt are removed. The settings are written as a table. ``resumed`` is
+    ignored.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
     # A new run purges too, because TensorBoard recognises a restart only at the second purge
@@ -76,9 +80,9 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
 
-    Without that variable it writes to ``mlflow.db`` beside the run directory. A resumed run
-    continues the MLflow run that has the run directory as a tag, and receives only the missing
-    values.
+    Without that variable, it writes to ``mlflow.db`` beside the run directory. If ``resumed``, the
+    MLflow run whose tag is the run directory continues, and receives only the values that it lacks.
+    If there is no such MLflow run, a new one begins.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -88,7 +92,8 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
     with (run_dir.parent / ".mlflow.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # otherwise two runs could both create the tables
+        # Without the lock, two runs could both create the tables
+        fcntl.flock(file, fcntl.LOCK_EX)
         client = mlflow.MlflowClient(uri)
         found = client.get_experiment_by_name(_PROJECT)
         experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
@@ -117,7 +122,8 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
     """Return the id of the MLflow run whose tag is this run directory, or "" if there is none."""
     quote = "'"
-    if quote in str(run_dir):  # MLflow cannot escape a quote
+    # MLflow cannot escape a quote
+    if quote in str(run_dir):
         quote = '"'
     same = f"tags.`{_TAG}` = {quote}{run_dir}{quote}"
     for run in client.search_runs([experiment], same, max_results=1):
@@ -126,7 +132,10 @@ def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
 
 
 def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Settings) -> str:
-    """Create an MLflow run with the settings as its parameters, and return its id."""
+    """Create an MLflow run with the settings as its parameters, and return its id.
+
+    The run has the name of the run directory, and the directory's path as a tag.
+    """
     from mlflow.entities import Param
 
     tags = {_TAG: str(run_dir)}
@@ -140,7 +149,7 @@ def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Se
 
 
 def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
-    """Count the values that an MLflow run already has: (name, round) -> number.
+    """Count the values that an MLflow run already has: (name, round) -> number of values.
 
     MLflow stores each value that it receives, so a value sent twice would be there twice.
     """
@@ -152,11 +161,11 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 
 
 def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Open a tracker that writes a run in the project ``fedsilo`` of Weights & Biases.
+    """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases.
 
     Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
-    ``<run-dir>/wandb`` until ``wandb sync``. No code, git state, console output or machine data is
-    sent.
+    ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
+    machine data is sent. If ``resumed``, the same W&B run continues.
     """
     import wandb
 
@@ -210,7 +219,7 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 
 
 class TrackingHook(Hook):
-    """Sends the recorder's new rows to a tracker, and must follow the recorder and the checkpoint.
+    """Sends the recorder's new rows to a tracker. Must come after the recorder and the checkpoint.
 
     The ``decisive`` settings, which decide the result, are sent at the start.
     """
@@ -224,7 +233,7 @@ class TrackingHook(Hook):
         self.silos: Mapping[str, Any] = {}
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker and send it all rows that the checkpoint of a resumed run has."""
+        """Open the tracker, and send it all rows that a resumed run has restored."""
         self.silos = silos_document(participants)
         with self._stop_on_failure():
             open_tracker = TRACKERS[self.common.track]
@@ -272,7 +281,7 @@ class TrackingHook(Hook):
 
     @contextmanager
     def _stop_on_failure(self) -> Iterator[None]:
-        """Log a warning and stop tracking if the ``with`` block fails, but do not raise."""
+        """Run the block. If it raises, log a warning, stop tracking for good, and do not raise."""
         try:
             yield
         except Exception as error:  # libraries and servers may fail in any way
@@ -284,11 +293,15 @@ class TrackingHook(Hook):
 
 
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
-    """Return the mean of each metric over sites and the sum of traffic over sites, by round.
+    """Return the mean of each metric and the sum of each traffic column over sites, by round.
 
-    Metrics per class, per bin or of another site's model are left out. Metrics of the sites' own
-    trained models are kept only on the training split. The traffic of hellos and of the final
-    evaluation is left out.
+    Metrics per class, per bin, of another site's model, or with the prefix ``own-`` are left out.
+    Metrics of the sites' own trained models are kept only on the training split. The traffic of
+    hellos and of the final evaluation is left out.
+
+    Args:
+        metrics: rows of metrics.csv.
+        traffic: rows of traffic.csv.
     """
     values: dict[tuple[str, int], dict[str, dict[str, float]]] = {}
     for round_, site, split, metric, value in metrics:

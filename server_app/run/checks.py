@@ -1,11 +1,11 @@
-"""Check whether a run can begin, and collect the lines that it prints about its sites.
+"""Checks that decide whether a run can begin, and notices that a run prints about its sites.
 
-Each check returns None or the problem, an error that says what to do; some checks raise it. The
-tuples list the checks in order: ``PLAN_CHECKS`` come before any site is asked, ``SITE_CHECKS`` once
-the sites have answered. The start of a run raises the first problem; ``fedsilo doctor run`` reports
-all. Single sites are checked by ``strategies/meeting/checks.py``.
+A check returns None if it finds no problem. Otherwise it returns or raises an error that says what
+to do. ``PLAN_CHECKS`` run before any site is asked, and ``SITE_CHECKS`` run once the sites have
+answered. A run stops at the first error; ``fedsilo doctor run`` reports all errors. Single sites
+are checked by ``strategies/meeting/checks.py``.
 
-``NOTICES`` yield lines that a run prints before it begins; they stop nothing.
+``NOTICES`` yield lines that a run prints before it begins. They never stop the run.
 """
 
 import os
@@ -40,7 +40,10 @@ _UNREADABLE = "they are missing or cannot be decoded"
 
 
 def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[FedsiloError]:
-    """Run all checks in order, and yield the problem of each one that returns or raises one."""
+    """Run all checks in order, and yield each FedsiloError that a check returns or raises.
+
+    The checks after an error still run. Exceptions of other types are not caught.
+    """
     for check in checks:
         try:
             problem = check(case)
@@ -51,7 +54,7 @@ def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[Fedsilo
 
 
 def raise_first(checks: Sequence[Check[Case]], case: Case) -> None:
-    """Raise the first problem, if there is one, and run no checks after that problem."""
+    """Run the checks in order, and raise the first error. The checks after it do not run."""
     for problem in find_problems(checks, case):
         raise problem
 
@@ -64,10 +67,11 @@ class Plan:
     """The plan of a run of simulated sites, before any site is asked.
 
     Attributes:
-        common: its common settings.
-        resources: the resources of its sites; only the Ray engine's are checked.
+        common: the common settings of the run.
+        resources: the cores and GPUs for the sites, in the form of ``RESOURCES``; only used for
+            Ray.
         engine: the engine, or ``auto`` if none is chosen yet.
-        ray_address: the address of a running Ray cluster, or empty.
+        ray_address: the address of a running Ray cluster; empty for none.
     """
 
     common: CommonSettings
@@ -76,12 +80,12 @@ class Plan:
     ray_address: str = ""
 
     def uses_ray(self) -> bool:
-        """Tell whether the sites will run as Ray actors."""
+        """Return whether the sites run in Ray: engine "ray", or "auto" with a Ray address."""
         return self.engine == "ray" or (self.engine == "auto" and bool(self.ray_address))
 
 
 def check_purpose(plan: Plan) -> Problem:
-    """Return a SettingError if 'run.purpose' is not "train", and None if it is."""
+    """Return a SettingError if 'run.purpose' is not "train"; otherwise None."""
     if plan.common.purpose == "train":
         return None
     return SettingError(
@@ -91,9 +95,14 @@ def check_purpose(plan: Plan) -> Problem:
 
 
 def check_weights(plan: Plan) -> Problem:
-    """Check that the files of initial weights and of a pretrained backbone exist, if used.
+    """Check that the weight files that the run needs exist. The result is always None.
 
-    The result is always None. The functions that look for the files raise a SettingError.
+    The file in 'train.initial-weights' must exist unless the setting is empty or begins with
+    "timm:". Network "vit" needs the file in 'vit.backbone-weights', unless that is "timm" or
+    "random". Network "resnet22" needs it only if the setting is not empty.
+
+    Raises:
+        SettingError: a file is missing, or network "vit" has no 'vit.backbone-weights'.
     """
     common = plan.common
     if common.initial_weights and not common.initial_weights.startswith("timm:"):
@@ -108,20 +117,23 @@ def check_weights(plan: Plan) -> Problem:
 
 
 def check_cut(plan: Plan) -> Problem:
-    """Check that splitting the images into silos leaves no silo empty.
+    """Check that splitting the images into silos leaves no silo empty. The result is always None.
 
-    The result is always None, and ``cut_of`` raises the error. Without this check, the same error
-    would come from every silo.
+    The same error would otherwise come from every silo. If the data set is not split at random,
+    nothing is checked.
+
+    Raises:
+        FedsiloError: from ``cut_of``, if a silo would be empty.
     """
     cut_of(plan.common)
     return None
 
 
 def check_vectorised(plan: Plan) -> Problem:
-    """Return a SettingError if 'machine.vectorised' is above 1 but the engine does not allow it.
+    """Return a SettingError if 'machine.vectorised' is above 1 but the engine is not "inline".
 
-    Engine "inline" allows it. Engine "auto" allows it if Ray is not used. Otherwise None is
-    returned only if the setting is 1.
+    Engine "auto" counts as "inline" unless the plan has a Ray address. The result is None if the
+    engine and the setting fit.
     """
     count = plan.common.vectorised
     if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
@@ -133,7 +145,7 @@ def check_vectorised(plan: Plan) -> Problem:
 
 
 def check_ray_address(plan: Plan) -> Problem:
-    """Return a SettingError if a Ray cluster's address is given but the engine is not Ray."""
+    """Return a SettingError if the plan has a Ray address but does not use Ray; otherwise None."""
     if not plan.ray_address or plan.uses_ray():
         return None
     return SettingError(
@@ -142,11 +154,15 @@ def check_ray_address(plan: Plan) -> Problem:
 
 
 def check_first_silo(plan: Plan) -> Problem:
-    """Check, for the Ray engine, that the first silo's data and the start weights can be loaded.
+    """For Ray, check that the first silo's data and the initial weights load. Always returns None.
 
-    The result is always None. The functions that load the data or the weights raise the error.
-    Inside a Ray process, the same error would come late and be harder to read. Other engines,
-    synthetic data and data sets that do not name their silos are not checked.
+    Inside a Ray process, the same error would come late and be hard to read. Nothing is checked for
+    other engines, for made-up data sets, or if the data set does not know its silos' names. Initial
+    weights are loaded if 'train.initial-weights' is set, or if network "resnet22" has backbone
+    weights.
+
+    Raises:
+        FedsiloError: the data or the weights cannot be loaded.
     """
     common = plan.common
     if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
@@ -163,16 +179,17 @@ def check_first_silo(plan: Plan) -> Problem:
 
 
 def check_memory(plan: Plan) -> Problem:
-    """Return a SettingError if the processes that Ray starts do not fit into the free memory.
+    """Return a SettingError if the processes that Ray starts need more than the free memory.
 
-    Each process is expected to need 0.4 GB. The result is None if the processes fit, if Ray is not
-    used, or if the plan has the address of a running Ray cluster.
+    Each process is assumed to need 0.4 GB. The result is None if the processes fit, if the plan
+    does not use Ray, or if it has the address of a running Ray cluster.
     """
     if not plan.uses_ray() or plan.ray_address:
         return None
     resources = plan.resources
     share = float(resources["client-resources-num-cpus"])
-    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1  # as Ray counts them
+    # Ray counts all cores of the machine
+    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1
     at_once = cores
     if share:
         at_once = int(cores / share)
@@ -187,7 +204,7 @@ def check_memory(plan: Plan) -> Problem:
     )
 
 
-# Those of files that a simulation reads
+# Checks of the files that a simulation reads
 DATA_CHECKS: tuple[Check[Plan], ...] = (
     check_weights,
     check_cut,
@@ -207,12 +224,12 @@ PLAN_CHECKS: tuple[Check[Plan], ...] = (
 
 @dataclass(frozen=True)
 class Beginning:
-    """A run whose sites are known.
+    """A run whose sites have answered, before its first round.
 
     Attributes:
-        common: its common settings, with the chosen aggregation in place of 'auto'.
-        participants: its sites.
-        directory: its run directory; None if no run is meant to begin.
+        common: the common settings of the run, with the chosen aggregation in place of 'auto'.
+        participants: the sites that take part, with the facts that they reported.
+        directory: the run directory; None for a rehearsal, which starts no run.
     """
 
     common: CommonSettings
@@ -221,9 +238,11 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that there are enough sites for aggregation, secure sums and sampling of sites.
+    """Check that enough sites take part for the run's settings. The result is always None.
 
-    The result is always None, and ``refuse_site_count`` raises a SettingError.
+    Raises:
+        SettingError: from ``refuse_site_count``, if the aggregation, secure aggregation or
+            'server.sites-per-round' needs more sites.
     """
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
@@ -232,8 +251,9 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    The sites are compared with the silos.json of the run's start. If the method lets sites join
-    late, new sites are accepted. The result is None for a new run, or if there is no silos.json.
+    The sites are compared with silos.json, which the run wrote when it began. If the method lets
+    sites join late, new sites are accepted, but a missing site never is. The result is None if
+    nothing differs, for a new run, without a run directory, and without silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
@@ -248,12 +268,12 @@ def check_same_sites(beginning: Beginning) -> Problem:
         was, is_now = before[site].get("agreed"), now[site].get("agreed")
         if was != is_now:
             return RunDirectoryError(
-                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} "
+                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, but {path} "
                 f"has {was or 'nothing'}: resume with the same file, or choose another 'run.name'"
             )
     if before != now:
         return RunDirectoryError(
-            f"the sites or their data are not those of {path}: resume with the same sites and "
+            f"the sites or their data differ from those in {path}: resume with the same sites and "
             "data, or choose another 'run.name'"
         )
     return None
@@ -262,8 +282,9 @@ def check_same_sites(beginning: Beginning) -> Problem:
 def check_early_stopping(beginning: Beginning) -> Problem:
     """Return a SettingError if no site can report the validation metric for early stopping.
 
-    Without this check, the run would train all its rounds and then find no best round. The result
-    is None if a site may report the metric, or if the metric is "none".
+    The result is None if the metric is "none", or if ``_may_report`` is True for at least one site
+    that measures on validation samples. Without this check, the run would train all its rounds and
+    then find no best round.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     measuring = []
@@ -285,15 +306,16 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 
 
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
-    """Tell whether a site's validation labels suffice to define a metric.
+    """Return whether a site's validation labels suffice to define ``metric``.
 
-    'balanced-accuracy' needs at least two classes, and 'auc' needs all classes. 'average-precision'
-    is defined only for a task with two classes, and needs both classes. Any other metric is defined
-    by any labels. The result is also True if the counts are unknown, if the run uses differential
-    privacy, or if a plugin defines the method.
+    'balanced-accuracy' needs labels of at least two classes, and 'auc' needs labels of all classes.
+    'average-precision' needs a task with two classes, and labels of both. Every other metric is
+    always defined. The result is also True if the label counts are unknown, if the run uses
+    differential privacy, or if the method is a plugin, because such a method may measure in its own
+    way.
     """
     counts = facts.label_counts.get("val")
-    # Without exact counts nothing is known, and a plugin's method may measure in its own way
+    # Without exact counts nothing is known. A plugin's method may measure in its own way
     if counts is None or common.is_private() or common.method not in METHODS:
         return True
     occurring = np.count_nonzero(counts)
@@ -317,9 +339,10 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 
 
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line that names the silos without a participating site, if there are any.
+    """Yield one line that names the silos that do not take part, or nothing if all do.
 
-    In a simulation the data set's own notices come first, for example on centres without images.
+    If the server does not know the silos' names, none counts as missing. In a simulation, the data
+    set's own notices come first, for example about centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
@@ -339,8 +362,9 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
     """Return the names of all silos, or an empty list if the server cannot know the names.
 
-    In a deployment whose data only the sites know, the names come from the operator's registry,
-    because the server's own files count only in a simulation. Otherwise the data set has them.
+    If only the hospitals know how many silos exist, the names are those in the operator's registry.
+    In a simulation, and for all other data sets, the names come from the data set. The list is
+    empty without a registry, or if the data set cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -356,8 +380,9 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line with classes and sample counts for each simulated site with the user's own data.
 
-    It lets the user check how fedsilo has read the files. Nothing is yielded for real sites and for
-    built-in data sets, and a site without label counts is skipped.
+    The line lets the user check how fedsilo has read the files. Nothing is yielded for real sites
+    or for built-in data sets. A site without label counts is skipped. Classes without names are
+    numbered from 0.
     """
     if not participants.are_simulated() or data_set(common.dataset).origin != "own":
         return
@@ -373,15 +398,16 @@ def own_silos(participants: Participants, common: CommonSettings) -> Iterator[st
 
 
 def refused_nodes(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line with the reason for each node that was refused."""
+    """Yield one line for each node that cannot take part, with the reason."""
     for reason in participants.refused:
         yield f"continuing without a SuperNode, because it cannot take part: {reason}"
 
 
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line if one site reports more than 90 % of all training samples.
+    """Yield one line if a single site reports more than 90 % of all training samples.
 
-    Nothing is yielded with fewer than three sites, or with agreed weights.
+    Nothing is yielded for fewer than three sites, or if weights were agreed beforehand
+    ('run.site-weights').
     """
     sizes = {}
     for name, facts in participants.facts.items():
@@ -396,11 +422,11 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each unusual property of a site's data.
+    """Yield one line for each unusual property of a site's data.
 
-    A line is yielded if all training samples of a site are of one class, if the site has no test
-    samples, if it withholds its metrics on a split, or if samples were left out. If no site has
-    test samples, one line at the start says so instead of a line per site.
+    The properties are, in this order: all training samples are of one class, there are no test
+    samples, metrics are withheld on some splits, and samples were left out. If no site has test
+    samples, a single line at the start says so, and no site gets its own line about it.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     if not some_have_test:
@@ -416,13 +442,17 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
             yield f"site {site}: it withholds its metrics on {', '.join(withheld)}"
         if facts.dropped:
             reason = _UNREADABLE
-            if facts.features:  # a table
+            # Only a table has features
+            if facts.features:
                 reason = "a value is missing or out of range"
             yield f"site {site}: {format_count(facts.dropped, 'sample')} left out: {reason}"
 
 
 def _has_test(facts: SiteFacts) -> bool:
-    """Tell whether a site has test samples, or measures on them if it has no label counts."""
+    """Return whether a site has test samples.
+
+    Without label counts, return whether the site measures on test samples.
+    """
     if not facts.label_counts:
         return "test" in facts.measured
     return bool(facts.sizes().get("test"))
@@ -451,6 +481,6 @@ DOCTOR_NOTICES: tuple[Notice, ...] = (
 def find_notices(
     notices: Sequence[Notice], participants: Participants, common: CommonSettings
 ) -> Iterator[str]:
-    """Yield the lines of each of ``notices``, in order."""
+    """Call each of ``notices`` in order, and yield all their lines."""
     for notice in notices:
         yield from notice(participants, common)

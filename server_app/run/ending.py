@@ -1,8 +1,8 @@
-"""The end of a run: the model, summary.json, the documents, and the table on the terminal.
+"""The end of a run: write the model, summary.json and the documents, and print the results.
 
-The model, privacy.json and summary.json are written first; summary.json makes the run complete.
-These three need no name that a site has sent. Then each document is written by itself: if one fails
-because of a site's metrics, a line says so and the next follows. The command that started the run
+The model, privacy.json and summary.json are written first, and summary.json makes the run complete.
+The documents follow. Each document is written separately: if one fails, for example because of a
+metric that a site sent, a line says so and the next one follows. The command that started the run
 draws the pictures.
 """
 
@@ -20,6 +20,7 @@ from fedsilo.core.methods import title_of
 from fedsilo.core.one_line import abbreviate, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SPLITS
+from fedsilo.core.versions import processor
 from fedsilo.datasets.registry import data_set
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records import summary as summaries
@@ -43,9 +44,10 @@ from fedsilo.strategies.loop.round_loop import RoundLoop
 
 @dataclass(frozen=True)
 class RunHooks:
-    """The hooks that the end of a run reads.
+    """The hooks whose records are needed at the end of a run.
 
-    ``privacy`` is None without differential privacy, ``best`` without an early-stopping metric.
+    ``privacy`` is None without differential privacy, and ``best`` is None without an early-stopping
+    metric.
     """
 
     recorder: Recorder
@@ -61,13 +63,17 @@ def write_end(
     seconds: Mapping[str, float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write the model, privacy.json, summary.json and the documents, and return the summary.
+    """Write the final files of a run, and return the content of summary.json.
+
+    The order is: the model, privacy.json, summary.json, documents. If a method has no global model,
+    the statistics that standardise a table are written to standardisation.json instead. An error in
+    a document does not fail the run, but an error in any other file is raised.
 
     Args:
         directory: the run directory.
-        loop: the round loop at its last state.
+        loop: the round loop, after its last round.
         hooks: the hooks of the run.
-        seconds: the duration of each part of the run in seconds, by name.
+        seconds: the duration of each part of the run in seconds, by the part's name.
         say: prints one line for each document that cannot be built or written.
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
@@ -82,6 +88,7 @@ def write_end(
     if hooks.best:
         summary["best"] = hooks.best.best
     summary["seconds"] = _build_seconds(seconds, recorder)
+    summary["processor"] = processor()
     summary["peak-memory-bytes"] = recorder.peak_memory
     summary["unrepeatable-operations"] = sorted(recorder.unrepeatable)
     summary["bytes"] = recorder.totals()
@@ -90,7 +97,8 @@ def write_end(
     if unlike:
         summary["unlike-columns"] = unlike
     ending = directory.path / run_directory.ENDING
-    ending.touch()  # a run that is killed from here on writes its documents once it is resumed
+    # A run that is killed after this line writes its documents when it is resumed
+    ending.touch()
     directory.write_json(run_directory.SUMMARY, summary)
     _write_documents(directory, loop, recorder, say)
     ending.unlink()
@@ -98,7 +106,12 @@ def write_end(
 
 
 def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
-    """Build 'seconds' of summary.json: the duration of each part, and each site's working time."""
+    """Build the entry 'seconds' of summary.json.
+
+    Returns:
+        The duration of each part in seconds, rounded to three decimals, and under "sites" each
+        site's total working time in seconds.
+    """
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
         seconds[name] = round(value, 3)
@@ -112,36 +125,43 @@ def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, 
 def _write_documents(
     directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
-    """Write evidence.json if a site reported evidence, and write the method's documents.
+    """Write evidence.json and the method's own documents.
 
-    If a document fails, ``say`` prints a line about it and the other documents are still written.
+    evidence.json is written only if ``evidence_document`` is not empty. If a document cannot be
+    built or written, ``say`` prints a line about it, and the other documents are still written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
     documents: Mapping[str, Any] = {}
-    with _say_failure_of("the method's documents", say):
+    with _report_failure_of("the method's documents", say):
         documents = method.documents(state, test)
-    with _say_failure_of("evidence.json", say):
+    with _report_failure_of("evidence.json", say):
         # Only evidential networks report evidence
         evidence = evidence_document(test)
         if evidence:
             directory.write_json("evidence.json", evidence)
     for name, document in documents.items():
-        with _say_failure_of(name, say):
+        with _report_failure_of(name, say):
             directory.write_json(name, document)
 
 
 @contextmanager
-def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block, and print the reason instead of raising if it fails."""
+def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Run the block. If it raises, print the reason and that ``document`` cannot be written.
+
+    The exception is not raised again.
+    """
     try:
         yield
     except Exception as error:  # a method's own code, a full disk
-        say(f"cannot write {what} ({reason_of(error)}); the run is complete without it")
+        say(f"cannot write {document} ({reason_of(error)}); the run is complete without it")
 
 
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
-    """Build privacy.json: the data that left the sites, the bytes, and any guarantee."""
+    """Build the content of privacy.json: the data that left the sites, bytes, and any guarantee.
+
+    Without differential privacy, the guarantee is the sentence that there is none.
+    """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
         guarantee = hooks.privacy.guarantee(method.participants)
@@ -156,13 +176,14 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 
 
 def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
-    """Build the part of summary.json about the results.
+    """Build the part of summary.json that holds the results.
 
-    It has test and validation metrics, the reason for an early stop, the method's events, failures
-    and plugins.
+    The part has the run's identity, the final test metrics by site with their means, the means of
+    the final validation metrics, the reason for an early stop (None if there was none), the
+    method's events by round, the failures, and the digests of plugins, if the run used any.
     """
     state, method, common = loop.state, loop.method, loop.method.common
-    distribution_of = _distribution_of(method)
+    distribution_of = _distributions_of(method)
     test = without_bins(recorder.values(state.round, "test"))
     val = recorder.values(state.round, "val")
     by_site = dict(test)
@@ -191,7 +212,7 @@ def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     return results
 
 
-def _distribution_of(method: Method) -> dict[str, str]:
+def _distributions_of(method: Method) -> dict[str, str]:
     return {site: facts.distribution for site, facts in method.participants.facts.items()}
 
 
@@ -202,10 +223,10 @@ def show_end(
     summary: Mapping[str, Any],
     console: Console,
 ) -> None:
-    """Print the reason for an early stop, the results, the best round and the run directory.
+    """Print the reason for an early stop, the test results, the best round and the run directory.
 
-    A run that knows only means over sites prints a line of means instead of the table. Parts that
-    the summary does not have are left out.
+    If the run knows only means over sites, a line of means replaces the table. If early stopping
+    found no best round, a line says so. Parts that the summary does not have are left out.
     """
     say = printer(console)
     if summary["stopped"]:
@@ -242,7 +263,7 @@ def _show_table(
     Lines below the table name the metrics that are hidden at a site, and the sites that a mean
     leaves out.
     """
-    headline, groups = data_set(summary["dataset"]).headline, _distribution_of(method)
+    headline, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
     sites = floors.shown_summary(summary)["sites"]
     title = summaries.title_of_results(summary)
     print_table(console, summaries.result_table(sites, groups, title, headline))
@@ -263,9 +284,10 @@ def _show_table(
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value without the counts per class and per bin.
+    """Return site -> metric -> value, without all metrics per class and per bin.
 
-    Metrics whose name does not follow the grammar (``read_metric``) are left out too.
+    Metrics whose name ``read_metric`` does not recognise are left out too. A site stays even if
+    none of its metrics remain.
     """
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():
@@ -283,7 +305,8 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json: metric family -> site -> bin number -> count, right and mean.
 
-    The document is empty if no site reported bins.
+    The families are "reliability" and "certainty". A site without bins is left out, and so is a
+    family without sites, so the document is empty if no site reported bins.
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

@@ -1,7 +1,8 @@
-"""A rehearsal: sites are asked for their facts, but nothing is trained and no run directory made.
+"""A rehearsal of a run: the sites are asked for their facts, but nothing is trained.
 
-The result is a ``Meeting``. An engine in this process returns it; in a deployment, the app writes
-it to ``meeting_file`` if the setting 'run.purpose' is 'meet'.
+The result is a ``Meeting``, and no run directory is made. An engine in this process returns the
+meeting. In a deployment the setting 'run.purpose' is "meet", and the app writes the meeting to
+``meeting_file``.
 """
 
 from collections.abc import Mapping
@@ -52,10 +53,11 @@ class Meeting:
 
 
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
-    """Ask the sites for their facts, as a run would, and check whether a run could begin.
+    """Ask the sites for their facts, and check whether a run with these settings could begin.
 
-    A problem that would stop the run becomes the meeting's ``fault`` instead of an error. If no
-    site can take part, nothing is checked, and ``refused`` has the reasons.
+    A problem that would stop the run becomes the meeting's ``fault``, and is not raised. ``leaves``
+    and ``noise`` are then empty. If no site can take part, nothing is checked, and only ``refused``
+    has reasons.
 
     Raises:
         FedsiloError: too few or too many sites are connected, or an operator's file is unusable.
@@ -65,7 +67,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
         return heard
-    # The checks that could stop the run come last, so that a report has all that is known before
+    # The checks that could stop the run come last, so that the report has everything else by then
     heard = replace(heard, notices=tuple(checks.find_notices(checks.DOCTOR_NOTICES, met, common)))
     common = replace(common, aggregation=chosen_aggregation(settings, met))
     try:
@@ -94,7 +96,8 @@ def read_meeting(path: Path) -> Meeting:
     Raises:
         RunDirectoryError: the file is missing, unreadable or malformed.
     """
-    fault = file_fault(path)  # a pipe would be waited for
+    # Checked first, because reading a pipe would wait for its writer
+    fault = file_fault(path)
     if fault is None:
         try:
             return TypeAdapter(Meeting).validate_json(path.read_bytes())

@@ -42,10 +42,11 @@ def run(
     settings: RunSettings,
     launch: Mapping[str, Any] | None = None,
 ) -> RunDirectory:
-    """Run ``settings`` over the sites of ``grid`` and return the run directory.
+    """Train over the sites of ``grid`` as ``settings`` state, and return the run directory.
 
-    Files, progress and the table of results are written here, but the caller draws the pictures. A
-    finished run that is resumed is returned unchanged, after one printed line.
+    This function writes the run's files, and prints notices, progress and the table of results. The
+    caller draws the pictures. If a resumed run has already finished, one line says so, and nothing
+    changes.
 
     Args:
         grid: connects the server with the sites.
@@ -53,8 +54,8 @@ def run(
         launch: the engine and resources, which config.toml stores for ``fedsilo resume``.
 
     Raises:
-        FedsiloError: the run failed. No file is half-written, and a resumed run continues after
-            the last finished round.
+        FedsiloError: the run failed. No file is half-written, and a resumed run continues after the
+            last finished round.
     """
     settings = run_directory.with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
@@ -93,15 +94,15 @@ def run(
 
 @contextmanager
 def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
-    """If the block fails, add the error to the run's record of failures and raise it again.
+    """If the block fails, add the error to the run's record of failures, and raise it again.
 
-    A TooFewSitesError is raised again but not added, because the record already has the failure of
-    each site.
+    A TooFewSitesError is not added, because the record already has the failure of each site. If the
+    record cannot be written, only the block's own error is raised.
     """
     try:
         yield
     except TooFewSitesError:
-        raise  # the record already has the failure of each site
+        raise
     except Exception as error:
         code, cause = "", reason_of(error)
         if isinstance(error, FedsiloError):
@@ -113,11 +114,12 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 
 def changed_software(directory: RunDirectory) -> str:
-    """Describe in one line the packages whose version has changed since the run began.
+    """Describe in one line which versions, and whether the processor, changed since the run began.
 
-    A package is compared only if it was installed at the start and still is. The text is empty if
-    no version has changed, or if there is no config.toml. Other versions may round differently, so
-    the results may differ from the results of an unbroken run.
+    Other versions and processors may round differently, and change the results. A package is
+    compared only if it was installed at the start and still is. Python and fedsilo's git revision
+    are compared too. Changes are sorted by name. The result is an empty string if nothing has
+    changed, or if the directory has no config.toml.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -131,33 +133,40 @@ def changed_software(directory: RunDirectory) -> str:
     if not parts:
         return ""
     return (
-        "this run began with other software, so its numbers may differ from those of a run without "
-        f"a break: {', '.join(parts)}"
+        "this run began with other software or on another processor, so its numbers may differ "
+        f"from those of a run without a break: {', '.join(parts)}"
     )
 
 
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions in config.toml's environment: name -> version, at most 20 characters."""
+    """Return the versions and the processor in config.toml's environment: name -> text.
+
+    The names are those of packages, "fedsilo" (its git revision), "Python" and "the processor". A
+    version is cut to 20 characters, and the processor to 80.
+    """
     versions = {}
     for name, version in environment.get("packages", {}).items():
         versions[name] = str(version)[:20]
     for key, name in (("fedsilo-revision", "fedsilo"), ("python", "Python")):
         if environment.get(key):
             versions[name] = str(environment[key])[:20]
+    if environment.get("processor"):
+        versions["the processor"] = str(environment["processor"])[:80]
     return versions
 
 
 def terms_of(settings: RunSettings) -> Terms:
-    """Return the operator's and the method's conditions for sites to take part in the run."""
+    """Return the operator's and the method's conditions for a site to take part in the run."""
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
 def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
     """Return the run's aggregation rule, with 'auto' resolved to "mean" or "norm-clip".
 
-    Real sites get norm-clip, because it bounds the influence of one hospital and costs honest runs
-    little (docs/results/norm-clip.csv). Simulations, runs with secure aggregation, and methods that
-    do not support norm-clip get the mean, as in the papers.
+    Real sites get norm-clip, because it limits the influence of one hospital and hardly changes an
+    honest run (docs/results/norm-clip.csv). Simulations, runs with secure aggregation, and methods
+    that do not support norm-clip get the mean, as in the papers. Any rule other than 'auto' is
+    returned unchanged.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     if common.aggregation != AUTO:
@@ -177,9 +186,9 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
 def assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, RunHooks]:
-    """Build the round loop with its hooks, and set it to the newest checkpoint when resuming.
+    """Build the round loop and its hooks. A resumed run starts from its newest checkpoint, if any.
 
-    If the aggregation 'auto' becomes "norm-clip", a line is printed.
+    If the aggregation 'auto' becomes "norm-clip", a line is printed. ``SITE_CHECKS`` run first.
 
     Raises:
         FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
@@ -196,7 +205,7 @@ def assemble(
                 style="yellow",
             )
     checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
-    # The order counts: a hook uses the records that earlier hooks made of the round, and the
+    # The order matters: a hook uses what earlier hooks have recorded in the round, and the
     # checkpoint comes after all hooks whose states it stores
     recorder = Recorder(directory)
     recording: list[Hook] = [recorder]
@@ -221,15 +230,19 @@ def assemble(
         newest = checkpoint.resume()
         if newest is not None:
             loop.state = newest
-    _ = loop.state  # a method that cannot begin fails here, before anything is written
+    # A method that cannot begin fails here, before anything is written
+    _ = loop.state
     return loop, RunHooks(recorder, privacy, progress, best)
 
 
 def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
-    """Check that the directory's config.toml, if there is one, has the same decisive settings.
+    """Check that the run in ``directory`` has the same decisive settings as ``settings``.
+
+    Decisive settings are those that change the result (``RunSettings.decisive``). Nothing is
+    checked if the directory has no config.toml.
 
     Raises:
-        RunDirectoryError: a setting that decides the result differs. The message has both values.
+        RunDirectoryError: a decisive setting differs. The message has both values.
     """
     path = directory.path / "config.toml"
     if not path.is_file():
@@ -249,10 +262,11 @@ def write_beginning(
     participants: Participants,
     launch: Mapping[str, Any],
 ) -> None:
-    """Write silos.json, the split of the images into silos, and config.toml before the first round.
+    """Write silos.json, cut.json and config.toml before the first round.
 
-    An existing config.toml is kept, because the run is resumed. The split into silos is written
-    only for a simulation whose data set fedsilo splits into silos itself.
+    silos.json is always written anew. cut.json, the split of the images into silos, is written only
+    for a simulation whose data set fedsilo splits at random. An existing config.toml is kept,
+    because the run is then resumed.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

@@ -1,10 +1,11 @@
 """Compare the sites before a run: the means of their columns, and equal samples.
 
-Neither comparison stops a run. Their lines appear at the start of a run and in ``fedsilo doctor
-run``, and the columns are in its reports too. Only at trust 'server' may a server know the means of
-single sites, from the sums that sites send to standardise a table. At the other levels each
-hospital compares itself, in its own log (``client_app/session.py``). Single samples are compared
-only in a simulation with the user's own data, because there all of them are on one machine.
+Neither comparison stops a run. Their lines are printed at the start of a run and by ``fedsilo
+doctor run``, and the unlike columns are also in the run's reports. Only at trust 'server' may a
+server know the means of single sites, which it computes from the sums that sites send to
+standardise a table. At the other levels, each hospital compares itself in its own log
+(``client_app/session.py``). Single samples are compared only in a simulation with the user's own
+data, because only then are all samples on one machine.
 """
 
 import hashlib
@@ -28,11 +29,12 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 
 
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
-    """Return each column and site where the column's mean is far from the other sites' means.
+    """Return the columns whose mean at one site is far from the other sites' means.
 
-    ``compare_sites`` decides which means are far apart. The list is empty if the level of trust is
-    not 'server', or if no site sends sums. If a site has fewer values in a column than the highest
-    floor of all sites, that site is left out for this column.
+    ``compare_sites`` decides how far is too far. Each result names the column and the site. The
+    list is empty if the level of trust is not 'server', or if no site sends sums. A site is left
+    out for a column in which it has fewer values than the largest 'sums-min-count' of the run and
+    of all sites that send sums.
     """
     if common.trust != SERVER:
         return []
@@ -49,11 +51,11 @@ def find_unlike_columns(participants: Participants, common: CommonSettings) -> l
 def unlike_columns_document(
     participants: Participants, common: CommonSettings
 ) -> list[dict[str, str]]:
-    """Build 'unlike-columns' of summary.json: columns in which a site differs from the others.
+    """Build the entry 'unlike-columns' of summary.json, one mapping for each unlike column.
 
-    Each entry has the column, its title, the site, their relation and a question for the site. It
-    has no means, because pages show the entry, and the mean of a column with few different values
-    reveals a count.
+    Each mapping has the column, its title, the site, their relation and a question for the site. It
+    has no means, because pages show it, and the mean of a column with few different values reveals
+    a count.
     """
     found = find_unlike_columns(participants, common)
     entries = []
@@ -64,9 +66,9 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each of the first ten results of ``find_unlike_columns``.
+    """Yield one line for each of the first ten results of ``find_unlike_columns``.
 
-    If there are more than ten results, a last line counts the remaining results.
+    If there are more than ten results, a last line says how many remain.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -76,13 +78,16 @@ def unlike_columns(participants: Participants, common: CommonSettings) -> Iterat
         yield f"{len(found) - _SHOWN} more means of columns are unlike those of the other sites"
 
 
-def _column_titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
-    """Return each column's title from the data set, or "column 'x'" if the data set has none."""
+def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> list[str]:
+    """Return the title of each result's column, in at most 120 characters.
+
+    A column without a title in the data set gets "column 'x'".
+    """
     known: Mapping[str, ColumnWords] = {}
-    if found:
+    if columns:
         known = data_set(common.dataset).column_words(common)
     titles = []
-    for unlike in found:
+    for unlike in columns:
         title = f"column '{unlike.column}'"
         if unlike.column in known:
             title = known[unlike.column].title
@@ -91,9 +96,7 @@ def _column_titles(found: Sequence[UnlikeColumn], common: CommonSettings) -> lis
 
 
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line with the number of samples that more than one site has.
-
-    Nothing is yielded if there are no such samples.
+    """Yield one line with the number of samples that more than one site has, if there are any.
 
     The line names neither samples nor sites. Real sites are compared by the digests of whole
     splits. Simulated sites with the user's own data are also compared sample by sample. Nothing is
@@ -108,12 +111,15 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
     if shared:
         yield (
             f"{format_count(shared, 'sample')} of equal content at more than one site: a site may "
-            "test on what another one trains on; check whether the sites' files overlap"
+            "test on samples that another site trains on; check whether the sites' files overlap"
         )
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in the splits that more than one site has, and count each split once."""
+    """Count the samples in splits that are identical at two or more sites.
+
+    Splits are compared by their digests. A split counts once, no matter how many sites have it.
+    """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():
@@ -128,15 +134,15 @@ def _count_in_equal_splits(participants: Participants) -> int:
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
     """Count the distinct samples that more than one simulated site has.
 
-    Nothing is counted, and 0 is returned, if the samples of all sites together have more than
-    1 GiB, or if a site's files cannot be read.
+    The result is 0, without a count, if the inputs of all sites together exceed 1 GiB, or if a
+    site's files cannot be read.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES
     for site in participants.sites():
         try:
             silo = load_silo(site, common)
-        except DataError:  # the site has just been opened, so its files are changing
+        except DataError:  # the site was opened a moment ago, so its files are being changed
             return 0
         left -= sum(inputs.nbytes for inputs in silo.inputs().values())
         if left < 0:
@@ -146,7 +152,7 @@ def _count_equal_samples(participants: Participants, common: CommonSettings) -> 
 
 
 def _digest_samples(silo: Silo) -> set[bytes]:
-    """Return a 16-byte digest of each distinct sample of a silo, over its inputs and label."""
+    """Return a set with a 16-byte digest of each distinct sample (inputs and label) of a silo."""
     digests = set()
     for split in silo.splits().values():
         inputs, labels = np.ascontiguousarray(split.inputs.numpy()), split.labels.tolist()

@@ -1,7 +1,8 @@
-"""A survey: every site's answer, and how far apart the sites are, as ``survey.json``.
+"""A survey: every site's answer, and how far apart the sites are, in ``survey.json``.
 
-Distances are the Jensen-Shannon distance, base 2: 0 for the same distribution, 1 for nothing in
-common. They are computed here, from the statistics that the sites have sent.
+The distance between two sites is the Jensen-Shannon distance, base 2: 0 for equal distributions,
+and 1 for distributions that have nothing in common. The server computes it from the statistics that
+the sites have sent.
 """
 
 import json
@@ -33,7 +34,8 @@ def run_survey(
 ) -> RunDirectory:
     """Ask the sites to describe their data, and write ``survey.json`` into a new run directory.
 
-    ``say`` prints a line for each node without a usable answer, the sites, and the file's path.
+    ``say`` prints one line for each refused node, one line that lists the sites, and one with the
+    file's path.
 
     Raises:
         FedsiloError: no site answers, or the directory exists already. Nothing is written then.
@@ -75,28 +77,30 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the distances between each two sites' labels and features on a split, largest first.
+    """Return the distance between each pair of sites, for labels and features on one split.
 
-    Two sites are compared only if their data sets declare the same classes, or the same feature.
+    Labels are compared only if both sites declare the same classes. A feature is compared only if
+    both sites declare it in the same way.
 
     Returns:
-        "labels" and "features", each a list of entries with ``sites`` and ``distance``, 0 to 1. A
-        feature's entry also has its name. Unknown distances are left out.
+        "labels" and "features", each a list of entries with ``sites`` (two names) and ``distance``
+        (0 to 1), largest distance first. A feature's entry also has its name under ``feature``.
+        Distances that cannot be computed are left out.
     """
     of_labels: list[dict[str, Any]] = []
     of_features: list[dict[str, Any]] = []
     for one, other in combinations(answers, 2):
         a, b = answers[one], answers[other]
         sites = [one, other]
-        totals = [_part_on_split(a.samples, split), _part_on_split(b.samples, split)]
+        totals = [_get_part(a.samples, split), _get_part(b.samples, split)]
         if a.about.classes == b.about.classes:
-            labels = [_part_on_split(a.labels, split), _part_on_split(b.labels, split)]
+            labels = [_get_part(a.labels, split), _get_part(b.labels, split)]
             apart = distance(labels, totals)
             if apart is not None:
                 of_labels.append({"sites": sites, "distance": apart})
         # Without histograms from a site, its features have no distance to another site
-        cells_of_a = _part_on_split(a.histograms, split) or {}
-        cells_of_b = _part_on_split(b.histograms, split) or {}
+        cells_of_a = _get_part(a.histograms, split) or {}
+        cells_of_b = _get_part(b.histograms, split) or {}
         for feature in a.about.features:
             if feature not in b.about.features:
                 continue
@@ -104,19 +108,19 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
             apart = distance([cells_of_a.get(name), cells_of_b.get(name)], totals)
             if apart is not None:
                 of_features.append({"feature": name, "sites": list(sites), "distance": apart})
-    of_labels.sort(key=_negative_distance)
-    of_features.sort(key=_negative_distance)
+    of_labels.sort(key=_sort_key)
+    of_features.sort(key=_sort_key)
     return {"labels": of_labels, "features": of_features}
 
 
-def _part_on_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
+def _get_part(by_split: Mapping[str, T] | None, split: str) -> T | None:
     """Return a site's part for one split, or None if the site sent no such part."""
     if by_split is None:
         return None
     return by_split.get(split)
 
 
-def _negative_distance(entry: Mapping[str, Any]) -> float:
+def _sort_key(entry: Mapping[str, Any]) -> float:
     return -float(entry["distance"])
 
 
@@ -125,15 +129,15 @@ def distance(
 ) -> float | None:
     """Return the Jensen-Shannon distance (base 2) between two sites' counts, rounded to 4 places.
 
-    Cells that either site suppressed are merged into one cell, which gets the rest of the total.
-    Merging can only make the distance smaller, so the true distance is at least the returned one.
-    The result is None if a site sent no counts or has no samples, if fewer than two cells are left,
-    or if cells were merged and a total is unknown or below the sum of the counts.
+    Cells that either site suppressed are merged into one cell at both sites, which gets the rest of
+    the total. Merging can only reduce the distance, so the true distance is at least the returned
+    one. The result is None if a site sent no counts or has no samples, if fewer than two cells are
+    left, or if cells were merged and a total is unknown or below the sum of the counts.
 
     Args:
-        counts: the counts of the same cells at both sites, with None for a suppressed cell, and
-            None in place of all counts for a site that sent none.
-        totals: the number of samples at both sites, or None if unknown.
+        counts: for each of the two sites, the counts of the same cells, with None for a suppressed
+            cell; or None for a site that sent no counts.
+        totals: the number of samples at each of the two sites, or None if unknown.
     """
     from scipy.spatial.distance import jensenshannon
 
@@ -162,12 +166,17 @@ def _cell_shares(
 ) -> npt.NDArray[np.float64] | None:
     """Return the cells' shares of the total: (cells,), or (cells + 1,) if cells were merged.
 
-    The merged cell comes last and holds the rest of ``total``. Without merged cells the total is
-    the sum of the counts. The result is None if the total is 0, or if cells were merged and
-    ``total`` is unknown or below the sum of the counts.
+    Args:
+        counts: the counts of the cells that were not merged.
+        total: the number of samples, or None if unknown. Used only if ``merged``; otherwise the
+            total is the sum of ``counts``.
+        merged: whether to add a last cell with the rest of ``total``.
+
+    Returns:
+        The shares, or None if the total is 0, or if cells were merged and ``total`` is unknown or
+        below the sum of ``counts``.
     """
     cells, every = list(counts), sum(counts)
-    # Merging cells can only bring two distributions nearer, never further apart
     if merged:
         # If the total is unknown or below the cells, the rest is unknown
         if total is None or total < every:

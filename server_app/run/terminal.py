@@ -1,7 +1,7 @@
 """Prints tables on a terminal, and progress bars for a run's rounds and its current phase.
 
-The bars follow ``progress.json``, so that a run is drawn the same way in this process and behind
-``flwr run``, whose output is a stream of lines.
+The bars are drawn from ``progress.json``. So a run looks the same whether it runs in this process
+or behind ``flwr run``, whose output is only a stream of lines.
 """
 
 import re
@@ -29,12 +29,15 @@ _LEAST_TEXT = 4  # characters; the narrowest column of longer texts
 
 
 class SafeConsole(Console):
-    """A console that replaces control characters, so that no text can command the terminal."""
+    """A console that replaces control characters, so that no text can control the terminal."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Yield a renderable's segments, with control characters in its texts replaced."""
+        """Yield the segments of a renderable, with control characters in its text replaced.
+
+        The replacement is U+FFFD. Line ends and Rich's own control segments pass unchanged.
+        """
         # Rich's own control segments stay: they move the cursor and set colours
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
@@ -44,7 +47,7 @@ class SafeConsole(Console):
 
 
 def make_console() -> Console:
-    """Create a console on standard output that shows texts as they are, without Rich's markup.
+    """Create a console on standard output that prints text literally, without Rich's markup.
 
     If the output is not a terminal, the console is 120 characters wide.
     """
@@ -55,22 +58,22 @@ def make_console() -> Console:
 
 
 def printer(console: Console) -> Callable[..., None]:
-    """Return a function that prints a line as it is, in an optional ``style`` of Rich."""
+    """Return a function that prints one line literally, optionally in a Rich ``style``."""
     return partial(console.print, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table. On a terminal, ``fit_table`` fits the table to the width first.
+    """Print a table. On a terminal, ``fit_table`` first fits the table to the terminal's width.
 
-    If the output is not a terminal, no cell is wrapped and the table may be wider than usual,
-    because a program may read the rows.
+    If the output is not a terminal, no cell is wrapped, because a program may read the rows. The
+    table may then be wider than the console.
     """
     if console.is_terminal:
         console.print(*fit_table(table, console.width), sep="\n")
         return
     usual = console.width
-    widths = [_widest_part(column, str.splitlines) for column in table.columns]
-    console.width = max(usual, _total_width(widths))
+    widths = [_measure_widest_part(column, str.splitlines) for column in table.columns]
+    console.width = max(usual, _measure_table(widths))
     console.print(table, soft_wrap=True)
     console.width = usual
 
@@ -78,24 +81,25 @@ def print_table(console: Console, table: Table) -> None:
 def fit_table(table: Table, width: int) -> list[Table]:
     """Fit a table into ``width`` characters without breaking any number.
 
-    Texts are wrapped, and long words are broken.
+    Text is wrapped, and long words are broken. A table that fits already is returned unchanged.
 
     Returns:
-        One table. If the columns do not fit side by side, several tables, each with the first
-        column and some of the other columns. Only the first table has the title.
+        One table, or several if the columns do not fit side by side. Each table then has the first
+        column and at least one other column, even if these two are too wide. Only the first table
+        has the title.
     """
-    natural = [_widest_part(column, str.splitlines) for column in table.columns]
-    if _total_width(natural) <= width:
+    natural = [_measure_widest_part(column, str.splitlines) for column in table.columns]
+    if _measure_table(natural) <= width:
         return [table]
     least = []
     for column, longest in zip(table.columns, natural, strict=True):
-        numbers = _widest_part(column, _NUMBERS.findall)
+        numbers = _measure_widest_part(column, _NUMBERS.findall)
         least.append(max(numbers, min(longest, _LEAST_TEXT)))
     groups: list[list[int]] = [[0]]
     for number in range(1, len(natural)):
-        # A second column is taken in any case, because the first one alone is of little use
+        # A second column is always taken, because the first column by itself is of little use
         beside = [least[one] for one in (*groups[-1], number)]
-        if len(groups[-1]) > 1 and _total_width(beside) > width:
+        if len(groups[-1]) > 1 and _measure_table(beside) > width:
             groups.append([0])
         groups[-1].append(number)
     tables: list[Table] = []
@@ -109,11 +113,12 @@ def fit_table(table: Table, width: int) -> list[Table]:
 
 
 def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int]:
-    """Narrow ``widths`` in place, the widest column first, until the table fits, and return them.
+    """Narrow ``widths`` in place until the table fits into ``width``, and return ``widths``.
 
-    No column becomes narrower than its entry in ``least``, even if the table then does not fit.
+    Each step takes one character from the widest column that can still be narrowed. No column
+    becomes narrower than its entry in ``least``, so the table may stay too wide.
     """
-    while _total_width(widths) > width:
+    while _measure_table(widths) > width:
         spare = [now - small for now, small in zip(widths, least, strict=True)]
         if not any(spare):
             break
@@ -124,7 +129,13 @@ def _narrow_columns(widths: list[int], least: list[int], width: int) -> list[int
 
 
 def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | None) -> Table:
-    """Build a table of some columns of ``table``: column number -> width in characters."""
+    """Build a table from some columns of ``table``. Text that is too long for a column is wrapped.
+
+    Args:
+        table: the table to copy from.
+        widths: column number, from 0 -> width in characters.
+        title: the title of the new table.
+    """
     part = Table(title=title, title_justify=table.title_justify)
     cells = []
     for number, width in widths.items():
@@ -136,11 +147,10 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
     return part
 
 
-def _widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
-    """Return the width in characters of a column's widest part, at least 1.
+def _measure_widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
+    """Return the width, in characters, of the widest part in a column's header and cells.
 
-    ``split`` cuts the header and each cell into parts, such as lines or numbers. The widest of all
-    these parts counts.
+    ``split`` cuts each text into its parts, such as lines or numbers. The result is at least 1.
     """
     widest = 1
     for text in (column.header, *column.cells):
@@ -149,20 +159,24 @@ def _widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     return widest
 
 
-def _total_width(widths: Sequence[int]) -> int:
-    """Return the width of a table: each column has a blank at both sides and a line after it."""
+def _measure_table(widths: Sequence[int]) -> int:
+    """Return the width of a table from the widths of its columns.
+
+    Each column has a blank on both sides and a border after it, and one border is at the left.
+    """
     return 1 + sum(width + 3 for width in widths)
 
 
 @contextmanager
 def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
-    """Draw progress bars for rounds and sites while the block runs, if the output is a terminal.
+    """Draw progress bars for rounds and sites while the ``with`` block runs.
 
-    A thread redraws the bars every half second.
+    A thread redraws the bars every half second, and they disappear at the end. Nothing is drawn if
+    the output is not a terminal.
 
     Args:
-        console: the console. The bars are drawn below its lines.
-        read: returns the progress of the run, or None before it has begun.
+        console: the console. The bars are drawn below the lines that it prints.
+        read: returns the progress of the run, or None before the run has begun.
     """
     if not console.is_terminal:
         yield
@@ -176,7 +190,8 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
     def draw() -> None:
         nonlocal phase
         while not ended.wait(_EVERY):
-            with suppress(FedsiloError):  # a file of another version: the run itself will say so
+            # A file of another version is ignored, because the run itself will report it
+            with suppress(FedsiloError):
                 here = read()
                 if here is None:
                     continue
@@ -184,12 +199,13 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
                 now = ""
                 if here.phase:
                     now = f"round {here.round}, {here.phase}"
-                if now != phase:  # the time left is estimated from a phase's own replies
+                # The time left is estimated from a phase's own replies, so it starts anew
+                if now != phase:
                     bars.reset(sites, note=now)
                 phase = now
                 bars.update(sites, total=len(here.asked), completed=len(here.answered))
 
-    # A thread of its own, because the run blocks this one while it waits for replies
+    # A separate thread, because the run blocks this one while it waits for replies
     thread = Thread(target=draw, name="progress-bars", daemon=True)
     with bars:
         thread.start()

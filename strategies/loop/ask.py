@@ -40,8 +40,9 @@ class Replies(dict[str, Reply]):
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites, in the order of this object.
 
-        A site without a reply is skipped. Securely summed arrays and metrics are not reduced: they
-        still cover all sites.
+        A given site without a reply is skipped. If arrays or metrics were summed in secret
+        (``sums``, ``means``, ``failed``), the result has the same values, which still cover all
+        sites.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -52,9 +53,9 @@ class Replies(dict[str, Reply]):
         return chosen
 
     def mean_metric(self, name: str) -> float:
-        """Return the mean of a metric over the replies, weighted by samples.
+        """Return the mean of a metric over the replies, weighted by each site's number of samples.
 
-        If the metric was summed in secret, the known mean is returned. Otherwise there must be at
+        If the metric was summed in secret, its known mean is returned. Otherwise there must be at
         least one reply, and every reply must have the metric.
         """
         if name in self.means:
@@ -69,14 +70,17 @@ class Replies(dict[str, Reply]):
 def weighted_mean(
     replies: Mapping[str, Reply], names: Iterable[str], equal: bool = False
 ) -> dict[str, NDArray]:
-    """Return the mean of the arrays ``names`` over all replies, float32, weighted by samples.
+    """Return the mean of each named array over all replies, float32, weighted by samples.
 
-    There must be at least one reply, and every reply must have these arrays.
+    Sums are float64, in the order of site names, with Flower's operations
+    (``aggregate_arrayrecords``), so equal replies give equal bits in whatever order they arrived.
+    Arrays are averaged one by one, so memory never holds more than the mean and one array of one
+    site.
 
-    With ``equal`` all replies weigh the same. Sums are float64, in the order of site names, with
-    Flower's operations (``aggregate_arrayrecords``), so equal replies give equal bits in whatever
-    order they arrived. Arrays are averaged one by one, so memory never holds more than the mean and
-    one array of one site.
+    Args:
+        replies: the replies by site, at least one; each must have all the named arrays.
+        names: the names of the arrays to average; other arrays are ignored.
+        equal: give each site the same weight instead of its number of samples.
     """
     sites = sorted(replies)
     weights = [replies[site].examples for site in sites]
@@ -196,7 +200,7 @@ class _FirstQuestion(Ask):
 def first_question(
     asks: Callable[[Ask], object], sites: Sequence[str], stateful_sites: Collection[str] = ()
 ) -> Question:
-    """Return the first question of a method's round or evaluation, without sending anything.
+    """Return the first question that a method asks in its round or evaluation, without sending it.
 
     The method's code runs only up to that question.
 

@@ -109,7 +109,7 @@ class Hook:
 
 
 class Hooks:
-    """The hooks of a run by event; an event has only the hooks that override it."""
+    """The hooks of a run, by event; an event lists only the hooks that override it."""
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._by_event: dict[str, list[Callable[..., Any]]] = {}

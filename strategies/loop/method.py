@@ -74,7 +74,9 @@ class State:
 
     @classmethod
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
-        """Build the state from its stored ``arrays`` and ``facts``.
+        """Build the state from its stored ``arrays`` and the values that ``facts()`` returned.
+
+        State keys that older versions stored are converted to today's numbering.
 
         Raises:
             CheckpointError: the names of the stored fields differ from the fields of this class,
@@ -117,7 +119,7 @@ class Disclosures:
         self.noise = noise
 
     def also(self, *leaves: str) -> Disclosures:
-        """Return a copy with more sentences."""
+        """Return a copy with more sentences at the end, and with the same noise text."""
         return Disclosures(*self.leaves, *leaves, noise=self.noise)
 
 
@@ -215,17 +217,18 @@ class Method(ABC):
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
         """Combine the replies' arrays by 'server.aggregation'.
 
-        'mean' weighs each site by its training samples, unless ``equal``. The other aggregations
-        limit the influence of a few faulty sites. After a secure sum only the mean is known, so the
-        mean is returned whatever ``equal`` is.
+        'mean' weighs each site by its training samples, unless ``equal`` is True. The other
+        aggregations limit the influence of a few faulty sites. After a secure sum only the
+        sample-weighted mean is known, so that mean is returned even if ``equal`` is True.
 
         Args:
             replies: the replies to combine.
-            before: the arrays that the sites started from; only these names are combined.
+            before: the arrays that the sites started from; only arrays with these names are
+                combined.
             equal: give each site the same weight.
 
         Returns:
-            The combined arrays by name, float32. Without replies, ``before``.
+            The combined arrays by name, float32. If ``replies`` is empty, a copy of ``before``.
 
         Raises:
             SiteError: too few sites replied for 'server.aggregation'.
@@ -241,9 +244,10 @@ class Method(ABC):
     def share(self, replies: Replies) -> float:
         """Return the fraction of all training samples that the sites in ``replies`` have, 0 to 1.
 
-        An agreed number of samples replaces the reported one. A site that reports no number counts
-        as one sample. In a secure sum the fraction is reduced by the proportion of sites that could
-        not answer, because nobody knows which sites those are.
+        An agreed number of samples ('run.site-weights') replaces the number that a site reported. A
+        site that reports no number counts as one sample. After a secure sum the fraction is reduced
+        by the proportion of sites that could not answer, because nobody knows which sites those
+        are.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -280,7 +284,11 @@ class Method(ABC):
         """
 
     def leaves(self) -> list[str]:
-        """Return one sentence for each kind of data that a site sends, hellos included."""
+        """Return one sentence for each kind of data that a site sends during a run.
+
+        The sentences cover the introduction before round 1, the method's own data, and any
+        compression.
+        """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
         if compression:

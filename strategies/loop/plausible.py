@@ -92,8 +92,8 @@ _TAIL = 10  # standard deviations of noise
 def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     """Return, for each split, the largest number of samples that a site may count in its metrics.
 
-    This is the number that the site reported. In a private run that number may contain noise, so
-    ten standard deviations of the noise are added.
+    This is the number of samples that the site reported. In a private run the reported number may
+    contain noise, so ten standard deviations of that noise are added, rounded up.
     """
     hidden = 0
     if common.is_private():
@@ -105,12 +105,13 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    A metric without a range of its own may be from -1e12 to 1e12.
+    A metric without a range of its own may be from -1e12 to 1e12. A count of samples may be from 0
+    to the size of its split in ``most``; a split that is missing there has size 0.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
         classes: the number of classes.
-        most: the largest number of samples by split; None for no limit.
+        most: the largest number of samples by split; None for a limit of 1e12.
     """
     read = read_measurement(key)
     if read is None:
@@ -134,10 +135,16 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
 def metric_fault(
     key: str, value: float, classes: int, most: Mapping[str, int] | None = None
 ) -> str | None:
-    """Explain why a metric's value is out of range, or return None.
+    """Explain why a metric's value is out of range, or return None if it is in range.
 
-    Counts must be whole numbers. Any other metric may exceed its range by 1e-6, for rounding
-    errors. The arguments are explained in ``metric_range``.
+    Counts must be whole numbers. Any other metric may exceed its range by 1e-6, to allow for
+    rounding errors.
+
+    Args:
+        key: the metric's key, such as ``incoming.test.accuracy``.
+        value: the reported value.
+        classes: the number of classes.
+        most: the largest number of samples by split; None for no limit.
     """
     allowed = metric_range(key, classes, most)
     if allowed.whole:
@@ -154,11 +161,12 @@ _MOST_OPERATIONS = 100
 
 
 def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
-    """Explain why the set of a reply's metric names is invalid, or return None.
+    """Explain why the set of a reply's metric names is invalid, or return None if it is valid.
 
-    A metric may name only classes and sites that exist, a bin needs all of its parts, and the
-    number of metrics is limited. This is checked now, because checkpoints keep the metrics, and
-    reports read them much later.
+    A metric may name only classes and sites that exist, and a bin needs all of its parts. A reply
+    may have at most 500 metrics that are not for one class, bin or site, and name at most 100
+    operations that are not repeatable. This is checked now, because checkpoints keep the metrics,
+    and reports read them much later.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
@@ -175,17 +183,17 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
             continue
         metric = read.metric
         if metric.site and metric.site not in sites:
-            return f"metric '{key}' is of site '{metric.site}', but no such site takes part"
+            return f"metric '{key}' names site '{metric.site}', but no such site takes part"
         if metric.word == CLASS and metric.part and int(metric.place) >= classes:
-            return f"metric '{key}' is of class {metric.place}, but there are {classes} classes"
+            return f"metric '{key}' names class {metric.place}, but there are {classes} classes"
         if metric.word in BIN_FAMILIES and metric.part:
             start = key.rpartition(".")[0]  # such as incoming.test.reliability.3
             parts_of_bin[start] = parts_of_bin.get(start, 0) + 1
         words += not metric.part and not metric.site
     if words > _MOST_WORDS or operations > _MOST_OPERATIONS:
         return (
-            f"it has {words} metrics and {operations} operations that are not repeatable, but at "
-            f"most {_MOST_WORDS} and {_MOST_OPERATIONS} are taken"
+            f"it has {words} metrics and {operations} operations that are not repeatable, but the "
+            f"limits are {_MOST_WORDS} and {_MOST_OPERATIONS}"
         )
     for start, count in sorted(parts_of_bin.items()):
         if count < len(BIN_PARTS):
@@ -194,7 +202,7 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 
 
 def array_fault(name: str, array: NDArray) -> str | None:
-    """Explain why a finite float array has impossible values, or return None.
+    """Explain why a finite float array has impossible values, or return None if they are possible.
 
     No absolute value may exceed 1e6. In batch norm's statistics and in counts the limit is 1e12,
     because raw pixels make them large. Variances and counts must not be negative.
@@ -204,7 +212,7 @@ def array_fault(name: str, array: NDArray) -> str | None:
     if last in _STATISTICS:
         largest = _LARGEST_STATISTIC
     if last in _NEVER_BELOW and (array < 0).any():
-        return f"array '{name}' has a number below 0, which no {_NEVER_BELOW[last]} is"
+        return f"array '{name}' has a number below 0, but a {_NEVER_BELOW[last]} cannot be negative"
     if array.size and float(np.abs(array).max()) > largest:
         return (
             f"array '{name}' has a number beyond {largest:g}: if training has diverged, lower "
@@ -226,7 +234,10 @@ class UpdateStatistics:
 
 
 def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
-    """Return the L2 norm of a reply's update of all arrays ``names`` together, in float64."""
+    """Return the L2 norm of a site's update, over all arrays ``names`` together, in float64.
+
+    The update is the reply's arrays minus the arrays in ``before``, which the site started from.
+    """
     squared = 0.0
     # Sorted, because the bits of a sum of floats depend on the order
     for name in sorted(names):
@@ -236,9 +247,9 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 
 
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group array names into "weights" and batch norm's "statistics", each sorted.
+    """Group array names into "weights" and batch norm's "statistics", each list sorted.
 
-    A kind without names is left out.
+    A kind without names is left out of the mapping.
     """
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -256,7 +267,7 @@ def find_far_updates(
 
     The rule is applied to each kind of array separately: to weights, and to batch norm's
     statistics. A kind is skipped if fewer than three sites have updated it, or if its median is 0.
-    A site that is too far in either kind is returned, with the reason for one kind.
+    A site that is too far in both kinds is returned with only one reason.
 
     Args:
         limit: the setting 'server.max-update-norm'.

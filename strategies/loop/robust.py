@@ -83,8 +83,9 @@ def robust_mean(
 def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
     """Combine one array of all sites, ``stacked`` (sites, *shape), each site with the same weight.
 
-    "median" takes the median of each number, "trimmed" Flower's trimmed mean, and "multikrum" the
-    mean over the sites, which ``chosen_by_krum`` has already selected.
+    "median" takes the median of each number. "trimmed" takes the mean of each number without the
+    smallest and the largest value. "multikrum" takes the mean over the sites, which
+    ``chosen_by_krum`` has already selected.
     """
     combined: NDArray
     if common.aggregation == "median":
@@ -100,8 +101,13 @@ def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
 def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
     """Return ``before`` plus the mean of the updates, each clipped to the median norm, float32.
 
-    Updates are weighted by samples, or all equally if ``equal`` is True. Weights have one median
-    norm and batch norm's statistics have another, so they are clipped separately.
+    Weights have one median norm and batch norm's statistics have another, so they are clipped
+    separately.
+
+    Args:
+        replies: the replies by site.
+        before: the arrays that the sites started from, by name.
+        equal: weigh all updates equally, not by each site's number of samples.
     """
     counts = [reply.examples for reply in replies.values()]
     if equal:
@@ -127,11 +133,19 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
 
 
 def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
-    """Return the n - ``faulty`` sites with the lowest scores, which multikrum averages, sorted.
+    """Return the sites that multikrum averages: the n - ``faulty`` sites with the lowest scores.
 
-    A site's score is the sum of its distances to its n - f - 2 nearest other sites. A distance is
-    the squared L2 distance between two sites' updates of all arrays (Flower's
-    ``compute_distances``).
+    A site's score is the sum of its distances to its n - ``faulty`` - 2 nearest other sites. A
+    distance is the squared L2 distance between two sites' updates of all arrays (Flower's
+    ``compute_distances``). With equal scores, earlier sites in ``replies`` are chosen.
+
+    Args:
+        replies: the replies of n sites.
+        before: the arrays that the sites started from, by name.
+        faulty: f, the number of sites that may be faulty.
+
+    Returns:
+        The names of the chosen sites, sorted.
     """
     sites = list(replies)
     distances = np.zeros((len(sites), len(sites)))

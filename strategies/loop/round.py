@@ -96,8 +96,11 @@ class Round(Ask):
         """Send a question to its sites and return the usable replies, sorted by site.
 
         The hooks are called for each event. A question without sites sends nothing and returns no
-        replies. Raises the errors of ``Ask.__call__``, and a SiteError if the method asks a site
-        that does not take part.
+        replies.
+
+        Raises:
+            SiteError: the method asks a site that does not take part, or fewer than 'run.min-sites'
+                replies are usable (TooFewSitesError).
         """
         self._step += 1
         if self.method.common.measures_in(self.number):
@@ -105,8 +108,8 @@ class Round(Ask):
         unknown = sorted(set(question.send) - set(self.method.participants.nodes))
         if unknown:
             raise SiteError(
-                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, which "
-                f"takes no part; the sites are {', '.join(self.sites)}"
+                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, "
+                f"which does not take part; the sites are {', '.join(self.sites)}"
             )
         if not question.send:
             return Replies({})
@@ -122,7 +125,8 @@ class Round(Ask):
     def measure_updates(self, after: Arrays) -> None:
         """Compare each site's update with the model's change, for each phase, and call the hooks.
 
-        The hooks are not called for a phase whose replies are not updates.
+        A phase is skipped if its replies are not updates, because its question has no
+        ``reference``.
 
         Args:
             after: the model's arrays by name after the round.
@@ -138,8 +142,8 @@ class Round(Ask):
     def message(self, site: str, question: Question) -> Message:
         """Build the message that asks ``site`` a question: the instruction, records and arrays.
 
-        A message in a secure aggregation phase does not contain the standardisation. Weights are
-        sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
+        A table's pooled statistics are added, except in the phases of secure aggregation. Weights
+        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
@@ -167,7 +171,7 @@ class Round(Ask):
         arrays = question.send[site]
         if arrays:
             if self.compression and phase in TRAINING:
-                self.compression.pack(arrays, self._packed)
+                self.compression.pack_weights(arrays, self._packed)
             content[ARRAYS] = to_record(arrays, self._packed)
         if self.standardisation is not None and phase not in SECURING:
             content[STANDARDISED] = self.standardisation
@@ -179,8 +183,8 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
 
-        For each site without a decoded reply, ``failed`` then has the reason, and ``kinds`` may
-        have the kind of failure. The replies' metrics and updates are not checked here.
+        For each site without a decoded reply, ``failed`` then holds the reason, and ``kinds`` may
+        hold the kind of failure. The replies' metrics and updates are not checked here.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -221,7 +225,8 @@ class Round(Ask):
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
         """Decode the reply in a message, and move its arrays to ``spill``.
 
-        The site's weight becomes its agreed number of samples, if there is one.
+        The reply counts in means by its reported number of samples, or by the site's agreed number
+        if the run has agreed numbers.
 
         Raises:
             SiteError: the site answered with an error, the reply is malformed, or an array has
@@ -237,7 +242,7 @@ class Round(Ask):
         expected = question.expect.get(site, {})
         if self.compression:
             sent = question.send[site]
-            reply = self.compression.reply(site, message.content, expected, sent)
+            reply = self.compression.decode_reply(site, message.content, expected, sent)
         else:
             reply = decode(site, message.content, expected)
         for name, array in reply.arrays.items():
@@ -256,8 +261,8 @@ class Round(Ask):
         """Return the usable replies by site, and apply the failure policy to the other sites.
 
         A reply is unusable if it has a fault, or if its update is longer than
-        'server.max-update-norm' allows.
-        The hooks are called for each failure before an error is raised.
+        'server.max-update-norm' allows. The hooks are called for each failure before an error is
+        raised.
 
         Raises:
             TooFewSitesError: fewer usable replies than 'run.min-sites' are left.
@@ -288,9 +293,11 @@ class Round(Ask):
         return usable
 
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
-        """Explain why a decoded reply is unusable, or return None.
+        """Explain why a decoded reply is unusable, or return None if it is usable.
 
-        Its metrics are checked first, then the method's own rule, then the hooks' objections.
+        All required metrics must be present and plausible. Except at trust 'sums', the number of
+        samples must equal the number that the site reported. Then the method's own rule is applied,
+        and last the hooks' objections.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]
@@ -321,14 +328,15 @@ class Round(Ask):
         return self.hooks.first("objection", self.number, question.phase, reply)
 
     def _needed_metrics(self, phase: str, splits: Collection[str]) -> Iterable[str]:
-        """Yield the names of the metrics that a reply to ``phase`` must have.
+        """Yield the keys of the metrics that a reply to ``phase`` must have.
 
-        After training this is the training loss. If sites measure in the phase, these are accuracy,
-        entropy and loss of the received model on 'val' and 'test'.
+        In a training phase this is the training loss. If sites measure in the phase, these are
+        accuracy, entropy and loss of the received model on 'val' and 'test'.
 
         Args:
             phase: the phase of the question.
-            splits: the splits the site has samples for; metrics on other splits are not needed.
+            splits: the splits that the site has samples for; metrics on other splits are not
+                needed.
         """
         if phase in TRAINING and "train" in splits:
             yield measurement(TRAINED, "train", "loss")
@@ -339,10 +347,14 @@ class Round(Ask):
                         yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
-        """Refuse fewer than 'run.min-sites' usable replies; 0 means all sites that were asked.
+        """Raise an error if fewer than 'run.min-sites' replies are usable; 0 means all sites asked.
 
-        A phase cannot need more replies than it asked for. The final evaluation does not need the
+        A phase never needs more replies than it asked for. The final evaluation does not need the
         reply of a site whose epsilon is spent.
+
+        Args:
+            question: the question that was asked.
+            answered: the number of usable replies.
 
         Raises:
             TooFewSitesError: names the failed sites with their reasons.

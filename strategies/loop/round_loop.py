@@ -145,7 +145,8 @@ class RoundLoop:
     def _let_latecomers_in(self, round_: int) -> None:
         """Admit sites that connected after the last round.
 
-        The hooks are called for the sites that joined, if any, and for each refused node.
+        The hooks are called for all sites that joined or came back on another node, if there are
+        any, and for each refused node.
         """
         known = self.method.participants
         participants, refused = meet_latecomers(self._grid, known)
@@ -162,10 +163,10 @@ class RoundLoop:
 
 
 def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
-    """Draw 'server.sites-per-round' of the sites for ``round_``, and return them sorted.
+    """Draw 'server.sites-per-round' of the sites for a round, and return their names sorted.
 
     All sites are returned if the setting is 0 or at least the number of sites. The draw depends
-    only on the seed, the round and the sites.
+    only on the seed, the round and the sites, not on their order.
     """
     count = common.sites_per_round
     if not count or count >= len(sites):

@@ -41,7 +41,7 @@ from fedsilo.strategies.wire.secure_keys import (
     read_token,
     read_tokens,
     read_whole,
-    refuse_no_key,
+    refuse_invalid_key,
 )
 from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, words
 
@@ -62,7 +62,7 @@ class SecureAsk(Ask):
     def put(self, question: Question) -> Replies:
         """Ask sites to train, but learn only the sample-weighted mean of the trained weights.
 
-        With trust 'sums' metrics are summed in secret too, in training and in evaluation. All other
+        At trust 'sums' metrics are summed in secret too, in training and in evaluation. All other
         questions, and questions without sites, are passed on to ``Round.put``. A metric without a
         finite value at any site is left out and reported to the hooks.
 
@@ -119,11 +119,16 @@ class SecureAsk(Ask):
         return replies
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
-        """Report the sites in the sum that could not answer, and check that enough sites could.
+        """Report how many sites in the sum could not answer, and check that enough sites could.
 
         Only the number of these sites is known, because such a site adds 0 to the sum without
-        naming itself. If there are none, nothing happens. The hooks get the number as a failure of
-        site "unknown". If 'run.min-sites' is not set, all ``asked`` sites must answer.
+        naming itself. If the number is 0, nothing happens. The hooks get the number as one failure
+        of site "unknown". If 'run.min-sites' is 0, all sites that were asked must answer.
+
+        Args:
+            sum_: the secure sum after unmasking.
+            phase: the phase whose replies were summed.
+            asked: the number of sites that the phase asked.
 
         Raises:
             TooFewSitesError: fewer sites than needed could answer.
@@ -134,8 +139,8 @@ class SecureAsk(Ask):
         needed = min(self.common.min_sites or asked, asked)
         number = format_count(sum_.failed, "site")
         reason = (
-            f"{number} of {len(sum_.replies)} could not answer and added 0 to the sum: each one's "
-            "own log says why"
+            f"{number} of {len(sum_.replies)} could not answer and added 0 to the sum: each "
+            "site's own log says why"
         )
         # The sites keep the cause to themselves, so that a sum cannot reveal a single patient
         self.ask.hooks.call(
@@ -152,14 +157,20 @@ class SecureAsk(Ask):
         self.ask.hooks.call("site_failed", self.ask.number, phase, "unknown", reason)
 
     def _arrays_received(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return all arrays that a site receives, named ``<record>/<array>``."""
+        """Return all arrays that a site receives, named ``<record>/<array>``.
+
+        These are the given ``arrays`` and, for tables, the pooled statistics.
+        """
         sent = with_prefix(f"{ARRAYS}/", arrays)
         if self.ask.standardisation:
             sent |= with_prefix(f"{STANDARDISED}/", from_record(self.ask.standardisation))
         return sent
 
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
-        """Ask ``sites`` the question of a protocol phase, which has a record but no arrays."""
+        """Ask ``sites`` the question of a protocol phase, and return the usable replies.
+
+        The messages hold a secure aggregation record, but no arrays.
+        """
         records = {site: sum_.record(phase, site) for site in sites}
         nothing: dict[str, Arrays] = dict.fromkeys(records, MappingProxyType({}))
         fault = partial(_find_fault, sum_, phase)
@@ -167,7 +178,11 @@ class SecureAsk(Ask):
 
 
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Explain why a reply's secure aggregation record is unusable in this phase, or return None."""
+    """Explain why a reply's secure aggregation record is unusable in this phase, or return None.
+
+    The record must be of this round. Its keys, signatures, site names and number of shares are
+    checked, whichever the phase has.
+    """
     record = reply.secure
     try:
         if read_whole(record, "round") != sum_.round:
@@ -198,8 +213,8 @@ def _check_keys(sum_: SecureSum, reply: Reply) -> None:
     terms = read_token(record, "terms", LONGEST_KEY)
     signature = read_token(record, "signature", LONGEST_KEY)
     # An invalid key would fail later at every other site, which would hide whose it is
-    refuse_no_key(mask)
-    refuse_no_key(seal)
+    refuse_invalid_key(mask)
+    refuse_invalid_key(seal)
     (splits,) = read_texts({"splits": [record.get("splits")]}, "splits")
     read_whole(record, "samples")
     said = key_words(sum_.common.run_name, sum_.round, reply.site, (mask, seal), terms, splits)

@@ -103,7 +103,7 @@ class SecureSum:
         """Return the specs of a masked reply: the arrays' shapes, but in uint32.
 
         The specs also contain an array of two counts: samples, and sites that could not answer. If
-        metrics are summed, there is one array for the metrics and one for their samples.
+        metrics are summed, there is one array for their values and one for their samples.
         """
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
@@ -115,8 +115,9 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It holds the round and what the other sites sent in the phase before: keys, names, shares or
-        signatures. In ``secure-keys``, the first phase, it holds only the round.
+        It holds the round and whatever the sites sent in earlier phases that this phase needs:
+        keys, names, shares or signatures. In ``secure-keys``, the first phase, it holds only the
+        round.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -169,8 +170,8 @@ class SecureSum:
                 "resume"
             ) from None
         self.samples = self._agreed_samples(replies)
-        way = quantisation(self.common, len(replies), self.samples)
-        reason = why_too_coarse(self.numbers, way)
+        quantiser = quantisation(self.common, len(replies), self.samples)
+        reason = why_too_coarse(self.numbers, quantiser)
         if reason:
             raise SettingError(reason)
         for site, reply in sorted(replies.items()):
@@ -182,7 +183,7 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the 'secure-samples' that all site files must agree on.
+        """Return B, the number 'secure-samples' on which all site files must agree.
 
         Raises:
             SiteError: the numbers differ, or one is below 1; names the sites with each number.
@@ -212,9 +213,9 @@ class SecureSum:
             self._checks[site] = bytes(record["check"])
 
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
-        """Add up the masked arrays modulo 2^32, and store the replies without arrays.
+        """Add up the sites' masked arrays modulo 2^32, and store the replies without arrays.
 
-        Only one array of one site is in memory at a time.
+        The sums stay masked until ``mean``. Only one array of one site is in memory at a time.
 
         Raises:
             SiteError: fewer sites than the threshold replied.
@@ -235,7 +236,7 @@ class SecureSum:
         Raises:
             SiteError: fewer sites than the threshold replied.
         """
-        self._refuse_few(replies, "signed whose weights came")
+        self._refuse_few(replies, "signed the list of sites whose weights arrived")
         for site, reply in sorted(replies.items()):
             self.signatures[site] = bytes(reply.secure["signature"])
 
@@ -258,21 +259,21 @@ class SecureSum:
             SiteError: too few sites replied, their shares do not restore the mask keys, or the
                 unmasked sum is impossible.
         """
-        self._refuse_few(replies, "helped to take the masks off")
+        self._refuse_few(replies, "helped to remove the masks")
         sums = mask_arrays(self._sums, *self._remaining_mask_keys(replies))
         samples, self.failed = map(int, sums.pop(COUNTS))
         none = np.zeros(0, np.uint32)
         metric_sums, metric_samples = sums.pop(METRICS, none), sums.pop(MEASURED, none)
         sites = len(self.replies)
-        way = quantisation(self.common, len(self.keys), self.samples)
+        quantiser = quantisation(self.common, len(self.keys), self.samples)
         self._refuse_counts(samples, metric_samples)
-        reason = why_too_coarse(self.numbers, way, sites, samples)
+        reason = why_too_coarse(self.numbers, quantiser, sites, samples)
         if reason:
             raise SettingError(reason)
         # Sites scaled their updates by samples / B, so that none exceeds the clipping norm
         share = self.samples / samples
-        updates = {name: way.total(words, sites) * share for name, words in sums.items()}
-        self._refuse_unlikely(updates, way, share)
+        updates = {name: quantiser.total(words, sites) * share for name, words in sums.items()}
+        self._refuse_unlikely(updates, quantiser, share)
         mean = {}
         for name, update in updates.items():
             array = before[name].astype(np.float64) + update
@@ -280,7 +281,7 @@ class SecureSum:
                 array = np.maximum(array, 0.0)  # rounding may move a variance of 0 just below 0
             mean[name] = np.asarray(array, np.float32)
         return mean, self._metric_means(
-            replace(way, limit=1.0).total(metric_sums, sites), metric_samples
+            replace(quantiser, limit=1.0).total(metric_sums, sites), metric_samples
         )
 
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
@@ -308,9 +309,13 @@ class SecureSum:
     def _remaining_mask_keys(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
         """Return two lists of mask keys: masks to add to the sum, and masks to subtract from it.
 
-        Each site that answered left its own mask in the sum. A site that gave shares but no weights
-        left its pairwise masks in the sums of all other sites, so the server reconstructs that
-        site's key to compute these masks. ``_reconstruct_secret`` raises a SiteError if it cannot.
+        Each site that answered added its own mask, so all these masks are subtracted. A site that
+        gave shares but no weights left its pairwise masks in the sums of all other sites. The
+        server reconstructs that site's private key to compute these masks, and undoes what each
+        other site did with them.
+
+        Raises:
+            SiteError: the shares do not restore a key.
         """
         plus: list[bytes] = []
         # Per giver, the shares that it returned, by the site whose secret they belong to
@@ -335,8 +340,13 @@ class SecureSum:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
         The secret is the site's own mask seed if the site sent weights. Otherwise it is the site's
-        private mask key. One wrong share does no harm if there are more shares than the threshold,
-        because the search is repeated without each single share.
+        private mask key. If the shares do not give the secret, the search is repeated without each
+        single share. So one wrong share does no harm if there are more shares than the threshold.
+
+        Args:
+            site: the site whose secret is reconstructed.
+            shares: by site that returned shares, the shares by the site whose secret they belong
+                to.
 
         Raises:
             SiteError: no choice of shares gives the secret; names the likely cause.
@@ -354,10 +364,10 @@ class SecureSum:
                 if self._matches_commitment(site, secret):
                     return secret
         raise SiteError(
-            f"round {self.round}: the masks of site {site} cannot be taken off: of "
-            f"{len(shares)} sites {len(given)} could open its shares, and they do not give its "
-            f"secret; site {site} is at fault, or where no more than {self.threshold} answered "
-            f"one of {', '.join(shares)}: repair it or leave it out, and resume the run, which "
+            f"round {self.round}: cannot remove the masks of site {site}: {len(given)} of "
+            f"{len(shares)} sites could open its shares, but the shares do not restore its "
+            f"secret; site {site} is at fault or, if only {self.threshold} sites answered, one of "
+            f"{', '.join(shares)}: repair it or leave it out, and resume the run, which "
             "begins the round again"
         )
 
@@ -383,7 +393,7 @@ class SecureSum:
         sites = len(self.replies)
         if self.failed == sites and samples == 0:
             raise SiteError(
-                f"round {self.round}: none of {sites} sites could answer, and each one's own log "
+                f"round {self.round}: none of {sites} sites could answer, and each site's own log "
                 "says why: if training has diverged lower 'train.learning-rate', else repair the "
                 "sites; then begin a run with another 'seed'"
             )
@@ -397,13 +407,13 @@ class SecureSum:
 
     def _spoilt(self, what: str) -> SiteError:
         return SiteError(
-            f"round {self.round}: the masks did not go out of the sum, which {what}: one of "
-            f"{', '.join(self.replies)} masked something else than it was asked for, or by other "
-            "keys, and of a sum nobody can tell which; start again with fewer of them"
+            f"round {self.round}: the masks do not cancel in the sum, which {what}: one of "
+            f"{', '.join(self.replies)} masked other numbers than requested, or with other keys, "
+            "and the sum does not show which site; start again with fewer of these sites"
         )
 
     def _refuse_unlikely(
-        self, updates: Mapping[str, NDArray], way: Quantisation, share: float
+        self, updates: Mapping[str, NDArray], quantiser: Quantisation, share: float
     ) -> None:
         """Refuse a mean that is longer than clipped updates and rounding errors allow.
 
@@ -411,25 +421,27 @@ class SecureSum:
 
         Args:
             updates: the mean update of each array.
-            way: the quantisation of this sum.
+            quantiser: the quantisation of this sum.
             share: B / samples, the factor that the sums were multiplied by.
 
         Raises:
             SiteError: the mean is longer than 'secure.clip-norm' allows.
         """
         # Each number may be wrong by one step of the quantisation at each site
-        rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
+        rounding = len(self.replies) * quantiser.step * math.sqrt(self.numbers)
         longest = self.common.clip_norm + share * rounding
         squared = 0.0
         for update in updates.values():
             squared += float(np.square(update).sum())
         length = math.sqrt(squared)
         if length > _MARGIN * longest:
-            raise self._spoilt(f"has a mean {length:.3g} long where {longest:.3g} is the most")
+            raise self._spoilt(
+                f"has a mean of length {length:.3g}, but {longest:.3g} is the largest possible"
+            )
 
     def _refuse_few(self, replies: Mapping[str, Reply], what: str) -> None:
         if len(replies) < self.threshold:
             raise SiteError(
-                f"round {self.round}: {len(replies)} sites {what}, and {self.threshold} of "
+                f"round {self.round}: {len(replies)} sites {what}, but {self.threshold} of "
                 f"{len(self.keys)} are needed ('secure.threshold'): repair the sites and resume"
             )

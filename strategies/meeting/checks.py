@@ -45,10 +45,10 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Return a fault if a text of a hello is not printable or too long.
+    """Return a fault if a text of a hello is not printable or is too long, or else None.
 
-    Returns None without a fault. A text may have at most 200 characters. It is also a fault if
-    'software' has more than 10 entries.
+    A text may have at most 200 characters. It is also a fault if 'software' has more than 10
+    entries.
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -67,55 +67,50 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Return a fault if the distribution or a class name breaks tables or plots.
+    """Return a fault if the distribution or a class name would break tables or plots, or else None.
 
-    Returns None without a fault. "all" is refused as a distribution, because tables use it for the
-    mean over sites. Dollar signs and backslashes are refused, because plots would read them as
-    formulas.
+    "all" is refused as a distribution, because tables use it for the mean over sites. Dollar signs
+    and backslashes are refused, because plots would read them as formulas.
     """
     if facts.distribution == "all":
         return "its 'distribution' is 'all', which stands for the mean over sites"
     # matplotlib reads these marks as formulas or styles
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if "$" in "".join(values) or "\\" in "".join(values):
-            return f"its '{key}' have a '$' or a '\\', which plots take for a formula"
+            return f"its '{key}' have a '$' or a '\\', which plots read as a formula"
     return None
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Return a fault if a fingerprint is not a hexadecimal SHA-256 of a known split.
-
-    Returns None without a fault.
-    """
+    """Return a fault if a fingerprint is not the hex SHA-256 of a known split, or else None."""
     if not facts.fingerprints.keys() <= set(SPLITS):
-        return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
+        return f"its 'fingerprints' may be only for {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
-        return "a fingerprint is no SHA-256"
+        return "a fingerprint is not a SHA-256"
     return None
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Return a fault if the input shape is impossible or does not fit the features.
+    """Return a fault if the input shape is impossible or does not fit the features, or else None.
 
-    Returns None without a fault. A shape must have one dimension (a row) or three (an image), each
-    above 0 and not too large. If the hello names features, the shape must be one dimension with one
-    value per feature.
+    A shape must have one dimension (a row) or three (an image), each above 0 and not too large. If
+    the hello names features, the shape must be one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
     are_lengths = all(0 < length <= _LENGTH for length in shape[:3])
     if len(shape) not in _DIMENSIONS or not are_lengths or math.prod(shape) > _NUMBERS:
-        return f"an input's shape is {one_line(shape, 60)}, which none can have"
+        return f"an input's shape is {one_line(shape, 60)}, which is impossible"
     if facts.features and shape != (len(facts.features),):
-        return f"it has {len(facts.features)} features and inputs of {one_line(shape, 60)}"
+        return f"it has {len(facts.features)} features, but inputs of shape {one_line(shape, 60)}"
     return None
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if the number of classes is not from 2 to 10,000.
+    """Return a fault if the number of classes is not from 2 to 10,000, or else None.
 
-    Returns None without a fault. It is also a fault if the hello has class names, but not one for
-    each class. A hello without any class names is accepted.
+    It is also a fault if the hello has class names, but not one for each class. A hello without any
+    class names is accepted.
     """
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
@@ -125,32 +120,30 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Return a fault if the label counts, the left-out samples or the floor are impossible.
+    """Return a fault if the label counts, dropped samples or floor are impossible, or else None.
 
     The floor is the smallest number of samples that the site lets a mean cover. It must be at least
-    1. Returns None if all numbers are possible. Missing label counts are accepted here, because a
-    site does not report them with trust 'sums'.
+    1. Missing label counts are accepted here, because a site does not report them at trust 'sums'.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
-        return f"its 'label-counts' are not of {', '.join(SPLITS)}"
+        return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
     for counts in facts.label_counts.values():
         if max(counts, default=0) > _MOST:
             return f"a class has more than {_MOST} samples"
     if not 0 <= facts.dropped <= _MOST:
         return f"{one_line(facts.dropped, 30)} samples are left out"
     if not 1 <= facts.floor <= _MOST:
-        return f"its 'floor' is {one_line(facts.floor, 30)}, less than 1 or more than it can be"
+        return f"its 'floor' is {one_line(facts.floor, 30)}, not 1 to {_MOST}"
     return None
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Return a fault if a table's feature sums cannot come from its training rows.
+    """Return a fault if a table's feature sums cannot come from its training rows, or else None.
 
-    Returns None without a fault. Feature sums are, for each feature, the number of values, their
-    sum, and the sum of their squares. Counts must be whole and at most the number of training rows.
-    Absolute sums must be at most 1e18, and the sums of squares must satisfy the Cauchy-Schwarz
-    inequality up to rounding. Sums without feature names are a fault. A hello without sums has no
-    fault.
+    Feature sums are, for each feature, the number of values, their sum, and the sum of their
+    squares. Counts must be whole and at most the number of training rows. Absolute sums must be at
+    most 1e18, and the sums of squares must satisfy the Cauchy-Schwarz inequality up to rounding.
+    Sums without feature names are a fault. A hello without sums has no fault.
     """
     sums = facts.sums
     if sums is None:
@@ -181,10 +174,7 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 
 
 def find_hello_fault(facts: SiteFacts) -> str | None:
-    """Return the first fault of a hello, as a sentence that names the site.
-
-    Returns None if the hello has no fault.
-    """
+    """Return the first fault of a hello, as a sentence that names the site, or else None."""
     # The name comes first, because the other sentences quote it
     fault = site_name_fault(facts.site)
     if fault:
@@ -207,22 +197,19 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` is not registered as ``site``.
-
-        Returns None if ``node`` is registered as ``site``.
-        """
+        """Explain why ``node`` may not take the name ``site``; None if registered with it."""
         if self.nodes.get(site) == node:
             return None
         for name, known in self.nodes.items():
             if known == node:
                 return (
-                    f"node {node} is registered as '{name}' and says that it is '{site}': give it "
+                    f"node {node} is registered as '{name}', but says that it is '{site}': give it "
                     f"its own 'site' in its node config, or correct {self.path}"
                 )
         return (
-            f"node {node} says that it is '{site}': its key is registered at the SuperLink, "
-            f"and the other registration, its line in {self.path}, is missing: 'fedsilo deploy "
-            f"renew {site}', or 'add', writes both"
+            f"node {node} says that it is '{site}': its key is registered at the SuperLink, but "
+            f"its line in {self.path} is missing: 'fedsilo deploy renew {site}', or 'add', writes "
+            "both registrations"
         )
 
 
@@ -236,7 +223,8 @@ class AgreedWeights:
     def fault(self, facts: SiteFacts) -> str | None:
         """Explain why a site's reported training samples contradict the agreement, or return None.
 
-        A site needs an agreed number, and must not report more samples than that.
+        The site needs an agreed number, and must not report more samples than that number.
+        Reporting fewer samples is not a fault.
         """
         site, said = facts.site, facts.sizes()["train"]
         if site not in self.samples:
@@ -335,6 +323,10 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     Shared samples would count twice. Sites are compared by the fingerprint of the training split,
     and all sites with an equal fingerprint are returned. A site without training samples or without
     this fingerprint is not compared.
+
+    Args:
+        facts: the hellos by site.
+        pooled: not used; all checks of sites together have it.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -355,7 +347,11 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose task differs from the most frequent one, each with the difference.
 
     The task here is the input shape, classes, features, schema and backbone. If several tasks are
-    equally frequent, the task of the first site by name counts as the most frequent one.
+    equally frequent, the first site by name that has one of them decides.
+
+    Args:
+        facts: the hellos by site.
+        pooled: not used; all checks of sites together have it.
     """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
@@ -398,8 +394,13 @@ def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
 def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     """Return the sites with a feature whose scale is above 1000 times the median site's scale.
 
-    The scale is the larger of the absolute mean and the standard deviation. With fewer than three
-    sites that send sums, no site is returned.
+    The scale is the larger of the absolute mean and the standard deviation. Each site is returned
+    with the reason, which names its first such feature. If fewer than three sites send sums, no
+    site is returned.
+
+    Args:
+        facts: the hellos by site.
+        pooled: not used; all checks of sites together have it.
     """
     scales: dict[str, Vector] = {}
     for site in sorted(facts):
@@ -461,7 +462,8 @@ def _typical_scale(scales: Vector) -> float:
 def _join_sites(sites: Sequence[str]) -> str:
     """Join at least two site names by commas and "and".
 
-    If there are more than four names, only the first three are shown, with the number of the rest.
+    If there are more than four names, only the first three are shown, and then the number of the
+    remaining names, as in "a, b, c and 2 more".
     """
     shown = list(sites)
     if len(sites) > 4:

@@ -1,7 +1,7 @@
 """Ask nodes who they are, and read their hellos: valid facts, or the reason for a refusal.
 
-A hello is read before the server knows who sent it. So nothing in a hello may stop a run: whatever
-it holds, only its own node is left out. A table's sums are compared with the training rows that the
+A hello is read before the server knows who sent it. So nothing in a hello may stop a run: at most
+its own node is left out. A table's sums are compared with the training rows that the
 same hello reports. Counts are whole and at most those rows, and squares must satisfy the
 Cauchy-Schwarz inequality, up to rounding.
 """
@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Heard(Generic[T]):
-    """The answer of one node."""
+class NodeAnswer(Generic[T]):
+    """The answer of one node to a hello or a survey."""
 
     node: int  # the node's id
-    said: T  # its hello or its answer to a survey, read and checked
+    content: T  # its hello or its answer to a survey, read and checked
     traffic: tuple[int, int]  # the bytes of asking it: down to the node, and up from it
 
 
@@ -39,19 +39,20 @@ _TIMEOUT = 600.0  # seconds: at its first start a site may have to decode its da
 _BYTES = 2**22  # the largest hello or survey; names and counts of thousands of classes fit in it
 
 
-def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
+def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
     """Read and check a node's hello, which is untrusted.
 
     Args:
         content: the content of the node's message.
-        counted: whether the hello must have label counts. At trust 'sums' they are not required.
+        needs_counts: whether the hello must have label counts; they are not required at trust
+            'sums'.
 
     Raises:
         SiteError: the hello cannot be read, or a value in it is impossible; one line.
     """
     with reading("its hello", content):
         facts = SiteFacts.from_config(content.config_records[CONFIG])
-        if counted and not facts.label_counts:
+        if needs_counts and not facts.label_counts:
             raise ValueError("it has no 'label-counts'")
     fault = find_hello_fault(facts)
     if fault:
@@ -65,15 +66,15 @@ def ask_nodes(
     kind: str,
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,
-) -> tuple[list[Heard[T]], list[str]]:
+) -> tuple[list[NodeAnswer[T]], list[str]]:
     """Ask all nodes for a hello or a survey at once, and wait at most 10 minutes for their answers.
 
     Args:
         grid: connects the server with the nodes.
         nodes: the ids of the nodes to ask.
-        kind: the type of the messages.
+        kind: the type of the messages, such as "query.hello".
         read: reads an answer; raises a SiteError if the answer is unusable.
-        away_timeout: seconds until a disconnected node is given up.
+        away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
         The usable answers, sorted by node. The second list has one line for each node without a
@@ -83,7 +84,7 @@ def ask_nodes(
     content = RecordDict({CONFIG: asks})
     messages = [Message(content, node, kind) for node in nodes]
     replies = dict(send_and_receive(grid, messages, _TIMEOUT, away_timeout))
-    heard: list[Heard[T]] = []
+    answers: list[NodeAnswer[T]] = []
     refused: list[str] = []
     for node in sorted(nodes):
         reply = replies.get(node)
@@ -93,13 +94,13 @@ def ask_nodes(
             refused.append(site_reason(reply.error.reason or "an error"))
         else:
             try:
-                said = read(reply.content)
+                checked = read(reply.content)
             except SiteError as error:
                 refused.append(f"node {node}: {error}")
             else:
                 traffic = record_bytes(content), record_bytes(reply.content)
-                heard.append(Heard(node, said, traffic))
-    return heard, refused
+                answers.append(NodeAnswer(node, checked, traffic))
+    return answers, refused
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The participants of a run: which site is behind which node, since node ids are random.
+"""The participants of a run: the site behind each node, because node ids are random.
 
 A bad hello costs the run only its own node: the node is named and left out, and the run continues
 if 'run.min-sites' allows. What is checked is in ``checks``.
@@ -27,9 +27,9 @@ from fedsilo.strategies.meeting.checks import (
     find_shared_data,
     task_of,
 )
-from fedsilo.strategies.meeting.hello import Heard, ask_nodes, read_hello
+from fedsilo.strategies.meeting.hello import NodeAnswer, ask_nodes, read_hello
 
-Hello = Heard[SiteFacts]
+Hello = NodeAnswer[SiteFacts]
 
 _JOIN_SECONDS = 60.0  # seconds that a deployment's sites have to connect
 
@@ -73,7 +73,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Return a sentence on the sums over table features that sites send in their hellos.
+        """Return one sentence on the sums over table features that sites send in their hellos.
 
         The list is empty if no sums are sent, because the inputs are not standardised with pooled
         statistics.
@@ -88,7 +88,7 @@ class Participants:
         ]
 
     def task(self) -> Task:
-        """Return the task that all sites share."""
+        """Return the task that all sites share: the input shape and the number of classes."""
         return task_of(self.facts[self.sites()[0]])
 
     def standardisation(self) -> FeatureStatistics | None:
@@ -107,9 +107,9 @@ class Participants:
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Wait up to a minute until ``min-sites`` nodes are connected, and return all ids, sorted.
+    """Wait up to a minute until 'run.min-sites' nodes are connected, and return all ids, sorted.
 
-    At least one node is needed even if ``min-sites`` is 0.
+    At least one node is needed even if 'run.min-sites' is 0.
 
     Args:
         grid: connects the server with the nodes.
@@ -117,7 +117,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
         silos: the number of silos; None if only the sites know it.
 
     Raises:
-        SiteError: fewer nodes than ``min-sites``, or none, or more than ``silos`` are connected.
+        SiteError: no node or fewer nodes than 'run.min-sites' are connected, or more than
+            ``silos``.
     """
     needed = max(settings.min_sites, 1)
     limit = time.monotonic() + _JOIN_SECONDS
@@ -128,8 +129,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     _refuse_many(len(nodes), silos)
     if len(nodes) < needed:
         raise SiteError(
-            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s "
-            f"and {needed} are needed ('run.min-sites'): start more, or lower 'run.min-sites'"
+            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s, but {needed} are "
+            "needed ('run.min-sites'): start more, or lower 'run.min-sites'"
         )
     return nodes
 
@@ -137,8 +138,8 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
 def _refuse_many(nodes: int, silos: int | None) -> None:
     if silos is not None and nodes > silos:
         raise SiteError(
-            f"{nodes} SuperNodes are connected and there are {silos} silos: "
-            "start fewer SuperNodes, or raise 'split.silos' where images are cut into silos"
+            f"{nodes} SuperNodes are connected, but there are {silos} silos: "
+            "start fewer SuperNodes, or raise 'split.silos' if images are cut into silos"
         )
 
 
@@ -147,24 +148,28 @@ def meet_sites(
 ) -> Participants:
     """Ask every connected node who it is, and require enough participants.
 
-    ``hear_sites`` explains the arguments, and raises its own errors.
+    The arguments are those of ``hear_sites``, whose errors are also raised.
 
     Raises:
-        SiteError: a node was refused, and fewer than ``min-sites`` sites can take part. If
-            ``min-sites`` is 0, all nodes must take part. The message has the reasons.
+        SiteError: a node was refused, and fewer than 'run.min-sites' sites can take part. If
+            'run.min-sites' is 0, all nodes must take part. The message has the reasons.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
     if met.refused and len(met.facts) < needed:
         raise SiteError(
             f"a site cannot take part: {'; '.join(grouped_refusals(met.refused))} -- "
-            f"{len(met.facts)} of {len(met.asked)} can and {needed} are needed ('run.min-sites')"
+            f"{len(met.facts)} of {len(met.asked)} can, but {needed} are needed ('run.min-sites')"
         )
     return met
 
 
 def grouped_refusals(refused: Iterable[str]) -> list[str]:
-    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites."""
+    """Join refusals ``<site>: <reason>`` that share a reason into one line with all their sites.
+
+    A refusal without a site is a line of its own. The lines are in the order of the sorted
+    refusals.
+    """
     pairs = []
     for refusal in sorted(refused):
         site, colon, reason = refusal.partition(": ")
@@ -176,7 +181,7 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs: ``min-sites``, or all that were asked."""
+    """Return the number of sites that a run needs: 'run.min-sites', or if 0 all asked nodes."""
     return settings.min_sites or len(met.asked)
 
 
@@ -185,28 +190,28 @@ def hear_sites(
 ) -> Participants:
     """Ask every connected node who it is, and return the sites that can take part.
 
-    A node that cannot take part, by itself or together with the other nodes, is left out, and
-    ``refused`` has the reason. The result may have no site at all.
+    A node that cannot take part, by itself or together with the other nodes, is left out, and the
+    result's ``refused`` has the reason. The result may have no sites at all.
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
         silos: the largest possible number of sites; None if only the sites know it.
-        terms: the operator's terms; None for none.
+        terms: the operator's conditions, such as registered site names; None if there are none.
 
     Raises:
         SiteError: too few or too many nodes are connected.
     """
     nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
-    read = partial(read_hello, counted=settings.trust != SUMS)
-    heard, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
-    simulated = all(hello.said.simulated for hello in heard)
-    heard = _admit(heard, refused, terms, simulated)
-    duplicates = _find_duplicates(heard, simulated)
+    read = partial(read_hello, needs_counts=settings.trust != SUMS)
+    hellos, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
+    simulated = all(hello.content.simulated for hello in hellos)
+    hellos = _admit(hellos, refused, terms, simulated)
+    duplicates = _find_duplicates(hellos, simulated)
     _refuse_many(len(nodes) - len(duplicates), silos)
     refused += dict.fromkeys(duplicates.values())
-    heard = [hello for hello in heard if hello.node not in duplicates]
-    heard = _drop_unlike(heard, settings, refused)
+    hellos = [hello for hello in hellos if hello.node not in duplicates]
+    hellos = _drop_unlike(hellos, settings, refused)
     # A duplicate at a real hospital may take its site's place later, so it is asked again
     asked = frozenset(nodes)
     if not simulated:
@@ -214,20 +219,25 @@ def hear_sites(
     facts: dict[str, SiteFacts] = {}
     node_of: dict[str, int] = {}
     traffic: dict[str, tuple[int, int]] = {}
-    for hello in sorted(heard, key=lambda hello: hello.said.site):
-        site = hello.said.site
-        facts[site], node_of[site], traffic[site] = hello.said, hello.node, hello.traffic
+    for hello in sorted(hellos, key=lambda hello: hello.content.site):
+        site = hello.content.site
+        facts[site], node_of[site], traffic[site] = hello.content, hello.node, hello.traffic
     return Participants(facts, node_of, traffic, tuple(refused), asked, terms)
 
 
-def _admit(heard: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
-    """Return the hellos that meet the operator's and the method's terms.
+def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
+    """Return the hellos that meet the operator's and the method's conditions.
 
-    The reasons against the other hellos are appended to ``refused``.
+    Args:
+        hellos: the readable hellos.
+        refused: the reasons against the other hellos are appended to it.
+        terms: the conditions, such as registered names and agreed sample numbers.
+        simulated: whether all sites of the run are simulated; registered names are then not
+            checked.
     """
     admitted = []
-    for hello in heard:
-        fault = terms.fault(hello.node, hello.said, simulated)
+    for hello in hellos:
+        fault = terms.fault(hello.node, hello.content, simulated)
         if fault:
             refused.append(site_reason(fault))
         else:
@@ -235,15 +245,19 @@ def _admit(heard: list[Hello], refused: list[str], terms: Terms, simulated: bool
     return admitted
 
 
-def _find_duplicates(heard: list[Hello], simulated: bool) -> dict[int, str]:
+def _find_duplicates(hellos: list[Hello], simulated: bool) -> dict[int, str]:
     """Return the nodes to leave out because another node is the same site: node -> reason.
 
-    At real sites the node with the lowest id stays. In a simulation two nodes of one site are an
+    At real sites the node with the lowest id stays. In a simulation, two nodes of one site are an
     error in their configuration, so all nodes of that site are left out.
+
+    Args:
+        hellos: the hellos of all admitted nodes.
+        simulated: whether all sites of the run are simulated.
     """
     nodes: dict[str, list[int]] = {}
-    for hello in heard:
-        nodes.setdefault(hello.said.site, []).append(hello.node)
+    for hello in hellos:
+        nodes.setdefault(hello.content.site, []).append(hello.node)
     found: dict[int, str] = {}
     for site, same in sorted(nodes.items()):
         if not simulated:
@@ -261,24 +275,25 @@ def _find_duplicates(heard: list[Hello], simulated: bool) -> dict[int, str]:
 
 def _second_node_refusal(site: str, node: int) -> str:
     return (
-        f"{site}: another SuperNode is that site already, and node {node} is left out: if it is to "
-        "take its place it joins once that one is gone, else give it its own 'site'"
+        f"{site}: another SuperNode is already that site, so node {node} is left out: it can join "
+        "once the other SuperNode is gone; if it is another site, give it its own 'site'"
     )
 
 
-def _drop_unlike(heard: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
+def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
     """Return the hellos of the sites that fit together, by ``TOGETHER_CHECKS``.
 
-    The reasons against the other sites are appended to ``refused``, each reason once.
+    The reasons against the other sites are appended to ``refused``; sites with the same reason get
+    one line.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
-        reasons = check({hello.said.site: hello.said for hello in heard}, pooled)
+        reasons = check({hello.content.site: hello.content for hello in hellos}, pooled)
         # Two sites with the same reason get one line
         refused += dict.fromkeys(map(site_reason, reasons.values()))
         # Each check sees only the sites that passed those before
-        heard = [hello for hello in heard if hello.said.site not in reasons]
-    return heard
+        hellos = [hello for hello in hellos if hello.content.site not in reasons]
+    return hellos
 
 
 def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
@@ -294,12 +309,14 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
     if not new_nodes:
         return participants, []
-    counted = all(facts.label_counts for facts in participants.facts.values())
-    heard, refused = ask_nodes(grid, new_nodes, HELLO, partial(read_hello, counted=counted))
-    heard = _admit(heard, refused, participants.terms, participants.are_simulated())
+    needs_counts = all(facts.label_counts for facts in participants.facts.values())
+    hellos, refused = ask_nodes(
+        grid, new_nodes, HELLO, partial(read_hello, needs_counts=needs_counts)
+    )
+    hellos = _admit(hellos, refused, participants.terms, participants.are_simulated())
     asked = participants.asked | set(new_nodes)
-    for hello in heard:
-        node, facts = hello.node, hello.said
+    for hello in hellos:
+        node, facts = hello.node, hello.content
         # Two nodes claim one site, and only the hospital knows which is right: the first one stays
         if participants.nodes.get(facts.site) in connected:
             asked -= {node}
@@ -343,6 +360,9 @@ def _latecomer_fault(
     if difference:
         return difference
     if (facts.sums is None) != (participants.facts[first].sums is None):
-        return "it sent sums and the others none, or none where they did: see 'data.standardise'"
+        return (
+            "it sent feature sums but the other sites did not, or the other sites did but it did "
+            "not: see 'data.standardise'"
+        )
     pooled = facts.sums is not None
     return find_shared_data(joined.facts, pooled).get(facts.site)

@@ -18,13 +18,13 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.survey import Survey
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.strategies.meeting.checks import Registry
-from fedsilo.strategies.meeting.hello import Heard, ask_nodes, reading
+from fedsilo.strategies.meeting.hello import NodeAnswer, ask_nodes, reading
 from fedsilo.strategies.meeting.participants import grouped_refusals, wait_for_nodes
 
 
 @dataclass(frozen=True)
 class Surveyed:
-    """The answers to a survey by site, sorted, and the reasons of the nodes without one."""
+    """The answers to a survey by site, sorted, and the reasons why nodes gave no usable answer."""
 
     answers: Mapping[str, Survey]
     refused: tuple[str, ...] = ()
@@ -38,17 +38,17 @@ def survey_sites(
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the number of silos, which nodes cannot exceed; None if only the sites know it.
+        silos: the largest possible number of nodes; None if only the sites know it.
         registry: binds names to nodes; None if any node may take any name.
 
     Raises:
-        SiteError: too few or too many nodes are connected, or no answer is usable; then the message
-            has the reasons.
+        SiteError: too few or too many nodes are connected, or no answer is usable. In the second
+            case the message has the reasons.
     """
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)
-    heard, refused = ask_nodes(grid, nodes, SURVEY, read)
-    answers = _answers_by_site(heard, registry, refused)
+    received, refused = ask_nodes(grid, nodes, SURVEY, read)
+    answers = _answers_by_site(received, registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
     return Surveyed(answers, tuple(refused))
@@ -74,19 +74,19 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 
 
 def _answers_by_site(
-    heard: Sequence[Heard[Survey]], registry: Registry | None, refused: list[str]
+    received: Sequence[NodeAnswer[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site name, and append a reason to ``refused`` for the rest.
+    """Return the usable answers by site; append a reason to ``refused`` for each other answer.
 
     If two nodes claim one name, neither answer is used. The registry is not checked if all sites
-    are simulated.
+    are simulated or if it is None.
     """
-    names = [answer.said.about.site for answer in heard]
-    if all(answer.said.about.simulated for answer in heard):
+    names = [answer.content.about.site for answer in received]
+    if all(answer.content.about.simulated for answer in received):
         registry = None  # simulated sites have no keys
     answers = {}
-    for answer in sorted(heard, key=lambda answer: answer.said.about.site):
-        node, site = answer.node, answer.said.about.site
+    for answer in sorted(received, key=lambda answer: answer.content.about.site):
+        node, site = answer.node, answer.content.about.site
         fault = None
         if registry:
             fault = registry.fault(node, site)
@@ -95,5 +95,5 @@ def _answers_by_site(
         elif names.count(site) > 1:
             refused.append(f"node {node} says that it is site '{site}', but so does another")
         else:
-            answers[site] = answer.said
+            answers[site] = answer.content
     return answers

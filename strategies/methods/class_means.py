@@ -11,14 +11,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsilo.core.array_names import arrays_below, with_prefix
 from fedsilo.core.messages import TRAIN
 from fedsilo.core.settings_schema import keys_of
 from fedsilo.models.maths.class_means import large_classes
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.build import network_kind
+from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import Arrays, ArraySpec, Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.local import Local
+from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Specs
 
 
@@ -34,18 +37,19 @@ class ClassMeans(Local):
         """The number of values in a mean."""
 
     def sent_classes(self, site: str) -> dict[int, int]:
-        """Return the classes whose means ``site`` sends, with their numbers of training samples.
+        """Return the classes whose means ``site`` sends: class -> number of its training samples.
 
-        A class needs at least 'class-min-count' samples, and at least the site's own floor.
+        The site sends the mean of a class if it has at least 'class-min-count' training samples of
+        the class, and at least as many as its own minimum ('privacy.sums-min-count').
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Return a warning if 'class-min-count' has no effect.
+        """Return a one-sentence warning if 'class-min-count' has no effect, or an empty list.
 
-        Otherwise returns an empty list. The setting has no effect if every site's own floor is
-        higher.
+        The setting has no effect if it is below the minimum number of samples
+        ('privacy.sums-min-count') of every site.
         """
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
@@ -68,18 +72,18 @@ class ClassMeans(Local):
     def disclosures(self) -> Disclosures:
         """Describe the data sent by a site: class means.
 
-        If every class at every site is too small, one sentence says that no means are sent.
+        If no site sends a mean, because every class is too small, the only sentence says so.
         """
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
-        reason = f"there is no class that {self.enough()}"
-        return Disclosures(f"each round: no class mean, since {reason}")
+        reason = f"there is no class that {self.sample_condition()}"
+        return Disclosures(f"each round: no class mean, because {reason}")
 
     @abstractmethod
     def means_that_leave(self) -> list[str]:
         """Return sentences on the data sent by a site that sends means."""
 
-    def enough(self) -> str:
+    def sample_condition(self) -> str:
         """Return the condition for a site to send a class mean, as the end of a sentence.
 
         An example is "the site has at least 10 training samples of (site b 20)". The first number
@@ -96,7 +100,7 @@ class ClassMeans(Local):
             words += f" ({', '.join(higher)})"
         return words
 
-    def fewest(self) -> str:
+    def describe_smallest_mean(self) -> str:
         """Describe the mean over the fewest training samples: their number, its site and class.
 
         The text ends a sentence about the means. At least one site must send a mean.
@@ -131,28 +135,30 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the prototypes, with the fewest samples behind any prototype.
+        """Return sentences on the prototypes, which name the prototype with the fewest samples.
 
         For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
         """
         sentences = [
-            f"each round: for each class that {self.enough()}, the mean "
-            f"embedding of those samples, {self.fewest()}; the mean over "
-            "sites goes to all sites that send one, and where one site alone sends a class that is "
-            "this site's own"
+            f"each round: for each class that {self.sample_condition()}, the mean "
+            f"embedding of those samples, {self.describe_smallest_mean()}; all sites that send a "
+            "mean receive the mean over sites; if only one site sends a class, that is the site's "
+            "own mean"
         ]
         if network_kind(self.common, self.task) == "logistic":
             sentences.append(
-                "of network 'logistic' an embedding is the row itself: what leaves is the exact "
-                "mean of each such class's standardised rows; unless 'data.standardise' is "
-                "'declared' the mean of the site's other rows follows from it, however few they are"
+                "with network 'logistic' an embedding is the row itself, so the exact mean of "
+                "each such class's standardised rows leaves; unless 'data.standardise' is "
+                "'declared', the mean of the site's other rows follows from it, however few rows "
+                "these are"
             )
         return sentences
 
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train near the global prototypes, and average the returned ones (eq. 6).
 
-        A class that no site sent in this round keeps its global prototype.
+        The mean is weighted by ``_prototype_weight``. A class that no site sent in this round keeps
+        its global prototype. There are no global prototypes to send in round 1.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -165,6 +171,11 @@ class FedProto(ClassMeans):
             before[site] = {name: state.arrays[name] for name in sorted(known)}
         replies = ask(TRAIN, send, expect=expect, reference=before)
         arrays = dict(state.arrays)
+        self.merge_prototypes(replies, arrays)
+        return replace(state, arrays=arrays)
+
+    def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
+        """Put the mean of the returned prototypes of each class into ``arrays`` (eq. 6)."""
         for label in range(self.task.classes):
             name = f"{PROTOTYPE}{label}"
             sent, weights = [], []
@@ -175,7 +186,6 @@ class FedProto(ClassMeans):
                     weights.append(weight)
             if sent:  # a class that nobody sent keeps its prototype
                 arrays[name] = np.average(sent, axis=0, weights=weights).astype(np.float32)
-        return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the prototypes that ``site`` needs to measure the final model.
@@ -191,14 +201,14 @@ class FedProto(ClassMeans):
         """Return all global prototypes, or no arrays if ``site`` sends no prototype itself."""
         if not self.sent_classes(site):
             return {}
-        return state.arrays
+        return with_prefix(PROTOTYPE, arrays_below(PROTOTYPE, state.arrays))
 
     def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype: its number of training samples of the class.
 
-        The weight is 0 if the site does not send the class. If 'run.site-weights' has an agreed
-        number of samples for the site, the count is multiplied by agreed / reported samples of the
-        site, so that a site cannot raise its weight.
+        The weight is 0 if the site does not send the class. If 'run.site-weights' sets an agreed
+        number of samples for the site, the count is multiplied by agreed samples / reported
+        samples, so that a site cannot raise its weight by reporting more samples.
         """
         count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
@@ -226,11 +236,11 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return one sentence on the mean logits, the fewest samples behind any, and recipients."""
-        recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
+        """Return one sentence: who gets the mean logits, and the fewest samples behind any."""
+        recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
-            f"each round: for each class that {self.enough()}, the mean "
-            f"logits of those samples, {self.fewest()}; "
+            f"each round: for each class that {self.sample_condition()}, the mean "
+            f"logits of those samples, {self.describe_smallest_mean()}; "
         )
         everybody = "each site gets the mean over the other sites that send the class"
         return [means + recipients.get(len(self.participants.sites()), everybody)]

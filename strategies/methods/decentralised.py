@@ -3,12 +3,11 @@
 Flower is a star, so everything that one silo sends to another passes the server. The server keeps
 only the newest model of each silo, for the next round and the checkpoint.
 
-Messages down: ``model/<array>`` (Theta, the mean of the silos' models, if it is measured or starts
-a silo),
-``neighbour/<site>/<array>`` for each in-neighbour in the round, and ``note.mixing``, the silo's row
-of the mixing matrix as JSON. Messages up: the silo's own trained arrays by state-dict name. Theta
-is the mean of theta_i over the silos that finished the round (vartheta_i of FedEFM, part 3), all
-with the same weight.
+Messages down: ``model/<array>`` (Theta, the mean of the silos' models, if a silo measures it or
+starts from it), ``neighbour/<site>/<array>`` for each in-neighbour in the round, and
+``note.mixing``, the silo's row of the mixing matrix as JSON. Messages up: the silo's own trained
+arrays by state-dict name. Theta is the mean of theta_i over the silos that finished the round
+(vartheta_i of FedEFM, part 3), all with the same weight.
 
 ``CDL`` mixes main models in this way; its support models stay at home, and the silos compute the
 contrastive divergence (``client_app/methods/cdl.py``). ``Star`` is the client-server baseline.
@@ -54,7 +53,10 @@ class Decentralised(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind; "star" becomes "hub", a star around one of the silos."""
+        """Return the topology's kind: the method's setting 'topology', or else the method's name.
+
+        "star" becomes "hub", a star with one of the silos in the middle.
+        """
         return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
     @cached_property
@@ -66,10 +68,7 @@ class Decentralised(Method):
 
     @cached_property
     def _silo_set(self) -> SiloSet | None:
-        """The silo set of the run (the known links).
-
-        It is None if 'split.silo-set' is empty.
-        """
+        """The silo set of the run, which has the known links; None if 'split.silo-set' is empty."""
         if not self.common.silo_set:
             return None
         return open_silo_set(self.common.silo_set)
@@ -77,7 +76,8 @@ class Decentralised(Method):
     def initial_state(self) -> Any:
         """Return the weights that every silo starts from, as ``model/<array>``.
 
-        The topology is built here, so that an invalid one stops the run before round 1.
+        The topology is built here too, because an invalid topology must stop the run before round
+        1.
 
         Raises:
             SettingError: the topology is not connected, or names other silos than take part.
@@ -88,9 +88,9 @@ class Decentralised(Method):
     def round(self, state: Any, ask: Ask) -> Any:
         """Let each silo mix its own model with its neighbours' models, and train the mixture.
 
-        The server sends each silo its neighbours' models and the mixing weights, and the silo mixes
-        the models itself. The server also sends Theta, the mean of all silos' models, if
-        ``theta_for`` says that the silo needs it.
+        The server sends each silo its neighbours' models and its row of the mixing matrix, and the
+        silo mixes the models itself. The server also sends Theta, the mean of all silos' models, to
+        a silo that needs it (``theta_for``).
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
@@ -105,8 +105,8 @@ class Decentralised(Method):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return Theta, the mean of the silos' models, as ``model/<array>`` for the evaluation.
 
-        A finished run's state may hold only Theta, by plain array names. Those arrays are then
-        returned, also as ``model/<array>``.
+        The state of a finished run may hold only Theta, under plain array names. Then these arrays
+        are returned, also named ``model/<array>``.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -115,11 +115,10 @@ class Decentralised(Method):
         return arrays_below(MODEL, state.arrays)
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta as ``model/<array>`` if the site needs it in the next round.
+        """Return Theta, the mean of the silos' models, as ``model/<array>`` if the site needs it.
 
-        Otherwise returns no arrays. Theta is the mean of the silos' models. A site without stored
-        state needs Theta, because it starts from it. Every site needs Theta in a round that
-        measures.
+        A site without stored state needs Theta in the next round, because it starts from Theta.
+        Every site needs Theta if the next round measures. Otherwise no arrays are returned.
         """
         if site in ask.stateful_sites and not self.common.measures_in(state.round + 1):
             return {}
@@ -138,9 +137,9 @@ class Decentralised(Method):
     def with_models(self, state: Any, trained: Replies) -> Any:
         """Return the state with the silos' newly trained models, and with their mean as Theta.
 
-        All silos that replied have the same weight in Theta. A silo without a reply keeps its model
-        of an earlier round, but this model does not count in Theta. If no silo replied, Theta is
-        unchanged. The function also adds the replies' training seconds to the silos' totals.
+        All silos that replied have the same weight in Theta. A silo without a reply keeps its
+        earlier model, but that model does not count in Theta. If no silo replied, Theta is
+        unchanged. Each reply's training seconds are added to the silo's total.
         """
         theta = self.average(trained, self.model(state), equal=True)
         # A silo that did not answer keeps its model of an earlier round
@@ -148,10 +147,10 @@ class Decentralised(Method):
         for site, reply in trained.items():
             for name in theta:
                 arrays[f"{SILO}{site}/{name}"] = reply.arrays[name]
-        self.time(trained)
+        self.add_seconds(trained)
         return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
-    def time(self, replies: Mapping[str, Reply]) -> None:
+    def add_seconds(self, replies: Mapping[str, Reply]) -> None:
         """Add each reply's training seconds to the silo's total, and count the reply."""
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
@@ -159,7 +158,7 @@ class Decentralised(Method):
 
     @cached_property
     def _seconds(self) -> dict[str, tuple[float, int]]:
-        """For each silo, (total seconds of training, number of replies); filled by ``time``."""
+        """For each silo, (total seconds of training, number of replies); see ``add_seconds``."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
@@ -249,7 +248,7 @@ class Star(Decentralised):
             dict.fromkeys(ask.sites, with_prefix(MODEL, theta)),
             reference=dict.fromkeys(ask.sites, theta),
         )
-        self.time(trained)
+        self.add_seconds(trained)
         mean = self.average(trained, theta, equal=True)
         return replace(state, arrays=with_prefix(MODEL, mean))
 

@@ -1,9 +1,9 @@
 """DisTrans (Yuan et al. 2022): FedAvg of two-channel networks, with offsets for the sites.
 
-Messages, both ways: FedAvg's, with twice the inputs in the last layer, and ``offset.weight``
-(pixels, 1), float32. The offset sent to a site is the mean of all offsets, or one that the server
-computes from the site's class shares with an embedding. With ``offset-aggregation`` "none" no
-offset crosses the wire.
+Messages in both directions: FedAvg's, with twice the inputs in the last layer, and
+``offset.weight`` (pixels, 1), float32. The offset sent to a site is the mean of all offsets, or one
+that the server computes from the site's class shares with an embedding. With ``offset-aggregation``
+"none" no offset crosses the wire.
 """
 
 from collections.abc import Mapping
@@ -59,8 +59,8 @@ class DisTrans(FedAvg):
         if self.settings.offset_aggregation == "none":
             return network
         return network.also(
-            "the site's offset, each round: an array as large as an image, which differs from what "
-            "the site was sent by a sum of gradients at the pixels of its training images"
+            "the site's offset, each round: an array as large as an image, which differs from the "
+            "received offset by a sum of gradients at the pixels of its training images"
         )
 
     def initial_state(self) -> State:

@@ -27,9 +27,9 @@ _LEAST_SHARE = 2.0**-16  # the least value of 1 / K
 class SCAFFOLD(FedAvg):
     """Averages weights and control variates.
 
-    Messages are FedAvg's, and ``control/<array>`` for each trained array, both ways. Replies hold
-    weights that moved by the site's mean update of one step, and the metric ``inverse-steps``. Only
-    sums of these are needed, so they can be secret sums.
+    Messages are FedAvg's, and ``control/<array>`` for each trained array, in both directions.
+    Replies hold weights that moved by the site's mean update of one step, and the metric
+    ``inverse-steps``. Only sums of these are needed, so they can be secret sums.
     """
 
     settings: SCAFFOLDSettings
@@ -74,9 +74,9 @@ class SCAFFOLD(FedAvg):
         return replace(state, arrays=after)
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Explain why the reply's 1 / K is impossible for its number of samples, or return None.
+        """Explain why a reply's 1 / K cannot be true, or return None if it is plausible.
 
-        K must be from 1 to ``most_steps``.
+        K is the site's number of steps. It must be from 1 to ``most_steps`` for the site's samples.
         """
         share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
         if share <= 1 and share * most >= 1 - _ROUNDING:
@@ -95,7 +95,7 @@ _H = "h/"  # the prefix of h in the state, which the checkpoint stores
 
 
 class FedDyn(FedAvg):
-    """Averages, and then moves past the mean; messages are FedAvg's, and h is never sent."""
+    """Averages, then moves past the mean by the drift term h; h is never sent."""
 
     settings: FedDynSettings
     beside = (_H,)
@@ -130,7 +130,10 @@ class FedNova(FedAvg):
     """
 
     def round(self, state: State, ask: Ask) -> State:
-        """Move the model by the mean update per step, times the mean number of steps."""
+        """Move the model by the mean update per step, times the sites' mean number of steps.
+
+        Both means are weighted by samples. Running statistics of batch norm become their mean.
+        """
         model = state.arrays
         trained = ask(
             TRAIN, dict.fromkeys(ask.sites, model), metrics=[STEPS], fault=self.implausible_steps
@@ -139,7 +142,10 @@ class FedNova(FedAvg):
         return replace(state, arrays=self.towards(trained, model, steps))
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Explain why the number of steps is not from 1 to ``most_steps``, or return None."""
+        """Explain why a reply's number of steps cannot be true, or return None if it is plausible.
+
+        It must be from 1 to ``most_steps`` for the site's samples.
+        """
         steps, most = reply.metrics[STEPS], most_steps(self.common, reply.examples)
         if 1 <= steps <= most:
             return None
@@ -151,10 +157,15 @@ class FedNova(FedAvg):
 
 
 def most_steps(common: CommonSettings, samples: int) -> int:
-    """Return the most optimiser steps that a site with ``samples`` can take in a round.
+    """Return the largest number of optimiser steps that a site can take in a round.
 
     If 'train.epoch-steps' and a pace are set, this is the pace. If only 'train.local-steps' is set,
-    it is that number. Otherwise it is the number of epochs times the batches per epoch.
+    it is that number. Otherwise it is the number of epochs times the batches per epoch, where a
+    last, smaller batch counts.
+
+    Args:
+        common: the run's settings.
+        samples: the number of training samples at the site.
     """
     if common.epoch_steps and common.pace:
         return common.pace
@@ -168,16 +179,16 @@ def _steps_that_leave(common: CommonSettings) -> str:
     """Describe in words that a site sends its number of steps, and who learns it."""
     steps = "the number of optimiser steps, each round"
     if common.trust == SUMS:
-        steps += ", of which the server learns only the mean"
+        steps += "; the server learns only the mean over sites"
     return steps
 
 
 class Moon(FedAvg):
     """Averages the trained networks, including the projection heads (Li, He and Song 2021).
 
-    Training messages, both ways: FedAvg's, and the projection head as ``projection/<name>``,
-    float32. ``evaluate`` sends only the network, because predictions do not use the head. The
-    sites compute the contrastive term (``client_app/methods/moon.py``).
+    Training messages in both directions: FedAvg's, and the projection head as
+    ``projection/<name>``, float32. ``evaluate`` sends only the network, because predictions do not
+    use the head. The sites compute the contrastive term (``client_app/methods/moon.py``).
     """
 
     settings: MoonSettings

@@ -75,10 +75,10 @@ class FedAlignCL(FedAvg):
                 sizes = f"of {own.noise_variance:g} times their spread"
             noisy = f" with Gaussian noise {sizes}"
             noise = f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
-        chosen = "in the end of all of them"
+        chosen = "in the end all of them"
         if own.embedding_draw == "run":
             chosen = "the same all run"
-        weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
+        weights = f"all weights of the network{noisy}, and batch-norm statistics without noise"
         sentences = [f"each round: {weights}"]
         if own.align:
             sentences.append(
@@ -95,17 +95,17 @@ class FedAlignCL(FedAvg):
         return Disclosures(*sentences, noise=noise)
 
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
-        """Average the noisy weights, and store the embeddings that the next round sends on.
+        """Average the noisy weights, and store the embeddings that the next round sends out.
 
-        All sites have the same weight in the average (algorithm 1). Sites return embeddings only if
-        the next round aligns. A site that did not reply has no embeddings in the new state.
+        All sites have the same weight in the average (algorithm 1). Sites are asked for embeddings
+        only if the next round aligns. A site that did not reply has no embeddings in the new state.
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}
         expect: dict[str, Mapping[str, NDArray | ArraySpec]] = {}
         notes: dict[str, EmbeddingNotes] = {}
         for site in ask.sites:
-            count = self._embeddings_of(site, state)
+            count = self._embedding_count(site, state)
             send[site] = {**weights, **select_others(site, state.arrays, *self.beside)}
             expect[site] = {**weights, **self._embedding_specs(count)}
             notes[site] = EmbeddingNotes(count)
@@ -122,9 +122,10 @@ class FedAlignCL(FedAvg):
     def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples, epoch -> site -> share, with this round added.
+        """Return the shares of forgotten samples, epoch -> site -> share, with this round's added.
 
-        A later round of the same epoch replaces a site's share.
+        A later round of the same epoch replaces a site's share. An epoch without any share is left
+        out.
         """
         epoch = str(epoch_of(state.round + 1, self.common))
         shares = dict(state.forgotten.get(epoch, {}))
@@ -146,7 +147,7 @@ class FedAlignCL(FedAvg):
             return {}
         return {"forgotten.json": {"variant": self.variant(), "epochs": state.forgotten}}
 
-    def _embeddings_of(self, site: str, state: State) -> int:
+    def _embedding_count(self, site: str, state: State) -> int:
         """Return the number of embeddings to request from ``site`` in the round after ``state``.
 
         It is 'shared-embeddings', or fewer if the site has fewer training samples. Embeddings are
@@ -159,10 +160,10 @@ class FedAlignCL(FedAvg):
         return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
 
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
-        """Return the specs of the arrays that a site returns with ``count`` embeddings.
+        """Return the specs of the arrays that a site sends in addition to the weights.
 
-        These are the embeddings (count, channels) and, with 'align-target' "others", the weights of
-        the site's discriminator. There are none if ``count`` is 0.
+        These are ``count`` embeddings (count, channels) and, with 'align-target' "others", the
+        weights of the site's discriminator. If ``count`` is 0, the mapping is empty.
         """
         if not count:
             return {}

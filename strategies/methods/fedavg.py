@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al. 2017): the mean of weights and float buffers, weighted by samples.
 
-Messages, both ways: ``arrays`` holds every parameter and float buffer of the network by its
+Messages in both directions: ``arrays`` holds every parameter and float buffer of the network by its
 state-dict name, float32. ``Cyclic`` and ``Mix`` send the same arrays, but do not average.
 """
 
@@ -63,8 +63,8 @@ class FedAvg(Method):
         if self.common.secure_aggregation == "none":
             return Disclosures(what)
         return Disclosures(
-            f"{what}, clipped and masked: of them the server learns the mean over all sites alone",
-            "keys for masks and shares of keys that others can open, each round",
+            f"{what}, clipped and masked; the server learns only their mean over all sites",
+            "keys for masks, and shares of keys that only other sites can open, each round",
         )
 
 
@@ -77,9 +77,9 @@ class Cyclic(FedAvg):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Pass the model through all silos: each trains the model that the silo before it returned.
+        """Pass the model through all silos: each trains the model that the previous silo returned.
 
-        The order is drawn from the seed and the round.
+        The order is drawn from the seed and the round. The last silo's model becomes the new model.
         """
         seed = derive_seed(self.common.seed, "cycle", state.round + 1)
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():
@@ -127,10 +127,10 @@ class Mix(FedAvg):
         return State(self.starting_weights())
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the first site by name train on the data of all sites, and take over its weights.
+        """Let the first site by name train on the data of all sites; its weights become the model.
 
-        The other sites receive the model too, but return no arrays. If the first site fails, the
-        weights stay as they are.
+        The other sites receive the model too, but return no arrays. If the first site gives no
+        usable reply, the model does not change.
         """
         trainer, sites = self.participants.sites()[0], self.participants.sites()
         replies = ask(

@@ -104,7 +104,8 @@ class FedEFM(Decentralised):
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
         """Return the models that ``host`` trains in the next round, as ``visitor/<owner>/<array>``.
 
-        They belong to the silos that have ``host`` as an in-neighbour.
+        They belong to the silos that have ``host`` as an in-neighbour. A silo that has no model yet
+        is left out.
         """
         models: dict[str, NDArray] = {}
         # The arc host -> owner says that the owner gets the host's knowledge, so the owner's model
@@ -179,7 +180,7 @@ class FedEFM(Decentralised):
             return own
         return own.also(
             "each round after the first: the models of its neighbours in the topology "
-            f"'{self.kind()}', trained on this silo's data; each goes back to the silo that it is "
-            "of",
-            "each round after the first: the mean closeness of each of them to the silo's model",
+            f"'{self.kind()}', trained on this silo's data; each goes back to its own silo",
+            "each round after the first: the mean closeness of each of these models to the silo's "
+            "model",
         )

@@ -4,8 +4,8 @@ Messages, float32: ``train`` sends ``maps/<site>/<class>`` (up to M, cells) of e
 the round before. The reply holds ``maps/<class>`` (min(M, N_k), cells) for the classes of the
 site's training samples. A map is an attention rollout on the grid of patches; its values are at
 least 0 and sum to 1. The variants of table 2 also average prompts (``shared-prompts``:
-``prompts.b``, or all prompts and the head), which go both ways by their names. ``evaluate`` sends
-only these.
+``prompts.b``, or all prompts and the head), which travel in both directions under their names.
+``evaluate`` sends only these.
 
 The buffer holds the maps of the last round, so it has no maps of a site that did not reply.
 """
@@ -106,10 +106,11 @@ class FedEvPrompt(Method):
         return _averaged_arrays(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the maps that ``site`` sends, by array name ``maps/<class>``.
+        """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
-        Each class with n training samples has an array (min(n, 'buffer-maps'), cells). Empty if
-        'distillation-weight' is 0, because then no maps are used.
+        A class with n training samples has an array (min(n, 'buffer-maps'), cells); a class without
+        samples has none. The mapping is empty if 'distillation-weight' is 0, because maps are not
+        used then.
         """
         if not self.settings.distillation_weight:
             return {}
@@ -124,7 +125,7 @@ class FedEvPrompt(Method):
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return buffer.json: the attention maps of each site and class, and the grid of patches.
 
-        Map values are rounded to 7 digits. Empty if the buffer has no maps.
+        Map values are rounded to 7 decimal places. If the buffer has no maps, the mapping is empty.
         """
         sites: dict[str, dict[str, Any]] = {}
         for site, maps in by_site(arrays_below(BUFFER, state.arrays)).items():
@@ -150,10 +151,7 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 
 
 def _fault_of_maps(reply: Reply) -> str | None:
-    """Explain which map array of a reply is invalid and why.
-
-    Returns None if all map arrays are valid.
-    """
+    """Explain what is wrong with a reply's first invalid map array; None if all are valid."""
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):
             continue

@@ -27,21 +27,24 @@ class FedPer(FedAvg):
         shared = dict(arrays)
         for name in self._personal:
             shared.pop(name, None)
-        if not 0 < len(shared) < len(arrays):
-            raise SettingError(
-                f"method '{self.common.method}' would share {len(shared)} of {len(arrays)} arrays "
-                "of this network: choose another 'network.name' or method"
-            )
+        refuse_one_part(self.common.method, len(shared), len(arrays) - len(shared))
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the shared arrays; the first message to a site may also hold initial weights."""
+        """Average the shared arrays over the sites.
+
+        The first message to a site may also hold initial weights for the arrays that stay at the
+        site.
+        """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
         return replace(state, arrays=self.average(trained, state.arrays))
 
     def evaluate(self, state: State, ask: Ask) -> None:
-        """Let each site measure the shared arrays together with its own, or with initial ones."""
+        """Let each site measure the shared arrays together with the arrays that it has kept.
+
+        A site that has kept none yet uses initial values for them. Sites return only metrics.
+        """
         ask(EVALUATE, self._with_starts(state, ask), expect={})
 
     def _with_starts(self, state: State, ask: Ask) -> dict[str, Arrays]:
@@ -51,20 +54,33 @@ class FedPer(FedAvg):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: the shared weights; the arrays that stay are named."""
         shared, *more = super().disclosures().leaves
-        return Disclosures(f"{shared}, but for {', '.join(self._personal)}, which stay", *more)
+        return Disclosures(f"{shared}, except {', '.join(self._personal)}, which stay", *more)
 
     @cached_property
     def _personal(self) -> list[str]:
         return list(self.settings.personal(self.blueprint))
 
 
+def refuse_one_part(method: str, shared: int, personal: int) -> None:
+    """Check that a network has arrays of both kinds, those that are shared and the others.
+
+    Raises:
+        SettingError: one of the two numbers of arrays is 0.
+    """
+    if not shared or not personal:
+        raise SettingError(
+            f"method '{method}' would share {shared} of {shared + personal} arrays of this "
+            "network: choose another 'network.name' or method"
+        )
+
+
 class FedRep(FedPer):
-    """Averages the representation; heads stay at the silos."""
+    """Averages the representation; the heads stay at the silos."""
 
     capabilities = replace(FedPer.capabilities, paced_epochs=False)
 
 
 class FedBN(FedPer):
-    """Averages everything but batch norms; networks for tables and ViTs have none."""
+    """Averages everything except batch norms; networks for tables and ViTs have no batch norms."""
 
     capabilities = replace(FedPer.capabilities, vit=False, tables=False)

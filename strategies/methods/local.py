@@ -24,7 +24,10 @@ class Local(Method):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train; its first message may hold initial weights."""
+        """Let each site train its own model; no arrays come back, and the state does not change.
+
+        The first message to a site may hold initial weights.
+        """
         send = {site: self.start(site, ask) for site in ask.sites}
         ask(TRAIN, send, expect={})
         return state
@@ -39,13 +42,13 @@ class Local(Method):
 
 
 class Ensemble(Method):
-    """Collects the sites' own models once; their probabilities are averaged."""
+    """Collects the sites' own models once; predictions are the mean of their probabilities."""
 
     # A mixture of probabilities does not have evidence alpha
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train alone; in the run's last round also collect its model.
+        """Let each site train its own model; in the run's last round also collect the models.
 
         Collected models are stored as ``expert/<site>/<array>``. Before that the state has no
         arrays.
@@ -93,13 +96,11 @@ class Cross(Ensemble):
         )
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return cross.json: for each metric a matrix of test values.
-
-        Rows are training sites and columns are testing sites.
+        """Return cross.json: a matrix of test values per metric, training by testing sites.
 
         A value is None if the testing site's labels leave the metric undefined, or if the training
-        or the testing site gave no reply. A metric without any value is left out. If no
-        metric is left, there is no file.
+        or the testing site gave no reply. A metric without any value is left out. If no metric is
+        left, there is no file.
         """
         sites = self.participants.sites()
         document = {}

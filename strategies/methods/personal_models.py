@@ -2,7 +2,7 @@
 
 Messages are FedAvg's. FedAvg+FT and FedBABU fine-tune in the last ``finetune-rounds``: the first of
 these sends the global weights once more, and after that no array crosses the wire. The personal
-models stay at the sites, and are the ones that are measured.
+models stay at the sites, and sites measure them.
 
 A site reports only that it keeps state. If its optimiser continues over the run, this is true after
 the first round already. So the server notes the sites that replied while personal models were
@@ -31,7 +31,7 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return the state after adding the sites that trained a personal model in this round.
+        """Return a copy of the state with the sites that trained a personal model added.
 
         These are the sites whose reply says that they keep state.
         """
@@ -84,7 +84,7 @@ class FedAvgFT(FedAvg):
 
 
 class FedBABU(FedAvgFT):
-    """Averages bodies, then lets each site fine-tune.
+    """Averages the bodies (all layers but the last), then lets each site fine-tune.
 
     Sites receive the fixed head but never return it, so neither differential privacy's noise nor a
     site's reply can change it.
@@ -126,7 +126,7 @@ class FedBABU(FedAvgFT):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: all weights but the last layer's, before fine-tuning."""
         (said,) = super().disclosures().leaves
-        head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
+        head = f"of the network except {', '.join(last_layers(self.blueprint, 1))}"
         return Disclosures(said.replace("of the network", head))
 
 

@@ -70,11 +70,12 @@ class PICSR(Method):
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
             "once: the site's prototype, the mean of its standardised training samples (without "
-            f"noise; none of fewer than {self.settings.prototype_min_count} samples), which goes "
+            f"noise; never over fewer than {self.settings.prototype_min_count} samples), which "
+            "goes "
             "to all other sites",
             "the router's weights, each round of its training",
-            "mean and quantiles of the router's weights over validation and over test samples, of "
-            f"no fewer than {self.settings.prototype_min_count}",
+            "mean and quantiles of the router's weights over validation and over test samples, at "
+            f"least {self.settings.prototype_min_count} of each",
         ]
         if self.settings.experts == "finetuned":
             sentences.insert(0, "all weights of the network, each warm-up round")
@@ -87,10 +88,10 @@ class PICSR(Method):
         return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Run the stage of the next round: warm up like FedAvg, train experts, or train the router.
+        """Run the next round's stage: warm up like FedAvg, train experts, or train the router.
 
-        The router's weights are averaged over the sites. All sites have the same weight in this
-        average if 'router-average' is "equal".
+        In the warm-up and router stages the trained arrays are averaged over the sites, weighted by
+        samples. All sites have the same weight for the router if 'router-average' is "equal".
         """
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
@@ -148,10 +149,7 @@ class PICSR(Method):
         return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Explain that an expert's output for its own prototype is not finite.
-
-        Returns None if the output is finite.
-        """
+        """Explain that an expert's output for its own prototype is not finite, or return None."""
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
         arrays = _to_tensors(reply.arrays)
@@ -165,9 +163,9 @@ class PICSR(Method):
     def documents(
         self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return routing.json: routing weights between sites, and distances of prototypes.
+        """Return routing.json: routing weights between sites, and distances between prototypes.
 
-        Empty if the run stopped before the experts were collected.
+        The mapping is empty if the run stopped before the experts were collected.
         """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made
@@ -189,9 +187,9 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that the next round trains.
+        """Return the arrays that the sites train in the next round.
 
-        These are all arrays of the state in a warm-up round, and the router's arrays after it.
+        In a warm-up round these are all arrays of the state, and later only the router's arrays.
         """
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays

@@ -77,12 +77,12 @@ class UEFL(Method):
     state_class = UEFLState
 
     def initial_state(self) -> UEFLState:
-        """Return the initial weights and the first codebook, a Gaussian one that all sites use.
+        """Return the initial weights and the first codebook, a Gaussian one for all sites.
 
         Raises:
-            SettingError: the run measures uncertainty, but a site has no validation samples, or has
-                fewer training features than the first book has codewords, which 'uefl.refresh'
-                needs.
+            SettingError: the run measures uncertainty but a site has no validation samples, or the
+                run uses 'uefl.refresh' but a site has fewer training features than the first
+                codebook has codewords.
         """
         for site, facts in self.participants.facts.items():
             features = facts.sizes()["train"] * self._features
@@ -94,9 +94,9 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Return a warning if sites may have many clusters that are too small to be sent.
+        """Return a warning for sites with many clusters that may be too small to be sent.
 
-        Returns an empty list if there are no such sites.
+        The list is empty if there are no such sites.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -167,7 +167,8 @@ class UEFL(Method):
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the network averaged over all sites, and each codebook averaged over its users.
 
-        A book is unchanged if none of its users replied.
+        The users of a codebook are the sites that have access to it. A codebook is unchanged if
+        none of its users replied.
         """
         network: dict[str, NDArray] = {}
         books: dict[str, NDArray] = {}
@@ -193,11 +194,11 @@ class UEFL(Method):
         )
 
     def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
+        """Add a codebook for the uncertain sites that found codewords; record it in ``extended``.
 
-        The book is accessible only to these sites. If no uncertain site found codewords, the round
-        is noted with an empty list and no book is added. If no site is uncertain, the state is
-        unchanged.
+        Only these sites have access to the new codebook. If no uncertain site found codewords, the
+        round is recorded with an empty list and no codebook is added. If no site is uncertain, the
+        state is unchanged.
         """
         if not state.uncertain:
             return state
@@ -211,7 +212,7 @@ class UEFL(Method):
         return replace(state, arrays=arrays, access=access)
 
     def _refresh_first_book(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first book from the certain sites' centroids, and note the round.
+        """Re-initialise the first codebook from the certain sites' centroids, and record the round.
 
         A site is certain if it is not in ``state.uncertain``. The state is unchanged if ``found``
         has no certain site.
@@ -223,10 +224,10 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return the codewords of a new book, as the only array of a mapping: ``codebook.<book>``.
+        """Return a mapping with one array, ``codebook.<book>``: the codewords of a new book.
 
-        The codewords are the replies' centroids, merged by weighted K-means. If no centroids were
-        sent, because new books are Gaussian, the codewords are drawn from the seed.
+        The codewords are the replies' centroids, merged by weighted K-means. If the replies have no
+        centroids, because new books are Gaussian, the codewords are drawn from the seed.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []
@@ -249,10 +250,10 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Return a reason to end the run early if no site is uncertain.
+        """Return the reason to end the run early, or None if the run continues.
 
-        The value None means that the run continues. A run ends early only with
-        'uefl.stop-when-certain', and only before the last round.
+        A run ends early only if 'uefl.stop-when-certain' is set and the last check found no
+        uncertain site. After the last round the result is always None.
         """
         if not self.settings.stop_when_certain or not state.certain:
             return None
@@ -269,8 +270,8 @@ class UEFL(Method):
     def marks(cls, state: UEFLState) -> dict[int, str]:
         """Return a note for each round that changed the codebooks: round -> text.
 
-        A round changes them if it adds a book (or finds no codewords for one), or re-initialises
-        the first book.
+        A round changes the codebooks if it adds one or re-initialises the first one. A round that
+        found no codewords for a new codebook also has a note.
         """
         return round_marks(state.extended, state.refreshed)
 

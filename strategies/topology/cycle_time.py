@@ -88,10 +88,10 @@ def cycle_time(
         links: the links between the topology's sites.
         model_bytes: the bytes of a model on the wire.
         compute_seconds: site -> seconds that the site computes in a round.
-        visit_seconds: site -> seconds that the site trains one visiting model. If it is None, sites
-            compute and then send to their neighbours. In a star they send to the hub, which sends
-            the mean back. If it is given, FedEFM's rounds are timed: each model travels to its
-            in-neighbours, which train their visitors one after another and send them back. When
+        visit_seconds: site -> seconds that the site trains one visiting model. If it is None or
+            empty, sites compute and then send to their neighbours. In a star they send to the hub,
+            which sends the mean back. Otherwise FedEFM's rounds are timed: each model travels to
+            its in-neighbours, which train their visitors one after another and send them back. When
             all models are back, sites compute.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
@@ -148,7 +148,7 @@ class _Seconds:
     def star(self, arcs: Arcs) -> float:
         """Return the seconds to compute, send all models to the hub, and send the mean back.
 
-        The hub is the site that the most arcs enter.
+        The hub is the site with the most incoming arcs.
         """
         arcs = _without_self_arcs(arcs)
         # Every arc of a star leads to or from the hub, so most arcs enter there
@@ -172,7 +172,7 @@ class _Seconds:
 
 
 def _without_self_arcs(arcs: Arcs) -> Arcs:
-    """Return the arcs that lead to another site."""
+    """Return a copy of ``arcs`` in which no site has an arc to itself."""
     return arcs & ~np.eye(len(arcs), dtype=bool)
 
 
@@ -211,10 +211,7 @@ def topology_document(
 
 
 def _in_order(seconds: Mapping[str, float] | None, sites: Iterable[str]) -> dict[str, float] | None:
-    """Return the seconds of ``sites`` in their order.
-
-    Returns None if the seconds are unknown.
-    """
+    """Return the seconds of ``sites`` in the order of ``sites``, or None if none are known."""
     if not seconds:
         return None
     return {site: seconds[site] for site in sites}

@@ -103,8 +103,8 @@ def build_topology(
 def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
     """Return the silo set's links as an undirected graph over the positions of ``names``.
 
-    Each edge has ``latency`` in milliseconds and ``gbps``. Either is None if the silo set does not
-    state it. If ``silo_set`` is None, the graph has no edges.
+    Each edge has ``latency`` in milliseconds and ``gbps``; either is None if the silo set does not
+    state it. If ``silo_set`` is None, the graph has nodes but no edges.
     """
     graph = nx.Graph()
     graph.add_nodes_from(range(len(names)))
@@ -122,15 +122,15 @@ def _refuse(kind: str, names: tuple[str, ...], silo_set: SiloSet | None) -> None
     if len(names) < 2:
         present = f"{len(names)} ({', '.join(names)})"
         raise SettingError(
-            f"topology '{kind}' connects at least 2 silos, and this run has "
+            f"topology '{kind}' connects at least 2 silos, but this run has "
             f"{present.removesuffix(' ()')}: add silos, or choose method 'local'"
         )
     if silo_set is not None:
         _refuse_silo_set(names, silo_set)
     if kind == "graph" and not (silo_set and silo_set.links):
         raise SettingError(
-            "topology 'graph' takes its edges from 'split.silo-set', which names none: give a file "
-            "of edges, or choose another topology"
+            "topology 'graph' takes its edges from 'split.silo-set', which has no edges: give a "
+            "file with edges, or choose another topology"
         )
 
 
@@ -138,7 +138,7 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
     unknown = sorted(set(silo_set.names) - set(names))
     if unknown:
         raise SettingError(
-            f"'split.silo-set' names {', '.join(unknown)}, and no node of this run has that name: "
+            f"'split.silo-set' names {', '.join(unknown)}, but no node of this run has that name: "
             f"its sites are {', '.join(names)}"
         )
     missing = sorted(set(names) - set(silo_set.names))
@@ -181,7 +181,7 @@ def _build_ring(base: nx.Graph) -> _Built:
 
 
 def _build_star(base: nx.Graph) -> _Built:
-    """Connect all sites to a hub, where the server is, and return arcs and weights.
+    """Connect all sites to a centre, which stands for the server; return arcs and weights.
 
     All weights are 1 / n for n sites, because the server computes the mean of all models.
     """
@@ -209,8 +209,8 @@ def _build_hub(base: nx.Graph) -> _Built:
 def _weigh_edges(graph: nx.Graph) -> _Built:
     """Return the arcs of each edge in both directions, and Metropolis-Hastings weights.
 
-    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and the
-    site's own model gets the rest.
+    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and a site's
+    own model weighs 1 minus the weights of the site's edges.
     """
     size = len(graph)
     weights = np.zeros((size, size))
@@ -248,9 +248,9 @@ def _path_latencies(base: nx.Graph) -> Matrix | None:
 def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short round tour that begins at 0.
 
-    It is the shorter of Christofides' tour and the greedy tour. Of its two directions the one whose
-    second site has the lower position is returned. If latencies are not known, the sites are in the
-    order of their names.
+    It is the shorter of Christofides' tour and the greedy tour. It runs in the direction in which
+    the second site has the lower position. If latencies are not known, the sites are in the order
+    of their names.
     """
     latencies = _path_latencies(base)
     if latencies is None:

@@ -23,7 +23,7 @@ from fedsilo.core.seeding import generator
 Edge = tuple[int, int]
 Matrix = NDArray[np.float64]
 
-# The second is for budgets just below 1, where the first is out of reach
+# The second is for budgets just below 1, for which the solver does not reach the first
 _ACCURACIES = (1e-9, 1e-7)
 _DIGITS = 6  # the solver is exact to about 1e-8; further digits would differ between machines
 _ENUMERATED = 12  # all 2^M subsets are enumerated for at most this many matchings
@@ -42,9 +42,10 @@ class Matcha:
     seed: int  # seeds the draws
 
     def active(self, round_: int) -> tuple[bool, ...]:
-        """Tell for each matching whether ``round_`` uses it.
+        """Return, for each matching, whether ``round_`` uses it.
 
-        The draw depends only on the seed, the round and the matchings' probabilities.
+        Each matching is drawn independently with its own probability. The draws depend only on the
+        seed and the round.
         """
         rng = generator(self.seed, "matcha", round_)
         uniform = torch.rand(len(self.matchings), generator=rng, dtype=torch.float64).tolist()
@@ -115,7 +116,7 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 
 
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
-    """Return the graph Laplacian D - A of each matching, (size, size)."""
+    """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency."""
     matrices = []
     for edges in matchings:
         laplacian = np.zeros((size, size))
@@ -174,7 +175,9 @@ def activation_probabilities(
 ) -> tuple[float, ...]:
     """Return the probability that a round uses each of the M matchings, rounded to 6 digits.
 
-    They maximise lambda_2(sum p_j L_j) subject to sum p_j <= budget * M and 0 <= p_j <= 1.
+    With p_j the probability and L_j the Laplacian of matching j, they maximise lambda_2(sum p_j
+    L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M and 0 <= p_j <=
+    1.
 
     Raises:
         SettingError: the budget is so small that some sites would never meet, or the solver found
@@ -196,13 +199,13 @@ def activation_probabilities(
     probabilities = _round_probabilities(budget * shares.value, budget * len(matchings))
     if algebraic_connectivity(size, matchings, probabilities) < 10.0**-_DIGITS:
         raise SettingError(
-            f"'matcha.budget' is {budget:g}, and some silos would never meet: choose a larger one"
+            f"'matcha.budget' is {budget:g}, so some silos would never meet: choose a larger budget"
         )
     return probabilities
 
 
 def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
-    """Round probabilities to 6 digits in [0, 1], without exceeding ``total`` in sum.
+    """Round probabilities to 6 decimal places in [0, 1], so that their sum is at most ``total``.
 
     Any surplus is subtracted from the largest probability.
     """
@@ -218,7 +221,7 @@ def algebraic_connectivity(
 ) -> float:
     """Return lambda_2, the second smallest eigenvalue of the expected Laplacian.
 
-    It is above 0 if all sites are connected over time.
+    It is above 0 if and only if all sites are connected over time.
     """
     expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
@@ -229,8 +232,9 @@ def step_size(
 ) -> float:
     """Return alpha, the step size that makes sites agree fastest, rounded to 6 digits.
 
-    It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. The
-    program maximises 1 - rho, in units of E[L]'s scale, because a small budget makes E[L] tiny.
+    It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
+    Here L is the Laplacian of a round, and J has 1 / n everywhere. The program maximises 1 - rho,
+    in units of E[L]'s scale, because a small budget makes E[L] tiny.
 
     Raises:
         SettingError: the solver found no optimum.
@@ -266,19 +270,22 @@ def _laplacian_moments(
 def _disagreement_basis(size: int) -> Matrix:
     """Return an orthonormal basis of the space orthogonal to the all-ones vector, (size, size - 1).
 
-    Every Laplacian is 0 on that vector, the consensus. So a program over the whole space would have
-    no interior point, which solvers need.
+    Every Laplacian maps the all-ones vector, which is the consensus, to 0. So a program over all
+    vectors would have no interior point, which solvers need.
     """
     return np.linalg.qr(np.ones((size, 1)), mode="complete").Q[:, 1:]
 
 
 def _express_in(basis: Matrix, values: Matrix) -> Matrix:
-    """Express a symmetric matrix in ``basis``; rounding removes entries of about 1e-17."""
+    """Express a symmetric matrix in ``basis``: basis^T values basis, rounded to 12 decimal places.
+
+    Rounding removes entries of about 1e-17.
+    """
     return np.round(basis.T @ values @ basis, 12)
 
 
 def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
-    """Return sum of weight * part; weights are numbers or a solver's variables."""
+    """Return the sum of weight * part. The weights are numbers or a solver's variables."""
     total = 0
     for index, part in enumerate(parts):
         total = total + weights[index] * part

@@ -60,19 +60,23 @@ class Compression:
     def disclosure(self) -> str:
         """Return a sentence on the rounding of updates, which gives no privacy.
 
-        The text is empty if 'server.wire-precision' is "fp32", because nothing is rounded then.
+        The text is empty if 'server.wire-precision' is "fp32", because updates are then not
+        rounded.
         """
         if self.precision == "fp32":
             return ""
         return (
-            f"of weights the updates, rounded to {self.precision} ('server.wire-precision'), which "
+            f"the updates of weights are rounded to {self.precision} ('server.wire-precision'), "
+            "which "
             "gives no privacy"
         )
 
-    def pack(self, arrays: Arrays, packed: Packed) -> None:
+    def pack_weights(self, arrays: Arrays, packed: Packed) -> None:
         """Put the weights into the cache ``packed`` as bfloat16 if 'server.wire-down' is "bf16".
 
-        ``to_record`` then sends the cached form. Arrays already in the cache are skipped.
+        ``to_record`` then sends the cached form. Arrays that are already in the cache are skipped,
+        and so are arrays that are not float32 or are batch norm statistics. With "fp32" this does
+        nothing.
         """
         if self.down != "bf16":
             return
@@ -81,7 +85,7 @@ class Compression:
             if is_weight and id(array) not in packed:
                 packed[id(array)] = array, Array(to_bf16(np.ascontiguousarray(array)))
 
-    def received(self, arrays: Arrays) -> dict[str, NDArray]:
+    def unpack_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return the received arrays, with bfloat16 bits converted back to float32."""
         usable: dict[str, NDArray] = dict(arrays)
         if self.down == "bf16":
@@ -90,7 +94,7 @@ class Compression:
                     usable[name] = from_bf16(array)
         return usable
 
-    def packed(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
+    def pack_updates(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
         """Return a site's arrays in their wire format: updates as bytes, other arrays unchanged.
 
         Args:
@@ -120,7 +124,7 @@ class Compression:
             travelling[name] = np.frombuffer(data, np.uint8)
         return travelling
 
-    def reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
+    def decode_reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
         """Decode a reply like ``reply.decode``, and restore arrays from their updates and ``sent``.
 
         Raises:
@@ -155,10 +159,7 @@ class Compression:
 
 
 def compression_of(common: CommonSettings) -> Compression | None:
-    """Return the wire format of updates in a run.
-
-    Returns None if sites send whole arrays.
-    """
+    """Return the wire format of updates in a run, or None if the run does not compress updates."""
     if not common.compresses():
         return None
     return Compression(common.wire_precision, common.wire_down)
@@ -167,7 +168,7 @@ def compression_of(common: CommonSettings) -> Compression | None:
 def _is_update(name: str, spec: ArraySpec, sent: Mapping[str, NDArray]) -> bool:
     """Tell whether an array of a reply travels as the update of an array that was sent.
 
-    This is so if an array of that name and shape was sent, both arrays are float32 and not empty,
+    Returns True if an array of that name and shape was sent, both arrays are float32 and not empty,
     and the array is not a batch norm statistic.
     """
     before = sent.get(name)

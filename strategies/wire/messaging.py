@@ -17,7 +17,8 @@ _OBJECTS = "flwr.supercore.inflatable.inflatable_utils"
 _AT_ONCE = 8
 _NOT_TAKEN = Error(
     ErrorCode.NODE_UNAVAILABLE,
-    "the server takes no message for it: it was revoked, or has a new key since the run began",
+    "the server does not accept messages for it: it was revoked, or has a new key since the run "
+    "began",
 )
 
 
@@ -30,8 +31,9 @@ def send_and_receive(
 ) -> Iterator[tuple[int, Message]]:
     """Send ``messages`` and yield (node, reply) as each reply arrives.
 
-    The iterator ends when all replies have come, or at the timeout. A node that is disconnected for
-    too long, or whose message Flower rejects, yields an error message.
+    The iterator ends when all replies have come, or at the timeout; a node without a reply by then
+    yields nothing. If a node is disconnected for too long, or if Flower rejects its message, an
+    error message is yielded as its reply.
 
     Args:
         grid: Flower's grid, or the in-process one.

@@ -66,8 +66,8 @@ class Packing:
     def pack(self, message: Message) -> Parcel:
         """Pickle a message so that another process can unpack it; large parts go to shared memory.
 
-        If the large parts are the same objects as those of the last packed message, their shared
-        memory is reused.
+        If the large parts are the same objects as in the last packed message, their shared memory
+        is used again.
 
         Raises:
             ProcessError: shared memory has no room.

@@ -56,9 +56,9 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
     Args:
         arrays: the arrays to send, by name.
-        packed: a cache of serialised arrays and records, which this function extends, so that
-            arrays for several sites are serialised once. It also holds the arrays themselves, so
-            that no other object can get the same id.
+        packed: a cache of serialised arrays and records, which this function extends, so arrays for
+            several sites are serialised only once. It also holds the arrays themselves, so no other
+            object can get the same id. None for no cache.
     """
     if packed is None:
         packed = {}
@@ -115,7 +115,7 @@ def read_header(packed: Array) -> Header:
         length = min(length, npy.MAGIC_LEN + 2 + own)
     header = _parse_header(data[:length])
     if header.dtype.kind not in KINDS:
-        raise ArrayError(f"it holds {one_line(header.dtype, 40)}, no numbers")
+        raise ArrayError(f"it holds {one_line(header.dtype, 40)}, not numbers")
     # Python's integers do not overflow, so no shape can make this check pass by wrapping around
     needed = header.offset + header.dtype.itemsize * math.prod(header.shape)
     if len(data) != needed:
@@ -127,7 +127,7 @@ def read_header(packed: Array) -> Header:
 
 
 def unpack(packed: Array) -> NDArray:
-    """Unpack a serialised array into a new array, in the order of its dimensions in memory.
+    """Unpack a serialised array into a new array, with the memory order that its header states.
 
     Raises:
         ArrayError: the bytes are not an array of numbers.
@@ -152,7 +152,9 @@ def _parse_header(start: bytes) -> Header:
         read = _READERS[version]
         shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
     except Exception as error:  # malformed bytes can make numpy's reader fail in any way
-        raise ArrayError(f"it has no array's header ({one_line(error, 120)})") from None
+        raise ArrayError(
+            f"its header is not the header of an array ({one_line(error, 120)})"
+        ) from None
     # ``type`` and not isinstance, because True is an int
     are_lengths = all(type(length) is int and 0 <= length < 2**62 for length in shape)
     if not are_lengths or len(shape) > _DIMENSIONS:
@@ -172,12 +174,13 @@ Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     """Return a message's content with each record's arrays joined into one bundle.
 
-    A record stays unchanged if it has a single array, or an array that does not hold numbers.
+    A record stays unchanged if it has fewer than two arrays, or an array that does not hold
+    numbers.
 
     Args:
         content: the content of a message.
-        cache: bundles made before, which this function extends, so that data for several sites are
-            serialised once. It also holds the arrays, so that no other object can get the same id.
+        cache: bundles made before, which this function extends, so data for several sites are
+            serialised only once. It also holds the arrays, so no other object can get the same id.
     """
     if cache is None:
         cache = {}
@@ -245,9 +248,9 @@ def open_bundle(name: str, array: Array, most: int | None = None) -> dict[str, N
         data = unpack(array).reshape(-1)
         # The sizes are checked before the parser sees the bytes, because it trusts the header
         if data.dtype != np.uint8 or len(data) < _LENGTH:
-            raise ArrayError("it is cut short or no bundle")
+            raise ArrayError("it is cut short or is not a bundle")
         if most is not None and data.nbytes > most + _LONGEST_LISTING:
-            raise ArrayError(f"it has {data.nbytes} bytes, and at most {most} are expected")
+            raise ArrayError(f"it has {data.nbytes} bytes, but at most {most} are expected")
         if int.from_bytes(data[:_LENGTH].tobytes(), "little") > _LONGEST_LISTING:
             raise ArrayError(
                 f"its header has more than {_LONGEST_LISTING} bytes, or it is cut short"
@@ -267,7 +270,7 @@ def _arrays_in(data: bytes) -> dict[str, NDArray]:
         raise ArrayError(f"it is not a safetensors file ({one_line(error, 120)})") from None
     for name, array in arrays.items():
         if len(name) > _LONGEST_NAME or array.ndim > _DIMENSIONS or array.dtype.kind not in KINDS:
-            raise ArrayError("it holds an array of no usable name, shape or type")
+            raise ArrayError("it holds an array with an unusable name, shape or type")
     return arrays
 
 

@@ -40,7 +40,7 @@ from fedsilo.strategies.wire.secure_keys import SECURE
 
 Arrays = Mapping[str, NDArray]
 
-_ANY = 2**16  # no array of fedsilo's is longer where any length is allowed
+_ANY = 2**16  # the longest length in fedsilo's replies if a spec allows any length
 _KEYS = 50_000  # metrics per site and per bin are thousands in a run of many sites
 
 
@@ -77,10 +77,14 @@ Check = Callable[[Reply], str | None]
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """Decode a reply, and check its metrics, and the names, types and shapes of its arrays.
 
-    ``expected`` has the required arrays. Metrics and arrays must be finite.
+    Args:
+        site: the site that sent the reply.
+        content: the content of the site's message.
+        expected: the type and shape of each array; the reply must have exactly these arrays.
 
     Raises:
-        SiteError: the reply does not have the expected form; one line.
+        SiteError: the reply does not have the expected form, or a metric or array is not finite;
+            one line.
     """
     refuse_many_records(content.array_records)
     record = content.array_records.get(ARRAYS, ArrayRecord())
@@ -125,10 +129,10 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 
 
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
-    """Unpack the arrays of a reply, after checking that their names are as expected.
+    """Unpack the arrays of a reply, after checking that it has exactly the expected arrays.
 
     Raises:
-        SiteError: an array is missing, surplus, or does not fit its spec.
+        SiteError: an array is missing, unexpected, or does not fit its spec.
     """
     arrays: Mapping[str, Array | NDArray] = record
     if list(record) == [BUNDLE]:
@@ -179,9 +183,9 @@ def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray
 
 
 def most_bytes(expected: Specs) -> int:
-    """Return the largest number of bytes of a reply's arrays together, at 4 bytes per number.
+    """Return the largest possible size of a reply's arrays together, in bytes (4 per number).
 
-    A dimension whose spec is None may have any length, and counts as 65,536.
+    A dimension that may have any length (None in the spec) counts as 65,536.
     """
     total = 0
     for spec in expected.values():

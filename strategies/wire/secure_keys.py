@@ -99,7 +99,9 @@ def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the key two sites use to seal and open each other's shares: 32 bytes in base64.
+    """Derive the key that two sites use to seal and open each other's shares: 32 bytes in base64.
+
+    Each site uses its own private key and the other site's public key, and both get the same key.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -125,7 +127,7 @@ def mask_check(own_mask: bytes) -> bytes:
     return digest("own mask", own_mask)
 
 
-def refuse_no_key(public: bytes) -> None:
+def refuse_invalid_key(public: bytes) -> None:
     """Check that the bytes are a public key on the curve that all sites use.
 
     Raises:
@@ -134,34 +136,36 @@ def refuse_no_key(public: bytes) -> None:
     mask_key(new_key_pair().private, public, b"")
 
 
-def seal_shares(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
-    """Encrypt shares, together with the positions of both sites, so that only ``key`` opens them.
+def seal_shares(shares: Shares, key: bytes, positions: tuple[int, int]) -> bytes:
+    """Encrypt shares, together with the positions of both sites; only ``key`` can decrypt them.
 
     Args:
         shares: the shares.
         key: the key from ``seal_key``.
-        way: the positions of the sending and the receiving site.
+        positions: the positions of the sending and the receiving site among the sorted sites.
     """
-    return encrypt(key, share_keys_plaintext_concat(*way, shares.own_mask, shares.mask_key))
+    return encrypt(key, share_keys_plaintext_concat(*positions, shares.own_mask, shares.mask_key))
 
 
-def open_shares(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
+def open_shares(token: bytes, key: bytes, positions: tuple[int, int]) -> Shares:
     """Decrypt the shares that ``seal_shares`` sealed.
 
     Args:
         token: the sealed shares.
         key: the key from ``seal_key``.
-        way: the expected positions of the sending and the receiving site.
+        positions: the expected positions of the sending and the receiving site.
 
     Raises:
-        SiteError: the shares were sealed by another key, or for another pair of sites.
+        SiteError: the shares were sealed with another key, or for another pair of sites.
     """
     try:
         source, target, own_mask, mask = share_keys_plaintext_separate(decrypt(key, token))
     except (InvalidToken, ValueError, TypeError):
-        raise SiteError("received shares are sealed by another key: of another round?") from None
-    if (source, target) != way:
-        raise SiteError("received shares are of another site or for another one")
+        raise SiteError(
+            "received shares are sealed with another key: are they from another round?"
+        ) from None
+    if (source, target) != positions:
+        raise SiteError("received shares are from another site or for another site")
     return Shares(own_mask, mask)
 
 
@@ -177,27 +181,30 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     """Combine Shamir shares into the secret.
 
     Shares of different secrets, or too few shares, may also give wrong bytes instead of an error,
-    so the caller verifies the result.
+    so the caller must verify the result.
 
     Raises:
-        SiteError: the shares have different lengths or one place twice, or give no secret.
+        SiteError: the shares have different lengths, two shares have the same place, or the shares
+            cannot be combined.
     """
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
     # A share is its place, 4 bytes, and blocks of 16 bytes; Flower's function does not check this
     if len(lengths) != 1 or len(places) != len(shares) or min(lengths) % 16 != 4:
-        raise SiteError("received shares are not of one secret")
+        raise SiteError("received shares do not belong to one secret")
     try:
         return combine_shares(list(shares))
     except ValueError:
-        raise SiteError("received shares do not give a secret: of another round?") from None
+        raise SiteError(
+            "received shares do not restore a secret: are they from another round?"
+        ) from None
 
 
 def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
-    """Read a list of texts from a record.
+    """Read a list of texts from a record of secure aggregation. The list may be empty.
 
     Raises:
-        SiteError: the record has no such list under ``key``.
+        SiteError: the value under ``key`` is missing, or is not a list of texts.
     """
     values = record.get(key)
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
@@ -206,10 +213,11 @@ def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
 
 
 def read_tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
-    """Read a list of bytes values from a record, each of 1 to ``longest`` bytes.
+    """Read a list of bytes values from a record of secure aggregation. The list may be empty.
 
     Raises:
-        SiteError: the record has no such list under ``key``, or an entry is empty or longer.
+        SiteError: the value under ``key`` is missing or is not a list, or an entry is not bytes, is
+            empty, or is longer than ``longest`` bytes.
     """
     values = record.get(key)
     if not isinstance(values, list):
@@ -223,19 +231,20 @@ def read_tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes
 
 
 def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
-    """Read one bytes value from a record, of 1 to ``longest`` bytes.
+    """Read one bytes value from a record of secure aggregation.
 
     Raises:
-        SiteError: the record has no such value under ``key``, or the value is empty or longer.
+        SiteError: the value under ``key`` is missing, is not bytes, is empty, or is longer than
+            ``longest`` bytes.
     """
     return read_tokens({key: [record.get(key)]}, key, longest)[0]
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number from a record. A bool does not count as a number.
+    """Read a whole number from a record of secure aggregation. A bool does not count as a number.
 
     Raises:
-        SiteError: the record has no such number under ``key``.
+        SiteError: the value under ``key`` is missing, or is not a whole number.
     """
     value = record.get(key)
     if type(value) is not int:

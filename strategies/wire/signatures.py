@@ -57,19 +57,25 @@ def key_words(
 ) -> bytes:
     """Build the text that a site signs to confirm its two public keys of a round.
 
-    The text also covers the run, the round, the site's name, ``terms`` and ``splits``.
+    Args:
+        run: the name of the run.
+        round_: the round.
+        site: the name of the site.
+        keys: the site's public keys for masks and for sealing shares.
+        terms: the digest of the settings that all sites must share.
+        splits: the splits that the site measures, joined by commas.
     """
     return words("keys", run, round_, site, *keys, terms, splits)
 
 
-def common_splits(said: Iterable[str]) -> list[str]:
+def common_splits(listed: Iterable[str]) -> list[str]:
     """Return the splits that all sites measure, sorted. The list is empty if there are no sites.
 
     Args:
-        said: for each site, its splits joined by commas, such as "test,val".
+        listed: for each site, its splits joined by commas, such as "test,val".
     """
     common: set[str] | None = None  # None before the first site
-    for splits in said:
+    for splits in listed:
         measured = set(splits.split(",")) - {""}
         if common is None:
             common = measured
@@ -80,7 +86,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Hash the values that the sites of a round must agree on, to 32 bytes.
+    """Return a 32-byte hash of the values that the sites of a round must agree on.
 
     Args:
         run: the name of the run.
@@ -103,7 +109,7 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
 
 
 def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
-    """Hash the values that two sites must share for their masks to cancel, to 32 bytes.
+    """Return a 32-byte hash of the values that two sites must share for their masks to cancel.
 
     Args:
         context: the context of the round, from ``context_of``.
@@ -131,7 +137,7 @@ def _fingerprint_bytes(public: bytes) -> bytes:
     try:
         return ssh_key_fingerprint(load_ssh_public_key(public), SHA256())
     except (ValueError, UnsupportedAlgorithm):
-        raise SiteError("a received public key is not one of OpenSSH's form") from None
+        raise SiteError("a received public key is not in OpenSSH's form") from None
 
 
 def key_code(public: bytes) -> str:
@@ -173,6 +179,6 @@ def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
 
 
 def simulated_key(seed: int, site: str) -> EllipticCurvePrivateKey:
-    """Return the signing key of a simulated site, which anybody can derive from the seed."""
+    """Return the signing key of a simulated site, which anybody can derive from both arguments."""
     number = int.from_bytes(digest("simulated key", seed, site)) >> 1 | 1  # below the curve's order
     return derive_private_key(number, SECP256R1())

@@ -159,7 +159,7 @@ def _sites(directory: RunDirectory) -> set[str]:
 @pytest.mark.parametrize(
     ("alter", "said"),
     [
-        (in_arrays("running_var", -1.0), "has a number below 0, which no variance is"),
+        (in_arrays("running_var", -1.0), "has a number below 0, but a variance cannot be negative"),
         (in_arrays("weight", 1e30), "has a number beyond 1e+06"),
         (in_arrays("running_mean", -1e30), "has a number beyond 1e+12"),
         (in_arrays("bias", float("nan")), "contains non-finite values"),
@@ -253,7 +253,7 @@ def test_a_key_cannot_claim_anothers_name(
     monkeypatch.setenv(REGISTRY, str(tmp_path / "registry.json"))
     directory = real_run("s1a", "s2a", "s1a", "s3a", s1a=1001, s2a=1002, s3b=1003)
     assert _sites(directory) == {"s1a", "s2a"}, "the registry tells which is right"
-    went_on_without(directory, "s1a", "node 1003 is registered as 's3b' and says that it is 's1a'")
+    went_on_without(directory, "s1a", "node 1003 is registered as 's3b', but says that it is 's1a'")
     went_on_without(directory, "s3a", "node 1004 says that it is 's3a': its key is registered")
 
 
@@ -346,7 +346,7 @@ def test_agreed_counts_are_what_averages_weigh_by_and_a_resumed_run_keeps_them(
     assert any(not np.array_equal(models[0][name], models[1][name]) for name in models[0])
     (weighed.path / "summary.json").unlink()
     agreed.write_text("{s1a: 999999, s2a: 36, s3a: 36}")
-    said = r"'run.site-weights' agrees on 999999 for site s1a, and .*silos\.json has 1000000"
+    said = r"'run.site-weights' agrees on 999999 for site s1a, but .*silos\.json has 1000000"
     with pytest.raises(RunDirectoryError, match=said):
         inline_run(values | {"resume": True})
     agreed.write_text("{s1a: 1000000, s2a: 36, s3a: 36}")

@@ -17,7 +17,7 @@ from fedsilo.server_app.run.survey import survey_document
 from fedsilo.strategies.meeting.survey import Surveyed, read_survey
 from tests.fuzz.mutations import TEXTS
 
-TRIALS = int(os.environ.get("FUZZ_TRIALS", "10"))  # more by `make fuzz`
+TRIALS = int(os.environ.get("FUZZ_TRIALS", "4"))  # more by `make fuzz`
 PRINTABLE = [text for text in TEXTS if text.isprintable() and len(text) <= 200]
 NAMES = st.sampled_from([*PRINTABLE, "age", "$x$", "a_b", "_", "{}", "|", "no value"])
 COUNTS = st.none() | st.sampled_from([0, 1, 12, 10**9])

@@ -62,7 +62,7 @@ def test_a_round_asked_for_again_with_another_plane_tells_of_no_patient(
             world.sum(MLP, unit_beyond(2.0))
         seen.append(world.seen)
     assert repr(seen[0]) == repr(seen[1])
-    assert "was opened before for other weights" in seen[0][-1][2]
+    assert "was unmasked before for other weights" in seen[0][-1][2]
 
 
 @pytest.mark.parametrize("changes", [{"evaluate": True}, {"expects_state": 1}, {"step": 1}])
@@ -73,7 +73,7 @@ def test_nor_with_other_words_around_the_same_weights(
     weights = {"head.1.weight": np.zeros((2, 2), np.float32), "head.1.bias": np.zeros(2)}
     assert federation.sum(config, weights) is not None
     assert federation.sum(config, weights, **changes) is None
-    assert "was opened before for other weights" in federation.seen[-1][2]
+    assert "was unmasked before for other weights" in federation.seen[-1][2]
 
 
 def test_a_failure_is_not_seen_where_the_whole_network_stays(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_nor_by_another_state_of_the_round_before(federation: Federation) -> Non
     weights = {"head.1.weight": np.zeros((2, 2), np.float32), "head.1.bias": np.zeros(2)}
     assert federation.sum(config, weights, round=2) is not None
     assert federation.sum(config, {name: array + 1 for name, array in weights.items()}) is None
-    assert "or a later one's, was opened before" in federation.seen[-1][2]
+    assert "or a later one's, was unmasked before" in federation.seen[-1][2]
 
 
 def test_the_same_question_is_answered_again(federation: Federation) -> None:

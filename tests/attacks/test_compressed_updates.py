@@ -119,7 +119,7 @@ def test_an_update_of_twice_the_length_is_allowed(
     [
         (
             BF16,
-            "of weights the updates, rounded to bf16 ('server.wire-precision'), which gives no "
+            "the updates of weights are rounded to bf16 ('server.wire-precision'), which gives no "
             "privacy",
         ),
         ({"server.wire-down": "bf16"}, None),

@@ -11,7 +11,7 @@ from tests.support.attackers.membership import DELTA, distinguished, made_up, re
 HEART = Path(os.environ.get("FEDSILO_DATA", ""), "heart_disease")
 
 
-@pytest.mark.parametrize("budget", [0.5, 2.0])
+@pytest.mark.parametrize("budget", [2.0, pytest.param(0.5, marks=pytest.mark.soak)])
 def test_membership_is_told_within_epsilon_on_a_table(budget: float) -> None:
     settings = settings_of(budget, "logistic")
     assert epsilon({(settings.noise_multiplier, 1.0): 10}, DELTA) <= budget

@@ -97,7 +97,7 @@ def test_a_run_has_so_many_messages_and_a_day_so_many_runs(hospital: Make) -> No
     "work", [{"local_epochs": 10**9}, {"mc_passes": 10**9}, {"local_steps": 10**12}], ids=str
 )
 def test_endless_work_ends(hospital: Make, work: dict[str, Any]) -> None:
-    site = hospital(node={"max-seconds": 2.0}, **work)
+    site = hospital(node={"max-seconds": 0.5}, **work)
     began = time.monotonic()
     assert site.send(TRAIN, model()) is None
     assert time.monotonic() - began < 60

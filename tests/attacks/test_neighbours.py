@@ -28,7 +28,7 @@ from tests.support.neighbours import Patient, Question, asked, differences
 from tests.support.private_run import CHECKED, UEFL
 
 OPEN = {"minimum-clip-norm": 0.0, "maximum-clip-norm": 1e300, "minimum-noise": 0.0}
-CASES = int(os.environ.get("FUZZ_TRIALS", "40"))
+CASES = int(os.environ.get("FUZZ_TRIALS", "20"))
 SAID: Counter[str] = Counter()
 
 

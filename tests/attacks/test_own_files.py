@@ -136,7 +136,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "seed": secret_seed,
     LEDGER: lambda folder: Ledger(folder / LEDGER, 1.0, 1e-5, of_all_runs=True).releases(),
     SECRETS: lambda folder: read_secrets(folder, 1),
-    SUMS: lambda folder: UnmaskedSums(folder, 1).refuse_without([]),
+    SUMS: lambda folder: UnmaskedSums(folder, 1).refuse_missing_sites([]),
     "round-000001-00.safetensors": lambda folder: load_state(
         folder / "round-000001-00.safetensors"
     ),
@@ -190,7 +190,7 @@ def test_a_message_of_an_unknown_kind_is_refused_and_logged(
     (line,) = _log(site)
     assert (line["kind"], line["outcome"], line["records"]) == (kind, "refused", {})
     assert line["why"] == str(reply.error.reason)
-    assert "no kind of message" in line["why"]
+    assert "does not answer messages of kind" in line["why"]
 
 
 def _log(site: Hospital) -> list[dict[str, Any]]:

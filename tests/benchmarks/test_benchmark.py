@@ -15,7 +15,7 @@ from fedsilo.server_app.config.settings import RunSettings
 SIMULATION = """
 experiments:
   hearts:
-    config: &tiny {method: fedavg, dataset: heart-synthetic, rounds: 2, local-steps: 3,
+    config: &tiny {method: fedavg, dataset: heart-synthetic, rounds: 1, local-steps: 3,
                    batch-size: 16, dropout: 0.0, mc-passes: 0, val-folds: 4, device: cpu}
   digits:
     config: {<<: *tiny, dataset: digits, silos: 3, silo-train-size: 40, silo-test-size: 10,

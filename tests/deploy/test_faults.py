@@ -201,7 +201,7 @@ def test_two_hospitals_with_one_name_are_refused(
         assert main(["deploy", "up", "--deployment", str(folder)]) == 0
         code, printed = _ended(begin(values, "twice"))
         assert code == 1
-        assert f"is registered as '{second}' and says that it is '{first}'" in printed
+        assert f"is registered as '{second}', but says that it is '{first}'" in printed
     finally:
         now = read_deployment(folder)
         kill(now, second)

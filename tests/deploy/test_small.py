@@ -8,6 +8,7 @@ from fedsilo.cli.main import main
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
+from tests.support.deployed import run_deployed
 
 ALWAYS, SITES = True, 2
 
@@ -23,14 +24,13 @@ def test_processes_with_tls_and_keys_find_what_the_simulation_finds(
     method: str,
     rounds: int,
     deployment: Deployment,
-    deployed: Callable[..., tuple[int, RunDirectory]],
     tiny: Callable[..., dict[str, Value]],
     inline_run: Callable[..., RunDirectory],
     same: Callable[[RunDirectory, RunDirectory], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     values = tiny(method, silos=SITES, rounds=rounds)
-    code, found = deployed(values, f"small-{method}")
+    code, found = run_deployed(deployment.folder, values, f"small-{method}")
     assert code == 0
     same(found, inline_run(values, SITES))
     assert main(["deploy", "status", "--deployment", str(deployment.folder)]) == 0

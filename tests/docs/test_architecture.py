@@ -1,16 +1,15 @@
 """The page on the architecture is true: its arrows, its layers, the way of a round, its table."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests.test_budgets import budgets, faults, numbers_of_a_round, trace_of_a_round
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -186,18 +185,21 @@ def test_the_way_of_a_round_names_what_there_is() -> None:
     assert [step for way in ways for step in way if step[1] not in _defined_in(step[0])] == []
 
 
-def test_a_round_passes_what_the_page_says_in_its_order() -> None:
-    traced = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "round_trace.py"), "--list"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    passed = _steps("\n".join(line for line in traced.stdout.splitlines() if ".py: " in line))
+@pytest.fixture(scope="module")
+def trace() -> str:
+    """Return what a round passes; to trace one takes seconds."""
+    return trace_of_a_round()
+
+
+def test_a_round_passes_what_the_page_says_in_its_order(trace: str) -> None:
+    passed = _steps("\n".join(line for line in trace.splitlines() if ".py: " in line))
     (train,) = [text for text in _blocks("text") if "RoundLoop.run_round" in text]
     way = _steps(train)
     assert [step for step in passed if step in way] == way
+
+
+def test_no_number_of_a_round_is_above_its_budget(trace: str) -> None:
+    assert faults(budgets(), {"round": numbers_of_a_round(trace)}) == []
 
 
 def test_the_table_answers_thirty_questions_with_what_there_is() -> None:

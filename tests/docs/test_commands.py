@@ -4,6 +4,7 @@ Each page runs in order, in one folder; the README and first steps are one story
 small by settings added at its end, and files that a command downloads are stand-ins.
 """
 
+import functools
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -74,9 +75,7 @@ SMALL = {
     "fedsilo simulate fedavg-digits --engine inline --set secure": [*DIGITS, "silos=4"],
     "fedsilo simulate fedbn-digits": DIGITS,
     "fedsilo simulate fedavg-digits --set network.name=timm": [
-        *DIGITS[:3],
-        "silos=2",
-        "train.mc-passes=0",
+        *(*DIGITS[:3], "silos=2", "train.mc-passes=0", "network.name=timm:test_resnet"),
     ],
     "fedsilo simulate fedavg --engine": FOLDER,
     "fedsilo simulate fedavg --engine inline --set dataset=bloodmnist": [
@@ -111,7 +110,8 @@ SMALL = {
             "train.mc-passes=0",
         )
     ],
-    "fedsilo compare uefl-digits": [*DIGITS, "silos=3", "rounds=16"],  # UEFL extends after 15
+    # UEFL extends after 15
+    "fedsilo compare uefl-digits": [*DIGITS, "silos=2", "split.silo-train-size=16", "rounds=16"],
     "fedsilo compare": [*DIGITS, "silos=3"],
     "fedsilo compare first": ["rounds=1"],
     "fedsilo crossvalidate": ["rounds=21", "train.local-steps=1"],  # PICSR's experts train in 20
@@ -170,9 +170,15 @@ def test_commands_of_a_story_run_in_order(
             _run(words, tmp_path, monkeypatch)
 
 
+@functools.cache
+def _parser() -> click.Command:
+    """Return the real parser; to make it for each of the hundreds of commands takes seconds."""
+    return typer.main.get_command(make_app())
+
+
 def _parsed(words: list[str]) -> click.Context:
     """Return the context of a command line that the real parser accepts."""
-    command: click.Command = typer.main.get_command(make_app())
+    command = _parser()
     context = command.make_context("fedsilo", list(words))
     while isinstance(command, click.Group):
         name, found, rest = command.resolve_command(

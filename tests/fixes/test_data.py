@@ -23,7 +23,7 @@ TRIED = (
 )
 CASES = [
     Case(
-        "no image is in it: raise 'split.public-share'",
+        "it has no image: raise 'split.public-share'",
         PHANTOM | {"split.public-share": 1e-6, "split.sample-share": 0.05},
         {"raise 'split.public-share'": {"split.public-share": 0.3}},
     ),

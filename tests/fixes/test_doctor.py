@@ -159,7 +159,7 @@ def test_run_without_refusing_site_ends(doctor: Doctor, experiment: Path) -> Non
     assert _statuses(found, "sites", "enough") == ["FAILED", "FAILED"]
     assert "or lower 'run.min-sites' and run without the site" in found["sites"]["fix"]
     assert found["enough"]["fix"] == "fix the others, or set 'run.min-sites' to 1"
-    assert "1 of 2 can and 2 are needed ('run.min-sites')" in _run_of(experiment)
+    assert "1 of 2 can, but 2 are needed ('run.min-sites')" in _run_of(experiment)
     assert doctor(*run, "--set", "run.min-sites=1")["enough"]["status"] == "PASSED"
     assert _run_of(experiment, "run.min-sites=1") == ""
 

@@ -19,7 +19,7 @@ _SHORTEST = 14  # characters, without what an error fills in
 # Tried in other files than those beside this one: a part of the text -> the file
 ELSEWHERE = {
     "images that it has trained on might be tested": "tests/datasets/weights/test_provenance.py",
-    "holds no arrays of this network: for weights of": (
+    "has no arrays of this network: for weights of": (
         "tests/datasets/weights/test_initial_weights.py"
     ),
     "a sum has room only for numbers of a known size": "tests/test_secure_end_to_end.py",
@@ -27,7 +27,7 @@ ELSEWHERE = {
     "bits moves the mean by": "tests/models/privacy/test_secure_sum.py",
     "data are fewer or of another kind than": "tests/attacks/test_oracles_at_sums.py",
     "sites answered but {x} are needed": "tests/test_secure_end_to_end.py",
-    "could answer, and each one's own log": "tests/test_secure_end_to_end.py",
+    "could answer, and each site's own log": "tests/test_secure_end_to_end.py",
     "summed here before under other settings": "tests/attacks/test_oracles_at_sums.py",
     "were summed here before by": "tests/attacks/test_oracles_at_sums.py",
     "adds its part to sums only with": "tests/attacks/test_oracles_at_sums.py",

@@ -49,7 +49,7 @@ CASES = [
         {**LEAVE_OUT, "set 'data.standardise' to 'declared'": {"standardise": "declared"}},
     ),
     Case(
-        "there is no epsilon, of arrays or of measurements",
+        "no epsilon can be computed, neither for arrays nor for measurements",
         {},
         {**LEAVE_OUT, "set 'privacy.sample-clip-norm' and 'privacy.noise-multiplier'": PRIVATE},
     ),

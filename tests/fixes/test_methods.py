@@ -116,7 +116,7 @@ RUN = [
         },
     ),
     Case(
-        "connects at least 2 silos, and this run has",
+        "connects at least 2 silos, but this run has",
         tiny("fedefm", silos=1, rounds=1),
         {"add silos": {"silos": 2}, "or choose method 'local'": {"method": "local"}},
     ),

@@ -31,7 +31,7 @@ TRIED = (
     "network 'transunet' halves images until a patch",
     "the feature map of the",
     "transport costs or masses contain non-finite values",
-    "so that the closeness is not reliable",
+    "so the closeness is not reliable",
 )
 DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "split.silo-train-size": 10}
 COLOUR: Values = {**DIGITS, "dataset": "cifar10", "split.silos": 2, "split.silo-test-size": 2}
@@ -81,14 +81,14 @@ CASES = [
         "pixels do not divide images of",
         {**ANGIOGRAMS, **VIT, "data.image-size": 20, "vit.backbone-patch": 16},
         {
-            "'vit.backbone-patch' to what divides them": {"vit.backbone-patch": 10},
+            "'vit.backbone-patch' to a divisor": {"vit.backbone-patch": 10},
             "'data.image-size' to a multiple": {"data.image-size": 32},
         },
     ),
     Case(
         "do not divide images of",
         {**DIGITS, **VIT, "dataset": "mnist", "vit.backbone-patch": 16},
-        {"set 'vit.backbone-patch' to what divides them": {"vit.backbone-patch": 6}},
+        {"set 'vit.backbone-patch' to a divisor": {"vit.backbone-patch": 6}},
     ),
     Case(
         ": choose network 'conv'",

@@ -18,7 +18,7 @@ TRIED = (
     "belongs to a run with other settings:",
     "if the site's ledger is of an earlier run of this name",
     "resume with the same file, or choose another 'run.name'",
-    "the sites or their data are not those of",
+    "the sites or their data differ from those in",
 )
 SMALL: Values = {
     **HEART,
@@ -73,7 +73,7 @@ def test_changed_site_weights_restored_or_in_new_run_are_accepted(tmp_path: Path
     assert not attempt(1000)
     _cut_short(tmp_path)
     told = attempt(999, resume=True)
-    assert "'run.site-weights' agrees on 999 for site cleveland, and" in told
+    assert "'run.site-weights' agrees on 999 for site cleveland, but" in told
     assert "resume with the same file, or choose another 'run.name'" in told
     assert not attempt(999, run_name="other")
     assert not attempt(1000, resume=True)
@@ -95,7 +95,7 @@ def test_changed_sites_or_data_restored_or_in_new_run_are_accepted(
     if other == "data":
         table.write_text(whole.replace(",a,", ",b,", 1))
     told = attempt(nodes, resume=True)
-    assert "the sites or their data are not those of" in told
+    assert "the sites or their data differ from those in" in told
     assert "resume with the same sites and data, or choose another 'run.name'" in told
     assert not attempt(nodes, run_name="other")
     table.write_text(whole)

@@ -50,7 +50,7 @@ RADIOGRAPHS: Values = {
 
 CASES = [
     Case(
-        "holds no classifier ('fc1_lcc.weight' is not in it): name Wu et al.'s",
+        "does not contain a classifier ('fc1_lcc.weight' is missing): name Wu et al.'s",
         {**RADIOGRAPHS, "backbone-weights": "headless"},
         {
             "name Wu et al.'s sample_image_model.p in 'vit.backbone-weights'": {
@@ -76,7 +76,7 @@ CASES = [
         {"set it to 'seed'": {"classifier": "seed"}},
     ),
     Case(
-        "the sites would hold images that it has seen; set 'split.public-share' to the same",
+        "the sites would have images that it has seen; set 'split.public-share' to the same",
         {
             **PHANTOM,
             "split.sample-share": 0.01,

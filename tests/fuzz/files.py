@@ -43,9 +43,9 @@ _IMAGES = {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".dcm", ".bmp", ".webp"}
 def kinds() -> list[Kind]:
     """Return a kind of files for each data set that has some, and kinds of caches."""
     with_files = [n for n in DATA_SETS if n in MADE or data_set(n).files]
-    files = [Kind(f"files-{name}", lambda f, n=name: _files(f, n), 7) for name in with_files]
+    files = [Kind(f"files-{name}", lambda f, n=name: _files(f, n), 4) for name in with_files]
     cached = [*_MADE_UP, "table", "images", "mammography", "endovascular"]
-    return [*files, *(Kind(f"cache-{n}", lambda f, n=n: _cached(f, n), 7) for n in cached)]
+    return [*files, *(Kind(f"cache-{n}", lambda f, n=n: _cached(f, n), 4) for n in cached)]
 
 
 def _settings(name: str, data: Path, **more: Value) -> CommonSettings:

@@ -52,11 +52,11 @@ Key = tuple[int, str, int, int]
 
 def kinds() -> list[Kind]:
     """Return a kind for each method of the table, of other messages, and two of hellos."""
-    replies = [Kind(f"reply-{name}", lambda f, m=name: _replies(f, m), 4) for name in METHODS]
-    replies.append(Kind("reply-images", lambda f: _replies(f, "fedavg", images=True), 5))
+    replies = [Kind(f"reply-{name}", lambda f, m=name: _replies(f, m), 2) for name in METHODS]
+    replies.append(Kind("reply-images", lambda f: _replies(f, "fedavg", images=True), 3))
     for way in _WAYS:
-        replies.append(Kind(f"reply-{way}", lambda f, w=way: _replies(f, "fedavg", way=w), 5))
-    hellos = [Kind(f"hello-{name}", lambda f, n=name: _hellos(f, n), 15) for name in _HELLOS]
+        replies.append(Kind(f"reply-{way}", lambda f, w=way: _replies(f, "fedavg", way=w), 3))
+    hellos = [Kind(f"hello-{name}", lambda f, n=name: _hellos(f, n), 8) for name in _HELLOS]
     return [*replies, *hellos]
 
 

@@ -56,7 +56,7 @@ _WEIGHTS = {"summary.json": 4, "silos.json": 4, "config.toml": 3, "metrics.csv":
 
 def kinds() -> list[Kind]:
     """Return a kind for each data set of which there is a run."""
-    return [Kind(f"runs-{name}", lambda f, n=name: _runs(f, n), 5) for name in _RUNS]
+    return [Kind(f"runs-{name}", lambda f, n=name: _runs(f, n), 3) for name in _RUNS]
 
 
 def _runs(folder: Path, name: str) -> Callable[[Trial], None]:

@@ -350,8 +350,11 @@ def test_in_a_run_each_site_gets_the_mean_of_what_the_others_sent(
         ({"s1a": [3, 1], "s2a": [5, 9]}, "site s1a, class 1, is that of one single sample"),
         ({"s1a": [3, 4], "s2a": [5, 9]}, "of as few as 3 (site s1a, class 0)"),
         ({"s1a": [3, 4], "s2a": [5, 9]}, "the site has at least 1 training samples of, the mean"),
-        ({"s1a": [0, 0], "s2a": [0, 0]}, "each round: no class mean, since there is no class that"),
-        ({"s1a": [3, 4], "s2a": [5, 9]}, "the other site gets them as they are"),
+        (
+            {"s1a": [0, 0], "s2a": [0, 0]},
+            "each round: no class mean, because there is no class that",
+        ),
+        ({"s1a": [3, 4], "s2a": [5, 9]}, "the other site gets them unchanged"),
         ({"s1a": [3, 4]}, "nobody gets them"),
         ({"s1a": [3, 4], "s2a": [5, 9], "s3a": [5, 5]}, "the mean over the other sites"),
     ],

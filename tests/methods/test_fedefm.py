@@ -106,6 +106,39 @@ def test_in_training_too_a_model_is_nearest_to_itself(batch: tuple[Tensor, Tenso
     torch.testing.assert_close(student.state_dict(), once.state_dict())  # a batch counts once
 
 
+def test_the_closeness_has_gradients_only_if_the_setting_says_so(
+    batch: tuple[Tensor, Tensor],
+) -> None:
+    """By the product rule: d(w D) is w dD with a constant w, and w dD + D dw with gradients."""
+    inputs, labels = batch
+    student, expert = _network(1), _network(2).requires_grad_(False)
+
+    def gradients(loss: Tensor) -> Tensor:
+        parts = torch.autograd.grad(loss, list(student.parameters()), allow_unused=True)
+        return torch.cat([part.flatten().double() for part in parts if part is not None])
+
+    beta_one = dataclasses.replace(PLAIN, distillation_beta=1.0)
+    moving = dataclasses.replace(beta_one, emd_gradient=True)
+    weights = list(student.parameters())
+    constant = gradients(multishot_loss(student, {"j": expert}, inputs, labels, beta_one)[0])
+    both = gradients(multishot_loss(student, {"j": expert}, inputs, labels, moving)[0])
+
+    own_map, other_map = student.encode_with_map(inputs)[1], expert.encode_with_map(inputs)[1]
+    taught = expert.classify(expert.features(expert.encode(inputs)))
+    logits = student.classify(student.features(student.encode(inputs)))
+    distance = float(distillation(logits, taught, PLAIN.temperature))
+    of_weight = torch.autograd.grad(
+        batch_closeness(own_map, other_map, moving), weights, allow_unused=True
+    )
+    expected = [
+        torch.zeros_like(weight) if part is None else part
+        for weight, part in zip(weights, of_weight, strict=True)
+    ]
+    more = distance * torch.cat([part.flatten().double() for part in expected])
+    assert more.norm() > 0.01 * constant.norm()
+    torch.testing.assert_close(both, constant + more, rtol=1e-4, atol=1e-6)
+
+
 def test_a_negative_closeness_weighs_nothing() -> None:
     maps = torch.rand(2, 3, 3, 4) + 0.1
     assert batch_closeness(maps, -maps, PLAIN).item() == 0

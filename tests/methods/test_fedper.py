@@ -139,7 +139,7 @@ def test_the_last_layer_is_neither_in_the_state_nor_sent(participants: Participa
     asked = question_of(server, state)
     assert set(asked.send["s1a"]) == set(asked.expect["s1a"]) == set(state.arrays)
     (said,) = server.disclosures().leaves
-    assert "but for head.4.bias, head.4.weight, which stay" in said
+    assert "except head.4.bias, head.4.weight, which stay" in said
 
 
 def test_no_batch_norm_is_in_the_state_of_fedbn(participants: Participants) -> None:
@@ -189,7 +189,7 @@ def test_fedbabu_averages_bodies_beneath_the_head_that_it_sent(
     after = state_after(server, start, replies)
     assert {n: a.tolist() for n, a in after.arrays.items()} == {"body": [5.0], bias: [8.0]}
     (said,) = server.disclosures().leaves
-    assert "of the network but for head.4.bias, head.4.weight, each of the first 29" in said
+    assert "of the network except head.4.bias, head.4.weight, each of the first 29" in said
 
 
 def test_a_site_that_never_trained_is_measured_with_the_weights_that_the_user_named(

@@ -656,7 +656,7 @@ def test_what_leaves_is_told_with_the_floor_and_the_fewest_samples_behind_a_mean
     assert "of as few as 4 (site s3a, class 0)" in told
     proto.settings = FedProtoSettings()
     (told,) = proto.disclosures().leaves
-    assert told.startswith("each round: no class mean, since there is no class that the site has")
+    assert told.startswith("each round: no class mean, because there is no class that the site has")
     assert told.endswith("at least 10 training samples of")
 
 

@@ -953,10 +953,10 @@ def test_the_run_tells_who_listens_to_whom_and_how_far_prototypes_are_apart(pics
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({}, "without noise; none of fewer than 10 samples"),
-        ({"prototype_min_count": 25}, "none of fewer than 25 samples"),
-        ({}, "over validation and over test samples, of no fewer than 10"),
-        ({"prototype_min_count": 25}, "over test samples, of no fewer than 25"),
+        ({}, "without noise; never over fewer than 10 samples"),
+        ({"prototype_min_count": 25}, "never over fewer than 25 samples"),
+        ({}, "over validation and over test samples, at least 10 of each"),
+        ({"prototype_min_count": 25}, "over test samples, at least 25 of each"),
         (FINETUNED, "each warm-up round"),
     ],
 )
@@ -1184,7 +1184,7 @@ def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
     spied_run: Run, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        SiteError, match=rf"{FEW} \('picsr.prototype-min-count'\).* 0 of 3 can and 3 "
+        SiteError, match=rf"{FEW} \('picsr.prototype-min-count'\).* 0 of 3 can, but 3 "
     ):
         spied_run(tiny("picsr", prototype_min_count=37))
     usual = PICSRSite.admit
@@ -1195,7 +1195,7 @@ def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
 
     monkeypatch.setattr(PICSRSite, "admit", admit)
     with pytest.raises(
-        SiteError, match=rf"{FEW}.* 2 of 3 can and 3 are needed \('run.min-sites'\)"
+        SiteError, match=rf"{FEW}.* 2 of 3 can, but 3 are needed \('run.min-sites'\)"
     ):
         spied_run(tiny("picsr"))
     grid, strategy = spied_run(tiny("picsr", min_sites=2))

@@ -1,7 +1,8 @@
 """The palette of all pictures: colours that colour-blind people can tell apart, also in grey.
 
-Names have the colours of Okabe and Ito (2008, "Color universal design"), as given by Wong, Nature
-Methods 8:441 (2011). Lines also differ by marker and dash, so a picture can be printed.
+The colours and their names are those of Okabe and Ito (2008, "Color universal design"), as given by
+Wong, Nature Methods 8:441 (2011). Lines also differ in marker and dash, so a picture can be
+printed.
 """
 
 from collections.abc import Sequence
@@ -46,15 +47,18 @@ class LineStyle:
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Assign a colour, ``#rrggbb``, to each name.
 
-    Up to eleven names get colours that are easy to tell apart. With more names, all of them get
-    ``shades`` instead.
+    Up to eleven names get colours that are easy to tell apart, in a fixed order. If there are more
+    names, all of them get ``shades`` instead.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
 
 
 def shades(names: Sequence[str]) -> dict[str, str]:
-    """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``."""
+    """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``.
+
+    The colours are those of the colour map viridis. A single name gets the darkest colour.
+    """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -63,7 +67,11 @@ def shades(names: Sequence[str]) -> dict[str, str]:
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """Assign a colour, marker and dash to each name; the first 56 styles all differ."""
+    """Assign a colour, a marker and a dash to each name.
+
+    Colour and marker change with every name, and the dash after every seven names. The first 56
+    styles are all different.
+    """
     return {
         name: LineStyle(
             CATEGORIES[place % len(CATEGORIES)],

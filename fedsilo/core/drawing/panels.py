@@ -20,12 +20,12 @@ _LUMA = (0.299, 0.587, 0.114)  # weights for red, green and blue (ITU-R BT.601)
 
 
 def literal(text: str) -> str:
-    """Escape a text so that matplotlib does not read it as a formula; a backslash becomes '/'."""
+    """Escape a text so that matplotlib does not read it as a formula. A backslash becomes '/'."""
     return text.replace("\\", "/").replace("$", r"\$")
 
 
 def without_frame(axes: Axes) -> None:
-    """Remove ticks and frame of a panel that shows an image; titles and labels stay."""
+    """Remove ticks and frame from a panel that shows an image. Titles and labels stay."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_frame_on(False)
@@ -34,10 +34,14 @@ def without_frame(axes: Axes) -> None:
 def line_legend(
     figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
 ) -> None:
-    """Add one legend to a figure that explains the lines of all its panels.
+    """Add one legend to a figure that explains the lines in all its panels.
 
-    ``styles`` is name -> style; if it is empty, no legend is added. The legend is to the right of
-    the panels, or, if ``columns`` is above 0, below them in that many columns.
+    Args:
+        figure: the figure.
+        styles: label -> style of its line. If it is empty, no legend is added.
+        title: the title of the legend, or empty for none.
+        columns: if above 0, the legend is below the panels in at most that many columns. If 0, it
+            is to the right of the panels, in one column.
     """
     from matplotlib.lines import Line2D
 
@@ -68,7 +72,7 @@ def annotated_heat_map(
     top: float | None = None,
     signed: bool = False,
 ) -> None:
-    """Draw a table of numbers as a heat map with two decimals in each cell.
+    """Draw a table of numbers as a heat map, with two decimals in each cell.
 
     Args:
         axes: the panel.
@@ -76,10 +80,11 @@ def annotated_heat_map(
         rows: labels of the rows.
         columns: labels of the columns.
         title: the panel's title.
-        top: the value of the darkest colour; None or 0 for the largest absolute value.
+        top: the number that gets the darkest colour; None or 0 for the largest absolute value.
         signed: whether colours run from -top to top, with white at 0; otherwise from 0 to top.
     """
-    table = np.array(values, dtype=float)  # None becomes NaN
+    # None becomes NaN
+    table = np.array(values, dtype=float)
     # A table of zeros or empty cells has no scale. Any number but 0 will do, because the ends of
     # the scale must differ
     limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0

@@ -1,7 +1,7 @@
-"""Archives of arrays (npz), read without pickles and without more memory than a file may take.
+"""Archives of arrays (npz), read without pickles and within a memory limit.
 
 The sizes of all members are checked before any member is inflated. Each array's header is read
-before its numbers, which are read only if their size fits the size of the array's member.
+before its numbers, which are read only if their size matches the size of the array's member.
 """
 
 import io
@@ -32,7 +32,12 @@ _PART = 2**20  # bytes that are inflated at once
 
 
 def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
-    """Read the arrays ``names`` from an npz file; each member may have at most ``most`` bytes.
+    """Read the arrays ``names`` from an npz file.
+
+    Args:
+        path: the file.
+        names: the arrays to read. Other arrays in the file are ignored.
+        most: the most bytes that one array's member of the archive may have, unpacked.
 
     Returns:
         Name -> array.
@@ -43,7 +48,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = _entries(path, archive, names)
+            entries = _find_members(path, archive, names)
             for entry in entries.values():
                 if entry.file_size > most:
                     raise DataError(f"{path}: {entry.filename} is larger than {most} bytes")
@@ -58,10 +63,10 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     raise DataError(f"{path} {fault}")
 
 
-def _entries(
+def _find_members(
     path: Path, archive: zipfile.ZipFile, names: Sequence[str]
 ) -> dict[str, zipfile.ZipInfo]:
-    """Find the archive's member ``<name>.npy`` for each array; return array name -> member.
+    """Return array name -> the archive's member ``<name>.npy``, for each of ``names``.
 
     Raises:
         DataError: an array is missing.
@@ -76,11 +81,11 @@ def _entries(
 
 
 def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
-    """Read one array, after checking that its header fits the size of its member.
+    """Read one array, after checking that its header matches the size of its member.
 
     Raises:
         DataError: the member does not begin like an npy file.
-        ValueError: the header does not fit the member's size, or the array holds Python objects.
+        ValueError: the header does not match the member's size, or the array holds Python objects.
     """
     # Memory is reserved only after this check, so a false header cannot exhaust it
     with archive.open(entry) as member:
@@ -99,10 +104,14 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
 
 def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read an array's shape, order and type from its header.
+    """Read an array's shape, memory order and type from its npy header.
 
-    ``start`` holds the magic bytes and version, which were already read from ``member``. The order
-    is True for Fortran order.
+    Args:
+        member: the open member, after its first bytes.
+        start: these first bytes (magic bytes and version), which were already read.
+
+    Returns:
+        The shape, whether the order is Fortran's, and the type.
 
     Raises:
         ValueError: the version is unknown, or numpy never writes such a header.
@@ -112,14 +121,15 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
         raise ValueError(f"its npy version is {version}")
     shape, fortran, dtype = _READERS[version](member, max_header_size=_LONGEST_HEADER)
     if not all(type(length) is int and length >= 0 for length in shape):
-        raise ValueError(f"no array is {shape}")
+        raise ValueError(f"an array cannot have the shape {shape}")
     return shape, fortran, dtype
 
 
 def _read_into(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
-    """Read a member's remaining bytes into the array ``flat``, a MiB at a time.
+    """Read a member's remaining bytes into the array ``flat``, one MiB at a time.
 
-    Read in one piece, the bytes would be in memory twice. An empty array reads nothing.
+    If they were read all at once, the bytes would be in memory twice. For an empty array nothing is
+    read or checked.
 
     Raises:
         EOFError: the member has fewer bytes than the array.

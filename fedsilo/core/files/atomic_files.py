@@ -1,7 +1,7 @@
-"""Files read and written safely: only plain files are opened, and a file is complete or absent.
+"""Files read and written safely: only regular files are opened, and a file is complete or absent.
 
-Opening a pipe in place of a file would block for ever, and a symbolic link could lead anywhere.
-New files and folders are written under a temporary name, then renamed. If a process is killed while
+Opening a pipe instead of a file would block for ever, and a symbolic link could lead anywhere. New
+files and folders are written under a temporary name, then renamed. If a process is killed while
 writing, the next process that writes the same file or folder reuses or removes its remains.
 """
 
@@ -22,11 +22,11 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network 
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Open a regular file and return its descriptor, without ever waiting for a pipe.
+    """Open a regular file and return its descriptor. A pipe raises an error instead of blocking.
 
     Args:
         path: the file. Its last part must not be a symbolic link; earlier parts may be.
-        flags: as ``os.open`` takes them.
+        flags: flags as for ``os.open``.
         mode: permissions of a file that is created.
 
     Raises:
@@ -51,17 +51,18 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return the content of a regular file; raises OSError if ``open_regular`` does."""
+    """Return the content of a regular file. Raises OSError if ``open_regular`` does."""
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """In a ``with`` block, add ``name`` to an OSError about a full or failing disk.
+    """Add ``name`` as the file name to an OSError in the block about a full or failing disk.
 
-    The error is raised again. It lacks a file name if a write fails. Other errors pass unchanged:
-    errors of a download, for example, have nothing to do with the file.
+    If a write fails, Python's error has no file name. An error that has one, and any other error,
+    is not changed; an error of a download, for example, has nothing to do with the file. All errors
+    are raised again.
     """
     try:
         yield
@@ -71,7 +72,7 @@ def naming(name: Path | str) -> Iterator[None]:
 
 
 def _put_name(error: OSError, name: Path | str) -> None:
-    """Add a file's name to an error without a file name, if the error is about the disk."""
+    """Set the file name of an error that has none, if the error is about a full or failing disk."""
     # NumPy raises an OSError without a number if only a part of an array was written
     is_of_disk = error.errno in _DISK or "requested and" in str(error)
     if error.filename is None and is_of_disk:
@@ -81,13 +82,15 @@ def _put_name(error: OSError, name: Path | str) -> None:
 def write_atomically(
     path: Path, content: bytes | str, mode: int = 0o644, *, lasting: bool = True
 ) -> None:
-    """Write ``content`` to ``path`` so that a reader sees the old content or all of the new one.
+    """Write ``content`` to ``path`` so that a reader sees either the old content or all of the new.
 
     The parent folder is made if it is missing. Processes that write the same path take turns. If
-    ``lasting``, the file is synchronised to the disk and survives a power cut.
+    ``lasting``, the file is synchronised to the disk and survives a power cut. A string is written
+    as UTF-8.
 
     Raises:
-        OSError: the file cannot be written; the error names it, and an earlier file stays whole.
+        OSError: the file cannot be written. The error names the file, and an earlier file stays
+            whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, handle = _open_part(path)
@@ -113,8 +116,8 @@ def write_atomically(
 def _open_part(path: Path) -> tuple[Path, int]:
     """Open a temporary file next to ``path`` that no other process writes to.
 
-    The file is ``.<name>.part``, and this process holds its lock. If the file system does not
-    support locks, the file is a new one with a random name.
+    The file is ``.<name>.part``, and this process holds its lock, for which it waits if needed. If
+    the file system does not support locks, the file is a new one with a random name.
 
     Returns:
         The temporary file's path and its open descriptor.
@@ -132,7 +135,8 @@ def _open_part(path: Path) -> tuple[Path, int]:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # another process had it and has finished, or no file can be locked here
+        # Another process had the file and has finished, or no file can be locked here
+        os.close(handle)
         if not locked:
             temporary.unlink(missing_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -188,9 +192,9 @@ def _lock_name(held: Path) -> int | None:
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
     """Lock an open file or folder, and return whether it is now locked.
 
-    By default this waits for other processes. False means that the file system does not support
-    locks or, with ``LOCK_NB`` in ``operation``, that another process holds the lock. Other OSErrors
-    are raised.
+    By default the function waits for other processes. It returns False if the file system does not
+    support locks or, with ``LOCK_NB`` in ``operation``, if another process holds the lock. Other
+    OSErrors are raised.
     """
     try:
         fcntl.flock(handle, operation)
@@ -205,11 +209,12 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
 
-    Scratch folders of the same name that killed processes left behind are removed first.
+    Scratch folders with the same ``name`` that killed processes left behind are removed first.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
-        _lock(parent)  # else another process could remove the new folder before it is locked
+        # Without this lock, another process could remove the new folder before it is locked
+        _lock(parent)
         for left in [path for path in folder.iterdir() if path.name.startswith(prefix)]:
             _remove_left(left)
         made = held.enter_context(tempfile.TemporaryDirectory(dir=folder, prefix=prefix))
@@ -220,7 +225,7 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder, unless a living process has locked it or it is already gone."""
+    """Remove a scratch folder, unless a living process has locked it. A missing one is ignored."""
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -243,8 +248,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
     stays, because another process made it meanwhile, and the new folder is deleted.
 
     Raises:
-        OSError: the folder cannot be written; for a full disk the error names ``target``. Errors
-            from ``fill`` pass through.
+        OSError: the folder cannot be written. For a full disk, the error names ``target``. Errors
+            from ``fill`` are raised unchanged otherwise.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with naming(target), scratch_folder(target.parent, target.name) as scratch:
@@ -252,7 +257,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
         work.mkdir()
         fill(work)
         if replace:
-            with suppress(FileNotFoundError):  # another process moved it
+            # Another process may have moved the folder
+            with suppress(FileNotFoundError):
                 target.rename(scratch / "before")
         try:
             work.rename(target)

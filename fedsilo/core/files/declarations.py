@@ -1,7 +1,8 @@
-"""Check declaration files by pydantic models; an error is one line that names the place.
+"""Checks the content of declaration files by pydantic models.
 
-The line names the place by its keys and never quotes a value, which may be that of a patient.
-pydantic takes 75 ms to import, so modules with models are imported only to read a file.
+An error is one line that names the place of the fault by its keys. By default it does not quote the
+value there, which may be a patient's. pydantic takes 75 ms to import, so modules with models are
+imported only when a file is read.
 """
 
 import difflib
@@ -31,7 +32,8 @@ _LONGEST_KEY = 60  # characters of a key in an error
 class FileModel(BaseModel):
     """Base of models for files: kebab-case keys, no unknown keys, and YAML's types unchanged.
 
-    Errors name a model by the ``title`` in its config, or by its place if it has none.
+    An error refers to a model by the ``title`` in its config. If a model has none, the error names
+    its place in the file.
     """
 
     model_config = ConfigDict(
@@ -45,13 +47,13 @@ class FileModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _has_its_keys(cls, content: Any) -> Any:
-        """Check the content's keys before its values, and return the content unchanged.
+    def _check_keys(cls, content: Any) -> Any:
+        """Check the content's keys before pydantic checks its values, and return it unchanged.
 
         Raises:
             PydanticCustomError: the content is not a mapping, or a key is unknown or missing.
         """
-        predicate = cls._fault_of_keys(content)
+        predicate = cls._find_key_fault(content)
         if not predicate:
             return content
         title = cls.model_config.get("title")
@@ -60,11 +62,11 @@ class FileModel(BaseModel):
         raise misfit(predicate)
 
     @classmethod
-    def _fault_of_keys(cls, content: Any) -> str | None:
-        """Return the first fault of the content's keys; None if all keys are right.
+    def _find_key_fault(cls, content: Any) -> str | None:
+        """Return the first fault in the content's keys as a predicate; None if all keys are right.
 
-        The fault is the end of a sentence, such as "lacks the key 'mean'". Unknown keys come before
-        missing ones, and content that is not a mapping is a fault too.
+        An example is "lacks the key 'mean'". Unknown keys are reported before missing keys. Content
+        that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():
@@ -84,7 +86,7 @@ class FileModel(BaseModel):
         return None
 
     def stated_fields(self) -> dict[str, Any]:
-        """Return Python name -> value for the fields that the file sets, without defaults."""
+        """Return field name -> value for the fields that the file sets, without defaults."""
         return {name: getattr(self, name) for name in self.model_fields_set}
 
 
@@ -94,12 +96,12 @@ def fault(sentence: str) -> PydanticCustomError:
 
 
 def misfit(predicate: str) -> PydanticCustomError:
-    """Build a validator's error from the end of a sentence; its subject is the value's place."""
+    """Build a validator's error from a predicate, whose subject is the place of the value."""
     return PydanticCustomError("misfit", "{sentence}", {"sentence": predicate})
 
 
 def within(sentence: str) -> PydanticCustomError:
-    """Build a validator's error from a sentence, which is shown after the place and a colon."""
+    """Build a validator's error from a sentence, which follows the value's place and a colon."""
     return PydanticCustomError("within", "{sentence}", {"sentence": sentence})
 
 
@@ -123,7 +125,7 @@ def check_content(
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
-        sentence = _sentence(error.errors(include_url=False)[0], quoted)
+        sentence = _build_sentence(error.errors(include_url=False)[0], quoted)
     raise refuse(sentence)
 
 
@@ -138,11 +140,11 @@ _WORDS = {
 }
 
 
-def _sentence(error: ErrorDetails, quoted: bool) -> str:
-    """Build the sentence about one of pydantic's errors: place, then fault.
+def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
+    """Build the sentence about one of pydantic's errors: its place, then the fault.
 
-    No place is added to a sentence made by ``fault``. If ``quoted``, the wrong value is quoted too,
-    unless it is a mapping.
+    A sentence from ``fault`` is returned without a place. If ``quoted``, the wrong value follows
+    the place, unless it is a mapping.
     """
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
@@ -160,12 +162,12 @@ def _sentence(error: ErrorDetails, quoted: bool) -> str:
 def place_of(path: tuple[int | str, ...]) -> str:
     """Describe a path of keys and list positions in words: "'columns', item 2, 'mean'".
 
-    Positions count from 1 in the words, and from 0 in ``path``. A final "[key]", pydantic's sign
-    for a wrong key, is dropped.
+    Positions count from 1 in the words, but from 0 in ``path``. pydantic appends "[key]" to the
+    path of a wrong key; it is dropped. An empty path gives an empty string.
     """
     steps = list(path)
     if path[-1:] == ("[key]",):
-        # pydantic's sign for a wrong key, which is the step before, and may be a number
+        # pydantic marks a wrong key by "[key]" after it. The key may be a number
         steps = [*path[:-2], str(path[-2])]
     words = []
     for step in steps:
@@ -177,21 +179,23 @@ def place_of(path: tuple[int | str, ...]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Convert a text, number or date to text, in the Unicode form NFC.
+    """Convert a string, number or date to a string in the Unicode form NFC.
 
     Raises:
-        PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes',
-            is not one printable line, or is a whole number of more than 300 digits.
+        PydanticCustomError: the value has another type (such as the bool that YAML makes of 'yes'),
+            is not a printable line (a single tab is allowed), or is a whole number of more than 300
+            digits.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(
-            "must be a text or a number; of words such as yes, no and null YAML makes something "
+            "must be a text or a number; YAML reads words such as yes, no and null as something "
             "else: write it in quotes"
         )
     if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
         raise misfit(f"must have at most {_MOST_DIGITS} digits")
     text = str(value)
-    if not text.isprintable() and text != "\t":  # which parts the columns of a table
+    # A single tab is allowed, because it may be the delimiter of a table
+    if not text.isprintable() and text != "\t":
         raise misfit("must be one line of characters that can be printed")
     # Columns, levels and labels are compared in this form wherever they are read
     return unicodedata.normalize("NFC", text)
@@ -202,21 +206,26 @@ Text = Annotated[str, BeforeValidator(as_text)]
 
 def number(least: float, most: float) -> BeforeValidator:
     """Build a validator for an int or float from ``least`` to ``most``, both included."""
-    return _within(least, most, f"a number from {least} to {most}", (int, float))
+    return _build_range_check(least, most, f"a number from {least} to {most}", (int, float))
 
 
 def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
     """Build a validator for a whole number from ``least`` to ``most``, both included.
 
-    ``in_words`` replaces ``most`` in the error; empty for the number itself.
+    If ``in_words`` is not empty, the error shows it in place of ``most``.
     """
-    return _within(least, most, f"a whole number from {least} to {in_words or most}", (int,))
+    return _build_range_check(
+        least, most, f"a whole number from {least} to {in_words or most}", (int,)
+    )
 
 
-def _within(least: float, most: float, wanted: str, types: tuple[type, ...]) -> BeforeValidator:
+def _build_range_check(
+    least: float, most: float, wanted: str, types: tuple[type, ...]
+) -> BeforeValidator:
     """Build a validator for a value of exactly one of ``types``, from ``least`` to ``most``.
 
-    ``wanted`` describes the allowed values in the validator's error.
+    ``wanted`` describes the allowed values in the validator's error. True and False do not count as
+    numbers.
     """
 
     def check(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The places of files: the data directory, the cache, and weights in both."""
+"""The places of files: the data folder, the cache folder, and weights in both."""
 
 import os
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from fedsilo.core.errors import DataError
 
-BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
+BACKBONES = "backbones"  # a folder in the cache, where `fedsilo pretrain` writes
 
 
 def installed_folder() -> Path:
     """Return the folder of the Flower app, which contains the folder ``server_app``.
 
-    In an installed fedsilo this is the package itself. In a checkout it is the package's parent,
-    the repository, which also holds pyproject.toml.
+    In an installed fedsilo this is the package itself. In a checkout it is the repository, the
+    parent of the package, which also holds pyproject.toml.
     """
     package = Path(__file__).resolve().parents[2]
     if (package / "server_app").is_dir():
@@ -27,7 +27,7 @@ class Places:
 
     Attributes:
         data: the folder of data files; None if none is named.
-        cache: the folder of files that are derived from them.
+        cache: the folder of files that are derived from the data files.
     """
 
     data: Path | None
@@ -35,10 +35,11 @@ class Places:
 
 
 def find_places(data_dir: str, cache_dir: str) -> Places:
-    """Find the data folder and the cache folder: from settings, otherwise from the environment.
+    """Return the data folder and the cache folder, from the arguments or else the environment.
 
-    The variables are FEDSILO_DATA and FEDSILO_CACHE. If neither names a folder, the data folder is
-    None, and the cache is ~/.cache/fedsilo. The folders need not exist.
+    An empty argument counts as not set; then $FEDSILO_DATA or $FEDSILO_CACHE is used. If that is
+    empty too, the data folder is None, and the cache is ~/.cache/fedsilo. The folders need not
+    exist.
     """
     cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
     data = data_dir or os.environ.get("FEDSILO_DATA", "")
@@ -50,7 +51,10 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
 def data_folder(places: Places, name: str, needs: str) -> Path:
     """Return the data folder, without checking that it exists.
 
-    For the error, ``name`` is the data set, and ``needs`` is what its folder must contain.
+    Args:
+        places: the folders.
+        name: the data set, for the error.
+        needs: a description of the files that the folder must contain, for the error.
 
     Raises:
         DataError: no data folder is named.
@@ -63,10 +67,10 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
 
 
 def weight_paths(named: str, places: Places) -> list[Path]:
-    """List the paths where a weights file may be, in the order they are tried.
+    """List the paths where a weights file may be, in the order in which they are tried.
 
-    The file may be in the cache's folder of backbones, then in the data folder if one is named. If
-    ``named`` is an absolute path, it is the only path in the list.
+    The first is in the cache's folder of backbones, and the second in the data folder, if one is
+    named. If ``named`` is an absolute path, it is the only path in the list.
     """
     given = Path(named).expanduser()
     if given.is_absolute():

@@ -1,8 +1,8 @@
-"""Folders of derived files under a seal: altered ones are made again and never used.
+"""Folders of derived files with a seal: an altered folder is made again and never used.
 
-The seal holds a SHA-256 of each file, and the folder's name, so that the seal of another folder is
-rejected. The seal is written when the folder is made and checked whenever the folder is opened.
-Files are hashed again only if the size, times or inode of one changed since the last check. So bits
+The seal has a SHA-256 of each file and the folder's name, so that the seal of another folder is
+rejected. It is written when the folder is made, and checked whenever the folder is opened. Files
+are hashed again only if the size, times or inode of a file changed since the last check. So bits
 that a disk loses by itself are not noticed.
 """
 
@@ -36,25 +36,35 @@ def json_digest(facts: Any) -> str:
 
 
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
-    """Read a sealed folder by ``read``; first make it by ``fill`` if it is missing or was altered.
+    """Read a sealed folder, after making it if it is missing or was altered.
 
-    ``read`` need not check the content, because the seal has a digest of each file. The folder's
-    time is set to now, because the cache removes the folders that were unused for longest. If
-    another process removes the folder during ``read``, it is made and read again.
+    The folder's time is set to now, because the cache removes the folders that were unused for
+    longest. If another process removes the folder during ``read``, the folder is made and read
+    again, up to ten times.
+
+    Args:
+        target: the folder.
+        fill: writes the files into a new folder.
+        read: reads the folder. It need not check the content, because the seal has a digest of each
+            file.
+
+    Returns:
+        The result of ``read``.
 
     Raises:
-        DataError: the folder cannot be made or made again, or ``read`` fails.
+        DataError: the folder cannot be made, or ``read`` raises OSError, ValueError or EOFError.
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
-        with suppress(OSError):  # a cache that is mounted read-only
+        # The cache may be mounted read-only
+        with suppress(OSError):
             os.utime(target)
-        opened = _inode(target)
+        opened = _inode_of(target)
         try:
             return read(target)
         except (OSError, ValueError, EOFError) as error:
             # Else another process removed it to keep the cache small, and a third may have made it
-            if opened is not None and _inode(target) == opened:
+            if opened is not None and _inode_of(target) == opened:
                 raise DataError(
                     f"the cached data in {target} cannot be read ({one_line(error, 100)}): give "
                     "this user the right to read them, or remove that folder to have them made "
@@ -63,17 +73,17 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
     raise DataError(f"the cached data in {target} are removed as soon as they are made")
 
 
-def _inode(folder: Path) -> int | None:
-    """Return a folder's inode, which differs for a later folder of its name; None if missing."""
+def _inode_of(folder: Path) -> int | None:
+    """Return a folder's inode, by which a new folder of the same name differs; None if missing."""
     with suppress(OSError):
         return folder.stat().st_ino
     return None
 
 
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make the folder by ``fill``, and seal it, if it is missing, was altered or has no seal.
+    """Make and seal the folder if it is missing, was altered or has no valid seal.
 
-    Replacing an existing folder is logged as a warning.
+    ``fill`` writes the files. Replacing an existing folder is logged as a warning.
 
     Raises:
         DataError: the folder cannot be written, or ``fill`` raises a DataError.
@@ -105,23 +115,24 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def seal(folder: Path, name: str) -> None:
-    """Write a seal over the files in ``folder``, which its caller will rename to ``name``."""
-    files = {file: file_sha256(folder / file) for file in sorted(_files(folder))}
+    """Write a seal over the files in ``folder``, which the caller will rename to ``name``."""
+    files = {file: file_sha256(folder / file) for file in sorted(_list_files(folder))}
     write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
 
 
 def fault(folder: Path) -> str | None:
     """Return the fault of a sealed folder, such as 'have no seal'; None if it is unaltered.
 
-    The files are hashed only if the size, times or inode of one changed since the last check. A
-    folder that cannot be read is a fault too, so nothing is raised.
+    The fault is a predicate of the folder's files. The files are hashed only if the size, times or
+    inode of a file changed since the last check. A folder that cannot be read is a fault too, so
+    nothing is raised.
     """
     try:
-        sealed = _sealed_files(folder)
-        if sealed.keys() != _files(folder):
+        sealed = _read_seal(folder)
+        if sealed.keys() != _list_files(folder):
             return "lack files of their seal, or hold others"
-        stamps = _stamps(folder, [*sealed, SEAL])
-        if _last_stamps(folder) == stamps:
+        stamps = _read_stamps(folder, [*sealed, SEAL])
+        if _load_last_stamps(folder) == stamps:
             return None
         began = time.time_ns()
         for name, digest in sealed.items():
@@ -130,7 +141,8 @@ def fault(folder: Path) -> str | None:
         # A file that changed within a tick of the clock could change again without a new time, so
         # such a comparison is not remembered
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
-            with suppress(OSError):  # a cache that is mounted read-only
+            # The cache may be mounted read-only
+            with suppress(OSError):
                 write_atomically(folder / STAMP, json.dumps(stamps), 0o600)
     except FileNotFoundError:
         return "have no seal"
@@ -139,7 +151,7 @@ def fault(folder: Path) -> str | None:
     return None
 
 
-def _sealed_files(folder: Path) -> dict[str, str]:
+def _read_seal(folder: Path) -> dict[str, str]:
     """Read a folder's seal: file name -> SHA-256.
 
     Raises:
@@ -155,14 +167,14 @@ def _sealed_files(folder: Path) -> dict[str, str]:
     return files
 
 
-def _files(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     """Return the names of the files that a seal covers: all except hidden files, SEAL and STAMP."""
     names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     return names - {SEAL, STAMP}
 
 
-def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
-    """Return name -> size, both times of change (ns) and inode of each file."""
+def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
+    """Return file name -> [size, modification time, change time, inode], with times in ns."""
     stamps = {}
     for name in names:
         facts = (folder / name).stat()
@@ -170,7 +182,7 @@ def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
     return stamps
 
 
-def _last_stamps(folder: Path) -> Any:
+def _load_last_stamps(folder: Path) -> Any:
     """Return the stamps stored by the last check; None if they are missing or unreadable."""
     with suppress(OSError, ValueError):
         return json.loads((folder / STAMP).read_text())

@@ -1,7 +1,7 @@
 """States (the server's checkpoints, a site's private state): arrays and facts in one file.
 
-They are safetensors files whose metadata carry JSON and a digest over everything, so a file
-cut short or altered is refused.
+A state is a safetensors file whose metadata have the facts as JSON, and a digest over everything,
+so a file that is cut short or altered is refused.
 """
 
 import hashlib
@@ -26,7 +26,10 @@ _ENTRY = "fedsilo"
 
 
 def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
-    """Return a SHA-256 over ``arrays`` (names, types, shapes, bytes) and ``facts``."""
+    """Return a SHA-256 over ``arrays`` (names, types, shapes, bytes) and ``facts``.
+
+    The order of names and keys does not matter.
+    """
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.asarray(arrays[name], order="C")
@@ -38,7 +41,13 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
     """Store arrays and JSON-serialisable facts in one file, atomically, with their digest.
 
-    Equal states give equal bytes. ``mode`` is the file's permissions.
+    Equal states give equal bytes.
+
+    Args:
+        path: the file.
+        arrays: arrays by name.
+        facts: further values by name.
+        mode: the permissions of the file.
     """
     content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
@@ -50,10 +59,11 @@ def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
     """Read the arrays and the facts that ``save_state`` stored, and check their digest.
 
     Raises:
-        CheckpointError: the file is cut short, altered, too large, or not a state file.
+        CheckpointError: the file is missing, cut short, altered, too large, or not a state file.
     """
     try:
-        os.close(open_regular(path, os.O_RDONLY))  # safetensors would wait for a pipe
+        # Only to refuse a pipe, because safetensors would wait for its writer
+        os.close(open_regular(path, os.O_RDONLY))
         # Its arrays are as long as the file, which may be sparse: next to nothing on the disk
         fault = unpacked_fault(path, path.stat().st_size)
         if fault:

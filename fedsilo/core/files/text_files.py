@@ -1,4 +1,4 @@
-"""Text files: their decoding, the lines of a CSV file by its header, and values in one form."""
+"""Text files: decoding, reading CSV files by column name, and normalising values."""
 
 import codecs
 import csv
@@ -28,8 +28,8 @@ def read_text(path: Path) -> str:
     """Read a text file in UTF-8, or in UTF-16 with a byte-order mark.
 
     Raises:
-        DataError: the file cannot be read, is larger than a GiB, or is not text. The error
-            describes what the file seems to be.
+        DataError: the file cannot be read, is larger than 1 GiB, or is not text. The error says
+            what the file seems to be.
     """
     fault = file_fault(path)
     if fault is None:
@@ -43,11 +43,13 @@ def read_text(path: Path) -> str:
 
 
 def decode_text(content: bytes) -> str:
-    """Decode UTF-8, or UTF-16 with a byte-order mark; every line end becomes a line feed.
+    """Decode UTF-8, or UTF-16 with a byte-order mark. Every line end becomes a line feed.
+
+    A byte-order mark is removed.
 
     Raises:
-        ValueError: the bytes are not such text. The error is a predicate that names the format they
-            seem to have and the remedy.
+        ValueError: the bytes are not such text. The error is a predicate that names the format that
+            they seem to have, and the remedy.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -60,16 +62,17 @@ def decode_text(content: bytes) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text ({error.reason}): save it as UTF-8") from None
     if "\0" in text:
-        # Such as UTF-16 without a mark, whose every second byte is 0
+        # The text may be UTF-16 without a mark, in which every second byte is 0
         raise ValueError("is not UTF-8 text, because it has bytes of 0: save it as UTF-8")
     return text
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
-    """Explain why a path must not be read as a whole; None if it may be read.
+    """Return the reason why a file must not be read as a whole; None if it may be read.
 
     The reason is a predicate: the path is a pipe or a device, or has more than ``most`` bytes. A
-    folder and a missing or forbidden file give None, because reading them raises a better error.
+    folder, and a file that is missing or forbidden, give None, because reading them raises a better
+    error.
     """
     try:
         found = path.stat()
@@ -83,7 +86,7 @@ def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
 
 
 def normalise_name(name: str) -> str:
-    """Remove a name's outer blanks, and compose its Unicode (NFC).
+    """Remove blanks at both ends of a name, and compose its Unicode (NFC).
 
     A Mac writes an umlaut as a letter and a separate accent (NFD), which looks the same.
     """
@@ -93,9 +96,10 @@ def normalise_name(name: str) -> str:
 def same_text(token: str) -> str:
     """Normalise the text of a value so that equal values become equal texts.
 
-    Outer blanks are removed, Unicode is composed (NFC), and a plain decimal number loses its
-    superfluous zeros: '4.0' becomes '4'. Any case of 'nan' becomes 'nan'. Numbers with an exponent
-    or of 2^53 and above stay unchanged, because ward '1E1' is not ward '10'.
+    Blanks at both ends are removed, Unicode is composed (NFC), and a plain decimal number loses
+    superfluous zeros: '4.0' becomes '4'. 'nan' becomes lower case. Numbers with an exponent stay
+    unchanged, because ward '1E1' is not ward '10'. So do numbers whose absolute value is 2^53 or
+    more.
     """
     text = normalise_name(token)
     if text.lower() == "nan":
@@ -103,8 +107,8 @@ def same_text(token: str) -> str:
     if not _DECIMAL.fullmatch(text):
         return text
     number = float(text)
-    # Beyond 2^53 neighbouring whole numbers are the same float, and different ids would become
-    # equal
+    # From 2^53 on, neighbouring whole numbers can be the same float, so different ids would
+    # become equal
     if abs(number) >= 2**53:
         return text
     if number.is_integer():
@@ -113,7 +117,7 @@ def same_text(token: str) -> str:
 
 
 class Marks:
-    """A set of texts that do not stand for a value, such as '?' for a missing value.
+    """A set of texts that stand for no value, such as '?' for a missing value.
 
     ``in`` compares texts in the form of ``same_text``. For speed, the answers for texts that are
     not plain numbers are remembered, and plain numbers are looked up only if a mark is a number.
@@ -140,10 +144,10 @@ class Marks:
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
     """Split a CSV text into its non-empty lines: (line number in the file, cells).
 
-    The numbers of cells may differ between lines.
+    The number of cells may differ between lines.
 
     Raises:
-        DataError: the text is not valid CSV; the error names the file (``where``) and the line.
+        DataError: the text is not valid CSV. The error names the file (``where``) and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -157,6 +161,8 @@ def read_rows(
 ) -> list[tuple[int, dict[str, str]]]:
     """Read a CSV file with a header: (line number in the file, column -> value) for each row.
 
+    Blanks at both ends of names and values are removed.
+
     Args:
         path: the file.
         needed: columns that the file must have.
@@ -164,32 +170,33 @@ def read_rows(
         delimiter: the character between two values.
 
     Raises:
-        DataError: the file is missing or not CSV, a row has too few or too many values, or a column
-            is missing, unknown or named twice.
+        DataError: the file cannot be read or is not CSV, a row has too few or too many values, or a
+            column is missing, unknown or named twice.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)
     header: list[str] = []
     if lines:
         header = [normalise_name(name) for name in lines[0][1]]
-    fault = _header_fault(header, needed, optional)
+    fault = _find_header_fault(header, needed, optional)
     if fault:
         raise DataError(f"{path}, line 1: {fault}")
     rows = []
     for number, line in lines[1:]:
         if len(line) != len(header):
             raise DataError(
-                f"{path}, line {number}: {len(line)} values, and line 1 names {len(header)} columns"
+                f"{path}, line {number}: {len(line)} values, but line 1 names {len(header)} columns"
             )
         rows.append((number, dict(zip(header, map(str.strip, line), strict=True))))
     return rows
 
 
-def _header_fault(
+def _find_header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
-    """Describe what is wrong with a CSV file's column names, as a sentence; None if nothing is.
+    """Describe all faults in a CSV file's column names as a sentence; None if there are none.
 
-    Column names that are neither needed nor optional are counted, not quoted.
+    Column names that are neither needed nor optional are counted but not quoted, because in a file
+    without a header they would be a patient's values.
     """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

@@ -1,10 +1,10 @@
-"""How large a packed file may become: one limit for every packed form that a command reads.
+"""Limits the size of unpacked files: one limit for every packed form that a command reads.
 
-A few kB can unpack to gigabytes of memory or of disk. Each reader of a packed form first calls
-``check_unpacked`` with the size that the file's header gives. Because a header may be false,
+A few kB can unpack to gigabytes of memory or disk. Each reader of a packed form first calls
+``check_unpacked`` with the size in the file's header. Because a header may be false,
 ``read_member`` also counts the bytes of a zip's member while they are inflated.
 
-The limit is a GiB, or 16 times the file's size on disk if that is more, because honest large files
+The limit is 1 GiB, or 16 times the file's size on disk if that is more, because honest large files
 are packed less than 16 times. The holes of a sparse file do not count. A user who trusts a file
 that is packed more tightly can raise the limit by the environment variable
 ``FEDSILO_MOST_UNPACKED``.
@@ -23,18 +23,18 @@ TIMES = 16  # the limit in multiples of the file's size on disk
 CELL_BYTES = 100  # least memory of a table's cell: a text and two references
 _PART = 2**20  # bytes that are inflated at once
 _BLOCK = 512  # bytes of one block in st_blocks, on every file system
-# Packings of a member that is taken: others are inflated all at once
+# The allowed compression methods of a member, because zipfile inflates all others in one piece
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def most_unpacked(path: Path) -> int:
-    """Return the largest unpacked size, in bytes, that is allowed for a packed file.
+    """Return the largest allowed size, in bytes, of the unpacked content of a file.
 
-    A file that is missing has the limit of an empty one.
+    It is 1 GiB, or the value of FEDSILO_MOST_UNPACKED if that is set, but at least 16 times the
+    size on disk. A missing file counts as 0 bytes.
 
     Raises:
-        SettingError: the environment variable FEDSILO_MOST_UNPACKED is not a whole number
-            above 0.
+        SettingError: FEDSILO_MOST_UNPACKED is not a whole number above 0.
     """
     given = os.environ.get(VARIABLE, "")
     if given and not (given.isdecimal() and int(given)):
@@ -56,7 +56,7 @@ def unpacked_fault(path: Path, size: int) -> str | None:
     if size <= most:
         return None
     return (
-        f"would take {size:,} bytes once it is unpacked, but at most {most:,} are taken: if you "
+        f"would have {size:,} bytes unpacked, but at most {most:,} are allowed: if you "
         f"trust it, set the environment variable {VARIABLE} to more bytes"
     )
 
@@ -69,7 +69,7 @@ def check_unpacked(path: Path, size: int) -> None:
         size: its unpacked size in bytes, from its header or as counted so far.
 
     Raises:
-        DataError: ``size`` is above the limit; the error explains how to raise the limit.
+        DataError: ``size`` is above the limit. The error explains how to raise the limit.
     """
     fault = unpacked_fault(path, size)
     if fault:
@@ -77,13 +77,13 @@ def check_unpacked(path: Path, size: int) -> None:
 
 
 def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
-    """Check how a zip's members are packed, and that their total size is within the limit.
+    """Check that a zip's members are stored or deflated, and that their total size is allowed.
 
-    Members must be stored or packed by 'deflate': for other methods zipfile inflates more at once
-    than it is asked for. It never inflates more of a member than the size in the member's entry.
+    With other compression methods, zipfile inflates more at once than it is asked for. It never
+    inflates more of a member than the size in the member's entry.
 
     Raises:
-        DataError: a member is packed by another method, or ``check_unpacked`` rejects the total.
+        DataError: a member has another compression method, or ``check_unpacked`` rejects the total.
     """
     size = 0
     for entry in entries:
@@ -112,10 +112,10 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
 
 def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path) -> int:
-    """Unpack a zip's member to the file ``to``, counting its bytes; return their number.
+    """Unpack a zip's member to the file ``to``, and return its number of bytes.
 
     Raises:
-        DataError: the member has more bytes than ``most_unpacked`` allows; the file ``to`` is then
+        DataError: the member has more bytes than ``most_unpacked`` allows. The file ``to`` is then
             left incomplete.
     """
     size = 0

@@ -1,6 +1,6 @@
-"""Read YAML without ambiguity, or refuse it in one line that names no value.
+"""Reads YAML without ambiguity. A text that is refused gives a one-line error that quotes no value.
 
-PyYAML alone silently takes the last of two equal keys, and needs seconds or all memory for some
+PyYAML by itself silently takes the last of two equal keys, and needs seconds or all memory for some
 texts.
 """
 
@@ -37,7 +37,8 @@ _YAML_FAULTS = (
 class YamlError(ValueError):
     """A text is not valid YAML, or is ambiguous.
 
-    ``detail`` is PyYAML's own message, which may quote the text; empty for fedsilo's own checks.
+    The message is a predicate or a sentence. ``detail`` is PyYAML's own message, which may quote
+    the text; it is empty for errors from fedsilo's own checks.
     """
 
     def __init__(self, sentence: str, detail: str = "") -> None:
@@ -56,7 +57,7 @@ def read_yaml(
         parse: parses a text, given the file's path for errors; None for ``parse_yaml``.
 
     Raises:
-        FedsiloError: an ``error``, if the file cannot be read or ``parse`` refuses its text.
+        FedsiloError: an ``error``, if the file cannot be read or ``parse`` raises a YamlError.
     """
     fault = file_fault(path)
     if fault is None:
@@ -74,17 +75,21 @@ def read_yaml(
 def read_own_yaml(path: Path) -> Any:
     """Read a YAML file that is part of fedsilo, without checks.
 
-    A test reads all of these files by ``read_yaml``.
+    A test reads all of these files with ``read_yaml``.
     """
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
 
 
 def parse_yaml(text: str, file: str = "it") -> Any:
-    """Parse a YAML text; an empty text gives None. ``file`` names its origin in errors.
+    """Parse a YAML text. An empty text gives None.
+
+    Args:
+        text: the text.
+        file: the origin of the text, which begins each error.
 
     Raises:
         YamlError: the text is not valid YAML, has a key twice in a mapping, refers to itself, or is
-            deeper, larger or longer than any declaration.
+            nested too deeply or too large for a declaration.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -108,9 +113,12 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
 
 def _refuse_deep(text: str) -> None:
-    """Raise a ``YamlError`` for a text that is nested deeper than 32 levels.
+    """Check that a text is nested at most 32 levels deep.
 
-    This comes before nodes are made, because libyaml would overflow the stack.
+    This happens before nodes are made, because libyaml would overflow the stack.
+
+    Raises:
+        YamlError: the text is nested more deeply.
     """
     depth, line = 0, 0
     try:
@@ -118,7 +126,7 @@ def _refuse_deep(text: str) -> None:
             if isinstance(event, yaml.CollectionEndEvent):
                 depth -= 1
             elif isinstance(event, yaml.NodeEvent) and depth > _DEEPEST:
-                line = _line(event)
+                line = _line_of(event)
                 break
             elif isinstance(event, yaml.CollectionStartEvent):
                 depth += 1
@@ -134,7 +142,7 @@ def _refuse_deep(text: str) -> None:
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
     """Check a node with all nodes below it, and return the number of its values.
 
-    A value counts as often as aliases repeat it.
+    A value counts as often as aliases repeat it. A mapping or list counts as a value too.
 
     Args:
         node: the node.
@@ -148,16 +156,16 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
     """
     known = sizes.get(id(node))
     if known == 0:
-        raise YamlError(f"refers to itself (line {_line(node)})")
+        raise YamlError(f"refers to itself (line {_line_of(node)})")
     if known is not None:
         return known
     sizes[id(node)] = 0
     below: Iterable[yaml.Node] = ()
     fault = None
     if isinstance(node, yaml.ScalarNode):
-        fault = _scalar_fault(node)
+        fault = _find_scalar_fault(node)
     elif isinstance(node, yaml.MappingNode):
-        fault = _key_fault(node, loader)
+        fault = _find_duplicate_key(node, loader)
         below = chain.from_iterable(node.value)
     else:
         below = node.value
@@ -172,51 +180,55 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
     return size
 
 
-def _scalar_fault(node: yaml.ScalarNode) -> str | None:
-    """Return the fault of a scalar's text, as the end of a sentence; None for a good text.
+def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
+    """Return the fault in a scalar's text as a predicate of the file; None for a good text.
 
     A text has a fault if it has control characters or more than 300 characters.
     """
     if _UNWRITABLE.search(node.value):
-        return f"contains a character that is not text (line {_line(node)})"
+        return f"contains a character that is not text (line {_line_of(node)})"
     if len(node.value) > _LONGEST:
-        return (
-            f"contains a text of more than {_LONGEST} characters (line {_line(node)}): shorten it"
-        )
+        line = _line_of(node)
+        return f"contains a text of more than {_LONGEST} characters (line {line}): shorten it"
     return None
 
 
-def _key_fault(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
-    """Return the fault "has the key ... twice" of a mapping; None if its keys all differ.
+def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
+    """Return the fault of a mapping that has a key twice, as a predicate; None if all keys differ.
 
     Only the mapping's own keys are compared, not those of mappings inside it.
     """
     keys = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
-            continue  # PyYAML refuses it
+            # PyYAML refuses a key that is a list or a mapping
+            continue
         key = key_node.value
         if key_node.tag not in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
             # 1 and 01 are two texts, but one key
             key = loader.construct_object(key_node)
         if key in keys:
             shown = one_line(key_node.value, _LONGEST_KEY)
-            return f"has the key '{shown}' twice (line {_line(key_node)})"
+            return f"has the key '{shown}' twice (line {_line_of(key_node)})"
         keys.add(key)
     return None
 
 
-def _line(node: yaml.Node | yaml.NodeEvent) -> int:
-    line: int = node.start_mark.line  # type: ignore[union-attr]  # whatever was read has one
+def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
+    line: int = node.start_mark.line  # type: ignore[union-attr]  # every node that was read has one
     return line + 1
 
 
 def parse_structure(key: str, text: str, example: str) -> Any:
     """Parse the text of the setting ``key`` as YAML into a mapping or a list.
 
-    ``example`` is a valid text, whose type (mapping or list) the result must have. An empty text
-    gives an empty mapping or list. Texts such as 1e-3, which YAML 1.1 does not read as numbers,
-    become numbers.
+    Strings such as "1e-3", which YAML 1.1 does not read as numbers, become floats. An empty text
+    gives an empty mapping or list.
+
+    Args:
+        key: the setting, for errors.
+        text: its value.
+        example: a valid text. The result has the same type, a mapping or a list.
 
     Raises:
         SettingError: the text is not valid YAML, or its content has another type.
@@ -241,7 +253,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
 
 
 def with_numbers(content: Any) -> Any:
-    """Replace texts such as '1e-3' in parsed YAML by floats, at any depth; keys stay texts."""
+    """Replace strings such as '1e-3' in parsed YAML by floats, at any depth. Keys stay strings."""
     if isinstance(content, dict):
         return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):

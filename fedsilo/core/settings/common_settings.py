@@ -107,7 +107,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class PrivacySettings:
-    """How much a site may tell, and differential privacy per patient."""
+    """How much a site may reveal, and differential privacy per patient."""
 
     group: ClassVar[str] = "privacy"
 
@@ -241,19 +241,20 @@ class CommonSettings(
     """The settings of all groups; a method's own are in ``models/methods/<method>.py``."""
 
     def is_private(self) -> bool:
-        """Tell whether training is differentially private per patient."""
+        """Return whether training is differentially private per patient."""
         return self.sample_clip_norm > 0
 
     def compresses(self) -> bool:
-        """Tell whether weights travel in fewer bytes than float32, in either direction."""
+        """Return whether weights travel in fewer bytes than float32, in either direction."""
         return (self.wire_precision, self.wire_down) != ("fp32", "fp32")
 
     def measures_in(self, round_: int) -> bool:
-        """Tell whether round ``round_``, from 1, measures the model that the round begins with.
+        """Return whether round ``round_``, from 1, measures the model that the round begins with.
 
-        'server.evaluate-every' decides: 0 gives False for all rounds, otherwise round 1 is True.
+        This holds for round 1 and then every 'server.evaluate-every' rounds. If that setting is 0,
+        it holds for no round.
         """
-        # Rounds count from 1, and the first one is always measured: hence the - 1
+        # Subtract 1, because rounds count from 1 and the first one is always measured
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
 
 

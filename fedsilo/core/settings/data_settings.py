@@ -1,4 +1,4 @@
-"""The settings of the data: how they are read, and how they are divided."""
+"""The settings of the data: how samples are read, and how they are divided."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -45,12 +45,12 @@ class OwnSettings:
     def why_unfit(self, facts: SiteFacts) -> str | None:
         """Return the reason why the method cannot use a site, on one line; None if it can.
 
-        This base class always returns None. An unfit site is left out before training begins.
-        'run.min-sites' decides whether the run continues without that site.
+        This base class always returns None. A site with a reason is left out before training
+        begins, and 'run.min-sites' decides whether the run continues without it.
         """
         return None
 
 
 @dataclass(frozen=True)
 class NoSettings(OwnSettings):
-    """The settings of a plugin that has none of its own."""
+    """The settings of a plugin that does not have any of its own."""

@@ -5,7 +5,7 @@ removed setting is therefore dropped if it has its former default, because the r
 on it. Any other value is refused.
 
 Until 0.1 the settings that all methods share had no groups. Their former names are still read, and
-a command that reads any of them prints one note with the new ones.
+a command that reads any of them prints one note with the new names.
 """
 
 import logging
@@ -125,11 +125,12 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     """Return key -> former default for removed settings that decide how private state is read.
 
-    The digest of a site's private state still contains them, so earlier states open.
+    The digest of a site's private state still includes these defaults, so that states of earlier
+    versions can be opened.
 
     Args:
-        settings: today's settings by key. A removed setting with a group is returned only if a key
-            here has the same group.
+        settings: today's settings by key. A removed setting of a method's group is returned only if
+            a key here has the same group.
     """
     groups = {key.partition(".")[0] for key in settings if "." in key}
     former: dict[str, Value] = {}
@@ -141,7 +142,7 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
 
 
 class _Notes:
-    """The former names that this process has read, so one note can name them all."""
+    """The former names of settings that this process has read, so that one note can list all."""
 
     def __init__(self) -> None:
         self._unsaid: dict[str, str] = {}
@@ -153,7 +154,10 @@ class _Notes:
             self._unsaid[former] = key
 
     def tell(self) -> None:
-        """Log one warning that lists the names read since the last note; nothing without names."""
+        """Log one warning that lists the former names read since the last one, with their new keys.
+
+        Nothing is logged if there are no such names.
+        """
         if not self._unsaid:
             return
         pairs = ", ".join(f"'{former}' is now '{key}'" for former, key in self._unsaid.items())
@@ -176,7 +180,7 @@ def tell_renamed() -> None:
 def with_current_keys(
     values: Mapping[str, V], where: str = "", *, quietly: bool = False
 ) -> dict[str, V]:
-    """Replace the settings' names of earlier versions by today's keys.
+    """Replace former names of settings by today's keys. Other keys stay.
 
     Args:
         values: anything by key, such as settings or a grid of them.
@@ -192,8 +196,8 @@ def with_current_keys(
         key = RENAMED.get(name, name)
         if key != name and key in values:
             raise SettingError(
-                f"{_place(where)}'{name}' is the old name of '{key}', but both are given: remove "
-                f"'{name}'"
+                f"{_prefix_of(where)}'{name}' is the old name of '{key}', but both are given: "
+                f"remove '{name}'"
             )
         if key != name and not quietly:
             _notes.add(name, key)
@@ -219,8 +223,8 @@ def current_settings(
         quietly: whether to leave former names out of the note, see ``with_current_keys``.
 
     Raises:
-        SettingError: a removed setting has another value than its former default, a setting has a
-            choice that was removed, or a setting is given under both names.
+        SettingError: a removed setting does not have its former default, a setting has a choice
+            that was removed, or a setting is given under both names.
     """
     remaining = {}
     for key, value in with_current_keys(values, where, quietly=quietly).items():
@@ -229,18 +233,18 @@ def current_settings(
         # A file's value may be a list, for example, which cannot be a key of a mapping
         if isinstance(value, str) and (key, value) in CHOICES:
             raise SettingError(
-                f"{_place(where)}setting '{key}' no longer takes {quote_value(value)}: "
+                f"{_prefix_of(where)}setting '{key}' no longer takes {quote_value(value)}: "
                 f"{CHOICES[key, value]}"
             )
         if removed is None:
             remaining[key] = value
         elif value != removed.default:
             raise SettingError(
-                f"{_place(where)}setting '{key}' is {quote_value(value)}, but this version of "
+                f"{_prefix_of(where)}setting '{key}' is {quote_value(value)}, but this version of "
                 f"fedsilo has no such setting: {removed.instead}"
             )
     return remaining
 
 
-def _place(where: str) -> str:
+def _prefix_of(where: str) -> str:
     return f"{where}: " if where else ""

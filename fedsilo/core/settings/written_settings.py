@@ -1,4 +1,4 @@
-"""Settings as files have them: groups as mappings, and texts of YAML as mappings or lists."""
+"""Settings as files have them: groups as mappings, and YAML strings as mappings or lists."""
 
 import json
 from collections.abc import Mapping
@@ -22,17 +22,18 @@ def flat_values(
 ) -> dict[str, Value]:
     """Convert grouped settings from a file to flat ones, with keys ``group.key``.
 
-    A setting that holds YAML text may be given as the mapping or list itself, which becomes JSON.
-    Names of earlier versions are replaced by today's keys. Unknown settings are kept.
+    If the value of a setting is a YAML string, a file may also give the mapping or list itself,
+    which becomes JSON. Former names of settings are replaced by today's keys. Unknown settings are
+    kept.
 
     Args:
         content: the content of a file, or a part of it.
-        where: the source, named at the start of errors; empty for none.
+        where: the source, which begins each error; empty for none.
         quietly: whether to leave former names out of the note, see ``with_current_keys``.
 
     Raises:
-        SettingError: a setting without YAML text has a list or mapping as value. Or a setting is
-            given twice: flat and in its group, or under today's and a former name.
+        SettingError: a setting that does not take YAML has a list or mapping as value. Or a setting
+            is given twice: flat and in its group, or under today's and a former name.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
@@ -54,10 +55,10 @@ def flat_values(
 def _single_value(key: str, value: Any, where: str) -> Value:
     """Convert a setting's value from a file to one that Flower's run config can hold.
 
-    If the setting holds YAML text, a mapping or list becomes JSON. Other values stay unchanged.
+    If the setting takes a YAML string, a mapping or list becomes JSON. Other values stay unchanged.
 
     Raises:
-        SettingError: a value that did not become JSON is not a bool, a number or a text.
+        SettingError: a value that did not become JSON is not a bool, a number or a string.
     """
     if key in _STRUCTURED and isinstance(value, dict | list):
         return json.dumps(value)
@@ -72,7 +73,8 @@ def _single_value(key: str, value: Any, where: str) -> Value:
 def group_settings(values: Mapping[str, Value]) -> dict[str, Any]:
     """Convert flat settings to groups: ``group.key`` becomes ``key`` in a mapping ``group``.
 
-    This is the form of TOML's tables. Settings without a group stay at the top and come first.
+    This is the form of TOML's tables. Settings without a group stay at the top level and come
+    first.
     """
     tables: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     for key, value in values.items():

@@ -1,7 +1,7 @@
 """Checks certificates and keys, and whether a server accepts them; containers use the checks too.
 
-A check of a file returns its path, or raises ``Refused`` with one line and its fix. Flower's code
-is imported only where a server is called, because a container starts with this module.
+A check of a file returns its path, or raises ``Refused`` with a one-line fault and its fix.
+Flower's code is imported only when a server is called, because a container starts with this module.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
 
 
 def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
-    """Describe why a secret's file is unusable, and the fix; both are empty for a usable file."""
+    """Describe why a secret's file is unusable, and the fix; both are empty for a usable file.
+
+    The file must be readable and contain ``marker``. If ``private``, only its owner may have
+    access.
+    """
     try:
         text = path.read_text(encoding="ascii", errors="replace")
         mode = path.stat().st_mode & 0o777
@@ -58,7 +62,7 @@ def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
     except PermissionError:
         return f"is not readable by user {os.getuid()}", "chown it to that user"
     if marker not in text:
-        return f"holds no '{marker}'", "another file was mounted there"
+        return f"does not contain '{marker}'", "mount the right file there"
     if private and mode & 0o077:
         fault = f"has mode {mode:o}, so other users may read it"
         return fault, "chmod 600 it, on the host where it is mounted"
@@ -118,7 +122,8 @@ def check_matching_key(path: Path, certificate_path: Path) -> Path:
     """Check that a private key belongs to a certificate, and return the key's path.
 
     Raises:
-        Refused: the key is of another certificate, is encrypted, or cannot be used.
+        Refused: the key belongs to another certificate, is encrypted or readable by other users, or
+            a file is missing or damaged.
     """
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -154,12 +159,11 @@ def check_signature(path: Path, authority: Path) -> None:
 
 
 def check_handshake(address: str, authority: Path) -> None:
-    """Check that a server answers with a valid certificate.
+    """Check that a server answers a TLS connection with a trusted certificate.
 
     The check is made before Flower connects, because Flower would retry for ever without an error.
-
     ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
-    authority's certificate, which must have signed the server's.
+    authority's certificate, which must have signed the server's certificate.
 
     Raises:
         Refused: the server does not answer or does not use TLS, or its certificate has expired or
@@ -203,11 +207,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
-    """Check that the server accepts this machine's time, and describe it.
+    """Check that the server accepts this machine's time ``now``, and describe the time.
 
     Flower admits a hospital only if the signed time is at most some minutes off. The check signs a
-    heartbeat of node 0, which does not exist. The server's refusal shows whether it rejected the
-    time or, having accepted the time, the node.
+    heartbeat with the hospital's ``key``, for node 0, which does not exist. The server's refusal
+    shows whether it rejected the time or, having accepted the time, the node.
 
     Raises:
         Refused: the clocks differ too much, or the call does not reach the server.
@@ -236,13 +240,13 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
     """Tell whether the hospital's node is connected to the server now.
 
-    A heartbeat with an impossible interval shows whether the key is registered for the node, and
-    does not keep a killed node online. Then the check tries to activate the node. If the server
+    First, a heartbeat with an impossible interval shows whether the key is registered for the node;
+    it does not keep a killed node online. Then the check tries to activate the node. If the server
     refuses, the node is already connected. Otherwise the node is deactivated again at once.
 
     Raises:
         Refused: the key is not registered for this node, or the server gives an unclear answer or
-            none.
+            does not answer.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -283,7 +287,8 @@ class _Fleet:
 
         private = load_ssh_private_key(key.read_bytes(), None)
         if not isinstance(private, EllipticCurvePrivateKey):
-            raise Refused(f"secret {key} is no EC key", "ask the server's operator for a new kit")
+            fault = f"secret {key} is not an EC key"
+            raise Refused(fault, "ask the server's operator for a new kit")
         self.public_key = public_key_to_bytes(private.public_key())
         stamp = now.isoformat()
         self._signed = (
@@ -297,9 +302,14 @@ class _Fleet:
         self._stub, self.close = FleetStub(channel), channel.close
 
     def refusal(self, name: str, request: object) -> str:
-        """Make a call and return the server's text of its refusal.
+        """Make a call and return the text with which the server refuses it.
 
-        Returns an empty text if the server accepts the call.
+        Args:
+            name: the name of a method of Flower's Fleet API.
+            request: the message of that method.
+
+        Returns:
+            The server's text, or an empty text if the server accepts the call.
 
         Raises:
             Refused: the call does not reach the server, even if a TLS connection can be made.
@@ -321,8 +331,8 @@ class _Fleet:
 def _unreached_fix(host: str) -> str:
     """Describe what to do if a gRPC call does not reach the server ``host``.
 
-    If a proxy is set in the environment, the text names its variable. Otherwise the server may be
-    starting or ending, or a firewall may be in between.
+    If the environment sets a proxy, the text names the first such variable. Otherwise it says that
+    the server may be starting or ending, or that a firewall may block the call.
     """
     for name in _PROXIES:
         if os.environ.get(name):

@@ -45,20 +45,20 @@ class Skipped(Exception):
     """A check that does not apply; the message is the reason."""
 
 
-def require(value: T | None, otherwise: str) -> T:
-    """Return ``value`` if it is true.
+def require(value: T | None, reason: str) -> T:
+    """Return ``value``, or skip the current check if ``value`` is None, empty, 0 or false.
 
     Raises:
-        Skipped: ``value`` is None, empty or false. The reason is the text ``otherwise``.
+        Skipped: ``value`` is one of these. ``reason`` is the error's text.
     """
     if not value:
-        raise Skipped(otherwise)
+        raise Skipped(reason)
     return value
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding of a check."""
+    """The result of one check: a status, a sentence and, after a failure, the fix."""
 
     check: str  # its name
     status: Status
@@ -101,10 +101,11 @@ class Check(Generic[S]):
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Run checks on a setup and yield their findings. A failed check does not stop later ones.
+    """Run checks in order on a setup and yield their findings.
 
-    A check is skipped if another check that it needs has not passed, so it must come after them.
-    ``about`` names the site of the setup, or is empty.
+    A failed check does not stop later ones. A check is skipped if a check that it needs has not
+    passed, so it must come after the checks that it needs. ``about`` names the site of the setup,
+    or is empty. Errors of a check become findings and are not raised.
     """
     passed: set[str] = set()
     for check in checks:
@@ -142,7 +143,7 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Return the fault and the fix of an error that a check raised.
+    """Return the fault and the fix for an error that a check raised.
 
     The fix is empty for any ``FedsiloError`` other than ``Refused``. For an ``OSError`` the fix is
     about a full disk or access rights. Any other error is reported as a bug of the check.
@@ -162,7 +163,10 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 1 if a check failed, 0 if none failed and one passed, and 3 if all were skipped."""
+    """Return 1 if a check failed, 0 if none failed and at least one passed, and 3 otherwise.
+
+    The code 3 means that all checks were skipped or that there are no findings.
+    """
     statuses = {finding.status for finding in findings}
     if Status.FAILED in statuses:
         return 1
@@ -175,7 +179,7 @@ _WIDTH = 12  # characters; the names of checks are padded to this column width
 
 
 def format_finding(finding: Finding) -> Iterator[str]:
-    """Yield the line of a finding with its fix, then a line for each detail."""
+    """Yield one line with a finding and its fix, then an indented line for each detail."""
     text = finding.said
     if finding.about:
         text = f"{finding.about}: {text}"
@@ -187,7 +191,7 @@ def format_finding(finding: Finding) -> Iterator[str]:
 
 
 def summarise(findings: Iterable[Finding]) -> str:
-    """Summarise the findings: the numbers of passed, failed and skipped checks."""
+    """Summarise the findings as text, such as "3 passed, 0 failed, 1 skipped"."""
     count = Counter(finding.status for finding in findings)
     return ", ".join(f"{count[status]} {status.lower()}" for status in Status)
 

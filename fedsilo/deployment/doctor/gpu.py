@@ -14,8 +14,8 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 def check_gpu(device: str) -> Passed | Failed:
     """Check and describe the device of a node config: auto, cpu, cuda or cuda:N.
 
-    The result is ``Failed`` if the GPU does not exist, or if its convolution differs from the
-    CPU's.
+    The result is ``Failed`` if PyTorch does not find that GPU, or if a convolution on it differs
+    from the CPU's result. The device auto means the first GPU.
 
     Raises:
         Refused: the GPU has too little free memory, or PyTorch cannot compute on it.
@@ -78,10 +78,10 @@ def _free_memory(index: int) -> str:
 
 
 def _built_for(index: int) -> str:
-    """Return a GPU's compute capability, such as "8.0".
+    """Return the compute capability of the GPU with number ``index``, such as "8.0".
 
     Raises:
-        Refused: PyTorch was not built for it.
+        Refused: the installed PyTorch was not built for this capability.
     """
     # An old or very new GPU is found, but no kernel of this PyTorch build runs on it
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
@@ -116,9 +116,9 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 
 
 def _difference(index: int) -> float:
-    """Return the largest difference between a convolution on GPU and CPU.
+    """Compute the largest difference between a convolution on the GPU ``index`` and on the CPU.
 
-    It is relative to the largest absolute value of the CPU's result.
+    The difference is relative to the largest absolute value of the CPU's result.
 
     Raises:
         Refused: the GPU cannot compute the convolution.

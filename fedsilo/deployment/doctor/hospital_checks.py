@@ -42,7 +42,10 @@ class HospitalRequest:
 
     @property
     def node_config(self) -> list[str]:
-        """The node config entries from the options, each key=value; later entries win."""
+        """The node config entries from the options, each key=value; later entries win.
+
+        The options ``device`` and ``data_dir`` come before those of ``node_config``.
+        """
         texts = []
         data_dir = path_of(self.options.get("data_dir"))
         for key, value in (("device", self.options.get("device")), ("data-dir", data_dir)):
@@ -119,12 +122,12 @@ def prepare_node(
         with _lock_during(home, kit.card.site):
             _refuse_faster(kit, rules, home)
             return _finish(request, kit, home)
-    before = read_kit(home)
-    _refuse_other(kit, before)
+    previous = read_kit(home)
+    _refuse_other(kit, previous)
     # Locked until everything is written, so that no other start sees half of the files replaced
     with _lock_during(home, kit.card.site):
-        rules = _confirm_rules(request, kit, before, home, confirm, check_setup)
-        if before.card.seal != kit.card.seal:
+        rules = _confirm_rules(request, kit, previous, home, confirm, check_setup)
+        if previous.card.seal != kit.card.seal:
             kit.write(home)
         if request.site_file or not os.path.lexists(home / SITE):
             write_atomically(home / SITE, rules, mode=0o600)
@@ -134,20 +137,20 @@ def prepare_node(
 def _confirm_rules(
     request: HospitalRequest,
     kit: Kit,
-    before: Kit | None,
+    previous: Kit | None,
     home: Path,
     confirm: Confirm,
     check_setup: Callable[[SiteSetup], None],
 ) -> str:
-    """Check a kit and let the operator confirm it, and return the text of the hospital's rules.
+    """Check a kit, let the operator confirm it, and return the text of the hospital's rules.
 
-    No file in ``home`` is changed. ``before`` is the kit that ``home`` has now, or None if the
-    folder is new. ``confirm`` is called only if there is something to confirm. The function raises
-    the same errors as ``prepare_node``.
+    No file in ``home`` is changed. ``previous`` is the kit in ``home``, or None if the folder is
+    new. ``confirm`` is called only if something must be confirmed. The errors are those of
+    ``prepare_node``.
     """
     rules = _rules_of(request, kit, home)
     sentences = _check_in_scratch(request, kit, rules, home, check_setup)
-    questions = _to_confirm(kit, before, home, sentences)
+    questions = _to_confirm(kit, previous, home, sentences)
     if questions:
         confirm(questions)
     return rules
@@ -161,9 +164,10 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 
 
 def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
-    """Check that no other first start has just written another kit or other rules to ``home``.
+    """Check that ``home`` still has this kit and these rules after the first start wrote them.
 
-    The operator of this start has not confirmed the other kit or rules.
+    Another start could have opened the folder at the same time. The operator of this start has not
+    confirmed the other start's kit or rules.
 
     Raises:
         KitError: the kit or the rules in ``home`` differ.
@@ -174,9 +178,9 @@ def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
 
 
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
-    """Make the node's other files and return its setup.
+    """Make the node's state folders, ``opened.json`` and signing key, and return the node's setup.
 
-    The files are the state folders, ``opened.json`` and the signing key. An existing key stays.
+    An existing signing key is kept.
     """
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
@@ -241,27 +245,28 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
 def _opened_here(home: Path) -> OwnFile[int]:
     """Return the file that stores the inode of ``home`` if the kit was opened on this disk.
 
-    An attacker who sends an opened folder in place of a kit also sends rules and keys. They cannot
-    know the inode that this disk gives to the copy, so the file shows that the folder is foreign.
+    An attacker could send an opened folder, with rules and keys, in place of a kit. The attacker
+    cannot know the inode that this disk gives to the copy, so a different inode shows that the
+    folder was made elsewhere.
     """
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 
 
-def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
+def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
     """List the sentences that the operator must confirm before this start.
 
-    For a kit or folder that is new on this disk, the operator confirms the kit's code and the
-    rules. For a kit that replaces another kit, the operator confirms only its code and the
-    differences. The list is empty if ``home`` already has this kit.
+    Before the first start on this disk, these are the kit's code and all rules. For a kit that
+    replaces ``previous``, they are only its code and the differences. The list is empty if ``home``
+    already has this kit.
     """
     site, code = kit.card.site, kit.code
-    is_opened_here = before is not None and _opened_here(home).read(0) == home.stat().st_ino
-    if before is None or not is_opened_here or not os.path.lexists(home / SITE):
+    is_opened_here = previous is not None and _opened_here(home).read(0) == home.stat().st_ino
+    if previous is None or not is_opened_here or not os.path.lexists(home / SITE):
         lines = [
             f"kit {code} of {site}, for the server {kit.card.server}: the server's operator must "
             "read out the same code by telephone"
         ]
-        if before is not None and not is_opened_here:
+        if previous is not None and not is_opened_here:
             lines.append(
                 f"{home} was not opened on this disk, or was opened by an older fedsilo that took "
                 "rules from the kit: its rules, private state and keys are used if you confirm"
@@ -273,18 +278,18 @@ def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[st
         for sentence in sentences:
             lines.append(f"  {sentence}")
         return lines
-    if before.card.seal == kit.card.seal:
+    if previous.card.seal == kit.card.seal:
         return []
     return [
-        f"kit {code} of {site} replaces kit {before.code}: the server's operator must read out the "
-        "same code by telephone",
-        *_differences(before, kit),
+        f"kit {code} of {site} replaces kit {previous.code}: the server's operator must read out "
+        "the same code by telephone",
+        *_differences(previous, kit),
         "rules, signing key and the other hospitals' keys stay as they are",
     ]
 
 
-def _differences(before: Kit, kit: Kit) -> list[str]:
-    old = before.card.model_dump(by_alias=True, exclude={"files", "seal"})
+def _differences(previous: Kit, kit: Kit) -> list[str]:
+    old = previous.card.model_dump(by_alias=True, exclude={"files", "seal"})
     new = kit.card.model_dump(by_alias=True, exclude={"files", "seal"})
     lines = []
     for key, value in old.items():
@@ -292,7 +297,7 @@ def _differences(before: Kit, kit: Kit) -> list[str]:
             lines.append(f"  {key}: {value} becomes {new[key]}")
     for name, content in kit.files.items():
         # The values of kit.json are the lines above
-        if name != CARD and before.files.get(name) != content:
+        if name != CARD and previous.files.get(name) != content:
             lines.append(f"  {name} is replaced")
     return lines
 
@@ -317,7 +322,7 @@ def build_setup(
     """Build the setup of a kit's node whose files are in ``home``.
 
     ``node_config`` has entries key=value, which override the defaults. ``settings`` are the
-    settings of the run, or None if there is no run.
+    settings of the run, or None without a run. The node gets a port that is free now.
     """
     own: dict[str, Value] = {"site": kit.card.site, "state-dir": str(home / "state")}
     if (home / SITE).is_file():  # before the first start, a folder does not contain a site file
@@ -390,17 +395,17 @@ def lock_kit_folder(home: Path, site: str) -> int:
     return handle
 
 
-def _refuse_other(kit: Kit, before: Kit) -> None:
+def _refuse_other(kit: Kit, previous: Kit) -> None:
     """Check that a kit is for the same hospital, server and authority as the previous kit.
 
     Raises:
         KitError: the hospital, the server or the authority differs.
     """
-    old, new, home = before.card, kit.card, before.path
+    old, new, home = previous.card, kit.card, previous.path
     for what, same in (
         ("hospital", old.site == new.site),
         ("server", old.server == new.server),
-        ("authority", before.files[AUTHORITY] == kit.files[AUTHORITY]),
+        ("authority", previous.files[AUTHORITY] == kit.files[AUTHORITY]),
     ):
         if not same:
             raise KitError(

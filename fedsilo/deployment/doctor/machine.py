@@ -20,7 +20,7 @@ from fedsilo.deployment.worker.installed import installed_app, local_changes
 from fedsilo.server_app.config.resources import free_memory
 
 GIGABYTE = 10**9
-_PROBE = 2**20  # bytes that are written to a folder to test it
+_PROBE = 2**20  # number of bytes that are written to a folder to test it
 _BRING = "copy the data there, or mount them read-only"
 
 
@@ -30,7 +30,9 @@ def utc_now() -> datetime:
 
 
 def check_software() -> Passed:
-    """Describe the installed versions, with files changed on this machine as a detail.
+    """Describe the installed versions of fedsilo, Python, Flower and PyTorch.
+
+    Files of fedsilo that were changed on this machine are listed as a detail.
 
     Raises:
         Refused: a package is missing or has a version that fedsilo does not support.
@@ -82,9 +84,9 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_writable_folder(path: Path, what: str) -> Path:
-    """Check that this user can write into a folder, and return it.
+    """Check that this user can write into a folder, and return its path.
 
-    ``what`` names the folder in errors.
+    ``what`` names the folder in errors, such as "the database's folder".
 
     Raises:
         Refused: the folder is missing or not writable.
@@ -100,10 +102,10 @@ def check_writable_folder(path: Path, what: str) -> Path:
 
 
 def check_data_folder(path: Path) -> Path:
-    """Check that a folder of data is readable and not empty, and return it.
+    """Check that a folder of data is readable and not empty, and return its path.
 
     Raises:
-        Refused: it is missing, empty or not readable.
+        Refused: the folder is missing, empty or not readable.
     """
     fault, fix = "", _BRING
     try:
@@ -141,7 +143,9 @@ def has_site_file(path: Path) -> bool:
 
 
 def check_disk_space(folders: Iterable[Path], least: float) -> str:
-    """Describe the free space of folders.
+    """Describe the free space of each folder, after writing a test file of 1 MiB to it.
+
+    The test file is removed again.
 
     Raises:
         Refused: a folder has less than ``least`` gigabytes free, or cannot be written.
@@ -169,18 +173,18 @@ def check_disk_space(folders: Iterable[Path], least: float) -> str:
 
 
 def find_existing_folder(folder: Path) -> Path:
-    """Return the folder if it exists, else its nearest existing parent."""
+    """Return the folder if it exists, otherwise its nearest existing parent folder."""
     while not folder.is_dir():
         folder = folder.absolute().parent
     return folder
 
 
 def check_memory(least: float, most: float = 0.0) -> str:
-    """Describe the free memory, which a container may limit.
+    """Describe the free memory in gigabytes; inside a container its limit counts.
 
     Args:
         least: gigabytes that a message needs.
-        most: gigabytes that the hospital allows a message; 0 if it sets no limit.
+        most: gigabytes that the hospital allows for a message; 0 if it does not set a limit.
 
     Raises:
         Refused: the free or the allowed memory is below ``least``.
@@ -199,10 +203,14 @@ def check_memory(least: float, most: float = 0.0) -> str:
 
 
 def check_port(host: str, port: int, what: str, own: str) -> str:
-    """Check that a port is free, or already used by the program ``what``, and describe which.
+    """Check that a port is free or already used by the expected program, and describe which.
 
-    ``own`` is a word in the program's command line, such as the path of its key, that identifies
-    the program. If ``own`` is empty, a port in use is always refused.
+    Args:
+        host: the address to listen on.
+        port: the TCP port.
+        what: the name of the expected program in texts.
+        own: a word in that program's command line that identifies it, such as the path of its key.
+            If it is empty, a port in use is always refused.
 
     Raises:
         Refused: another program listens on the port, or the address cannot be used.
@@ -233,7 +241,11 @@ def check_port(host: str, port: int, what: str, own: str) -> str:
 
 
 def runs_on(port: int, own: str) -> bool:
-    """Tell whether a process whose command has the word ``own`` listens on a port."""
+    """Tell whether a program that listens on ``port`` has the word ``own`` in its command line.
+
+    The command lines of the program's ancestors count too. The answer is False for an empty
+    ``own``.
+    """
     process = _listener(port)
     return bool(process and _is_of(process, own))
 

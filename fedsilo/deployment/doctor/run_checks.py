@@ -35,7 +35,7 @@ _MAX_LENGTH = 600  # characters; a longer refusal of a site is cut
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-    """A run to check before its start."""
+    """The experiment, settings and sites that ``fedsilo doctor run`` checks."""
 
     experiment: str
     sources: RunSources  # the sources of its settings
@@ -67,12 +67,13 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The sites' answers to the check ``sites``.
+        """The sites' answers, if the check ``sites`` has received them.
 
-        The sites are not asked again, because that would take as long as the failed attempt.
+        The sites are not asked a second time, because that would take as long as the failed
+        attempt.
 
         Raises:
-            Skipped: that check received no answers.
+            Skipped: the check ``sites`` received no answers.
         """
         require("meeting" in vars(self), "the sites could not be asked")
         return self.meeting
@@ -89,10 +90,14 @@ def _settings(setup: RunSetup) -> str:
 
 
 def _plan(setup: RunSetup) -> Sequence[Finding] | str:
-    """Return a failed finding for each problem that would end a simulation at its start.
+    """Check a simulation's settings, and the files that they name.
 
-    If there are no problems, the result is one sentence instead. The check raises ``Skipped`` for a
-    deployment.
+    Returns:
+        A failed finding for each problem that would end the simulation at its start, or one
+        sentence without problems.
+
+    Raises:
+        Skipped: the sites belong to a deployment.
     """
     require(not setup.deployment, "the sites of a deployment have the files themselves")
     settings, resources = setup.plan
@@ -125,7 +130,8 @@ def _members(setup: RunSetup) -> Passed | Failed:
 def _sites(setup: RunSetup) -> Sequence[Finding]:
     """Return a finding for each site: passed if it can take part, failed if it cannot.
 
-    The check is skipped if the server of a deployment is down.
+    Raises:
+        Skipped: the server of the deployment is down.
     """
     if setup.deployment:
         require(setup.deployment.process(SERVER), "the server is down")
@@ -139,7 +145,11 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 
 
 def _content(site: str, facts: Mapping[str, Any]) -> str:
-    """Describe a site's data and software from its entry in silos.json."""
+    """Describe a site's data and software in one line.
+
+    ``facts`` is the site's entry in silos.json: sample counts, label counts, left-out samples and,
+    for a real hospital, software versions.
+    """
     sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
     text = sizes or "does not say how many samples it has"
     if facts["distribution"] != site:

@@ -69,7 +69,10 @@ class ServerSetup:
 
     @property
     def mark(self) -> str:
-        """The word of its command line that identifies this SuperLink's process."""
+        """The path of the server's key as text, which identifies the SuperLink's process.
+
+        The path is a word in the process's command line. The text is empty if no key is named.
+        """
         return str(self.key or "")
 
 
@@ -151,7 +154,7 @@ def _refuse_damaged(database: Path) -> None:
         with database.open("rb") as file:
             head = file.read(len(_SQLITE))
         if head and head != _SQLITE:
-            fault, fix = "is no SQLite database", "name another file, or restore a copy"
+            fault, fix = "is not an SQLite database", "name another file, or restore a copy"
     else:  # a pipe would be waited for
         fault, fix = "is not a file", "name another one"
     if fault:
@@ -159,7 +162,10 @@ def _refuse_damaged(database: Path) -> None:
 
 
 def commit_seconds(folder: Path) -> list[float]:
-    """Measure the seconds of 20 commits to a scratch database in ``folder``, one number each."""
+    """Measure how many seconds each of 20 commits to a scratch database in ``folder`` takes.
+
+    The database is removed afterwards.
+    """
     seconds = []
     with (
         scratch_folder(folder, "doctor") as scratch,
@@ -189,9 +195,11 @@ def _disk(setup: ServerSetup) -> str:
 def _registry(setup: ServerSetup) -> Verdict:
     """Check that the registry has each named hospital with its key.
 
-    The result is ``Failed`` with the first fault, or ``Passed``. Registered hospitals that are not
-    named are listed as a detail, if any hospital is named. If there is no registry, the check is
-    skipped.
+    The first fault gives the verdict ``Failed``. A hospital whose public key is elsewhere is
+    checked only by name. If hospitals are named, other registered hospitals are listed as a detail.
+
+    Raises:
+        Skipped: there is no registry.
     """
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
@@ -221,9 +229,11 @@ _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'
 def _nodes(setup: ServerSetup) -> Verdict:
     """Compare the SuperLink's registrations with the deployment, and describe each site's state.
 
-    The result is ``Failed`` if a site is not registered, if a registered node is unknown, or if a
-    site on this machine is not online. These faults are looked for in this order, and only the
-    first is reported. The check is skipped if no deployment is named or its server does not answer.
+    The verdict is ``Failed`` for the first of these faults: a site is not registered, a registered
+    node is unknown, or a site on this machine is not online.
+
+    Raises:
+        Skipped: no deployment is named, or its server does not answer.
     """
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = require(setup.deployment, reason)

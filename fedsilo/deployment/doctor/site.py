@@ -91,7 +91,7 @@ class SiteSetup:
 
     @cached_property
     def rules(self) -> SiteFile:
-        """The stricter rules of the site file and the node config.
+        """The rules that apply: the stricter of the site file and the node config, for each limit.
 
         ``effective_rules`` computes them and raises its own errors.
         """
@@ -109,7 +109,7 @@ class SiteSetup:
         return open_site(self.rules.restrict(self.context))
 
     def required_settings(self) -> RunSettings:
-        """Return the settings of the experiment.
+        """Return the settings of the experiment that the site would run.
 
         Raises:
             Skipped: no experiment is named.
@@ -135,7 +135,7 @@ class SiteSetup:
 
     @property
     def own_folder(self) -> Path:
-        """The folder that the hospital keeps over all runs.
+        """The folder for keys and private state that the hospital keeps over all runs.
 
         Raises:
             Skipped: the node config does not set 'state-dir'.
@@ -143,9 +143,9 @@ class SiteSetup:
         return require(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
 
     def folder(self, key: str) -> Path | None:
-        """Return the folder under a key of the node config.
+        """Return the folder that the node config names under ``key``, with ``~`` expanded.
 
-        Returns None if the key is missing or empty.
+        Returns None if the key is missing or empty. The folder may not exist.
         """
         named = str(self.node_config.get(key, ""))
         if not named:
@@ -298,9 +298,9 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe the columns whose means differ clearly from the schema's means.
+    """Describe the columns whose means differ so much from the schema's that the unit may differ.
 
-    The list is empty if the schema declares no means.
+    The list is empty if the schema does not declare means.
     """
     silo = setup.site.silo
     if silo.declared is None:
@@ -320,7 +320,8 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 def _requests(setup: SiteSetup) -> Verdict:
     """Make every request of a run that the hospital may refuse, and describe what would be sent.
 
-    The result is ``Failed`` if the method cannot use the site's data. A refused request raises.
+    The verdict is ``Failed`` if the method cannot use the site's data. A refused request raises the
+    hospital's own error.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import SiteSession
@@ -346,9 +347,11 @@ def _requests(setup: SiteSetup) -> Verdict:
 
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """List the record names and the data (as sentences) that a site sends in the first round.
+    """List the names of the records that a site sends in the first round, and describe the data.
 
-    The names have the form used in the site file's rule 'records', such as ``arrays/head.weight``.
+    Returns:
+        The sorted names, in the form of the site file's rule 'records' such as
+        ``arrays/head.weight``; then sentences about the data.
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

@@ -36,7 +36,7 @@ _PATIENCE = 10.0  # seconds that a process has to end by itself
 
 
 def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
-    """Return the commands of SuperNode and worker, for the arguments of ``flower-supernode``.
+    """Build the commands of SuperNode and worker from the arguments of ``flower-supernode``.
 
     Both processes read the file ``secret``; ``pid`` is the id of this process.
 
@@ -72,7 +72,8 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
 
-    An error is printed, and the code is then 2.
+    ``arguments`` are those of ``flower-supernode``; None for the process's own. An error is
+    printed, and the code is then 2.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -91,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that keep calls to this machine away from the proxies of ``environment``."""
+    """Return no_proxy variables that keep calls to this machine away from a proxy.
+
+    The hosts in no_proxy and NO_PROXY of ``environment`` are kept in them.
+    """
     direct = ["127.0.0.1", "localhost"]
     for name in ("no_proxy", "NO_PROXY"):
         direct += [host for host in environment.get(name, "").split(",") if host not in direct]
@@ -161,7 +165,10 @@ def _tell_restart(code: int, pause: float) -> None:
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Reap processes that a killed worker left to this one, a container's process 1."""
+    """Reap ended child processes whose ids are not in ``known``.
+
+    In a container this process is process 1 and inherits the processes that a killed worker left.
+    """
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ChildProcessError):
             if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
@@ -198,7 +205,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
-    """Parse a node config, texts of key=value pairs, with Flower's parser.
+    """Parse node config texts with entries key=value, using Flower's parser.
+
+    Empty texts are skipped. Strings must be quoted as in TOML.
 
     Raises:
         SettingError: the texts cannot be parsed.

@@ -47,8 +47,8 @@ class InstalledApp:
     def refuse_other(self, bundle: bytes) -> None:
         """Check that a run's app, the zip ``bundle``, is the installed app.
 
-        Compared are the files in ``ROOMS`` and pyproject.toml. Python files in unknown folders
-        count as different.
+        The files in ``ROOMS`` and pyproject.toml are compared. Python files in folders that fedsilo
+        does not have count as different; all other files are ignored.
 
         Raises:
             RefusedError: files differ (the message names them), or the bundle cannot be read.
@@ -145,8 +145,10 @@ def _digests_of(room: Path, above: Path) -> dict[str, str]:
 def refuse_other_flower() -> None:
     """Check that the installed Flower version is the one that the worker supports.
 
+    Only the major and minor number are compared.
+
     Raises:
-        SettingError: it is another version.
+        SettingError: another version is installed.
     """
     from flwr.supercore.version import package_version
 
@@ -175,7 +177,10 @@ def local_changes(folder: Path) -> list[str]:
 
 
 def _common_name(name: str) -> str:
-    """Return a file's path without 'fedsilo/', so that it is the same in both layouts."""
+    """Return a file's path without the prefix 'fedsilo/'.
+
+    This makes paths in a checkout equal to those in an installed package.
+    """
     return name.removeprefix(_PACKAGE)
 
 
@@ -186,7 +191,7 @@ def _printable(name: str) -> str:
 
 
 def _of_rooms(name: str) -> bool:
-    """Tell whether a file belongs to the rooms."""
+    """Tell whether a path is in one of ``ROOMS`` and not in a ``__pycache__`` folder."""
     parts = name.split("/")
     return parts[0] in ROOMS and "__pycache__" not in parts
 
@@ -219,7 +224,7 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
                     if not entry.is_dir():
                         files[_common_name(entry.filename)] = archive.read(entry)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError):
-        fault = "is no Flower bundle"
+        fault = "is not a Flower bundle"
     if fault:
         raise RefusedError(f"the run's app {fault}: none of it is executed")
     return files
@@ -236,7 +241,7 @@ def _project(text: bytes, whose: str) -> Mapping[str, Any]:
     try:
         content = tomllib.loads(text.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        raise RefusedError(f"{whose} {PYPROJECT} is no TOML") from None
+        raise RefusedError(f"{whose} {PYPROJECT} is not valid TOML") from None
     flower = content.get("tool", {}).get("flwr", {})
     if isinstance(flower, dict):
         flower.pop("federations", None)

@@ -78,7 +78,7 @@ _log = logging.getLogger("flwr")
 
 @dataclass
 class HospitalWorker:
-    """The processes that are answering tasks."""
+    """The forked processes that answer tasks, and the function that each of them calls."""
 
     # Answers a task, given its token, in a new process; returns that process's exit code
     answer: Callable[[str], int]
@@ -87,7 +87,7 @@ class HospitalWorker:
     started: int = 0  # the number of tasks since the worker began
 
     def start(self, token: str) -> None:
-        """Fork a process that answers the task of ``token``, and note it as running."""
+        """Fork a process that answers the task of ``token``, and add the process to ``running``."""
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
         sys.stderr.flush()
@@ -117,7 +117,7 @@ class HospitalWorker:
                 )
 
     def end(self) -> None:
-        """End the running processes."""
+        """Send SIGTERM to the running processes, without waiting for them."""
         for process in self.running:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGTERM)
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
-    """Ask for tasks and start them, as long as the process ``hospital`` is this one's parent.
+    """Request tasks and start them while the process with id ``hospital`` is this one's parent.
 
     A worn worker without running tasks replaces itself by a new process.
 
@@ -266,7 +266,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Replace this process by Flower's own, which executes the app received with the run.
 
-    If Flower's command is not installed, the function returns and this process goes on.
+    If Flower's command is not installed, the function returns.
     """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
@@ -292,7 +292,9 @@ def _runtime_client(
 
 
 def answer_task(address: str, token: str, answer: Answer) -> bool:
-    """Fetch a task's message from the SuperNode and answer it, and tell whether a reply was sent.
+    """Fetch a task's message from the SuperNode and answer it; tell whether a reply was sent.
+
+    Errors are logged and not raised. The SuperNode is told in every case that the task has ended.
 
     Args:
         address: the address of the SuperNode's Runtime API, on the loopback.

@@ -38,7 +38,7 @@ _QUICK_FOR = 10.0  # seconds of short intervals after an arrival
 
 @dataclass
 class PollInterval:
-    """Seconds between two polls: ``short`` for some time after an arrival, else ``long``."""
+    """The seconds between two polls: ``short`` for ten seconds after an arrival, else ``long``."""
 
     short: float = _SHORT
     long: float = _LONG
@@ -46,7 +46,7 @@ class PollInterval:
     _arrived: float = field(default=float("-inf"), init=False)
 
     def note_arrival(self) -> None:
-        """Record an arrival, because more may follow soon."""
+        """Record that a message has arrived now, because more may follow soon."""
         self._arrived = self.clock()
 
     def seconds(self) -> float:
@@ -70,9 +70,10 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep less than ``seconds``: a short wait for a reply, or at most the polling interval.
+        """Sleep for less than ``seconds``, which is the time that Flower's loop asks for.
 
-        A wait below ``_IDLE`` seconds means that a message is being answered.
+        A time below 3 seconds means that a message is being answered: the sleep takes 0.05 s and
+        counts as an arrival. Otherwise it takes at most the polling interval.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()
@@ -92,11 +93,11 @@ class ShortWaits:
 
 
 def shorten_waits(version: str, module: ModuleType) -> str | None:
-    """Make the message loop in ``module`` poll more often, if this Flower is known.
+    """Make the message loop in ``module`` poll more often, if this Flower version is known.
 
     Returns:
-        None on success. A sentence if ``version`` or the contents of ``module`` are not those that
-        fedsilo knows; Flower's own waits then remain.
+        None on success. Otherwise a sentence that says why Flower's own waits remain: ``version``
+        or the contents of ``module`` are not those that fedsilo knows.
     """
     known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
     if version != READ or not known:
@@ -146,9 +147,9 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
     """Wrap Flower's ``_push_messages`` so that it gives up unanswered messages while it waits.
 
     Args:
-        push: Flower's function, which sleeps with ``waits`` until a reply is ready.
-        waits: its sleeps call the attribute ``look`` from time to time. It is set only during
-            ``push``.
+        push: Flower's function, which sleeps through ``waits`` until a reply is ready.
+        waits: the ``ShortWaits``, whose sleeps call its attribute ``look`` from time to time. The
+            attribute is set only during ``push``.
     """
 
     def pushing(state: Any, *rest: Any, **named: Any) -> None:

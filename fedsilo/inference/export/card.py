@@ -129,7 +129,8 @@ def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
 def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
     """Return the sites with fewer than 100 test samples, whose intervals are wide.
 
-    A hidden number counts as fewer than 100. A site that does not report its number is left out.
+    A hidden number counts as fewer than 100. A site that does not report its test samples is left
+    out.
     """
     few = []
     for site in sites:
@@ -167,7 +168,7 @@ def _plain(name: str) -> str:
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
     """Build the card's metadata for Hugging Face as YAML, with each site's test metrics.
 
-    It names no licence, because a person must choose that.
+    The licence is left out, because a person must choose it.
     """
     from huggingface_hub import EvalResult, ModelCardData
 

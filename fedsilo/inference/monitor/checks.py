@@ -126,9 +126,9 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
     """Return the edges between the cells of a numeric feature: quantiles of ``old`` (n, 1).
 
-    There are two to ten cells, so that a cell has on average at least twice ``floor`` of the
-    smaller group of samples, old or new. Equal quantiles are merged. A feature with two values is
-    cut between them.
+    The number of cells is chosen so that a cell has on average at least twice ``floor`` of the
+    smaller group of samples (old or new), but it is from two to ten. Equal quantiles are merged. A
+    feature with two values is cut between them.
     """
     values: Array = np.unique(old)
     if len(values) == 2:
@@ -211,17 +211,17 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
     )
 
 
-def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> CaseCheck:
-    """Check that the accuracy is not below ``before``, the accuracy on the run's test samples.
+def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseCheck:
+    """Check that the accuracy has not fallen below ``reference``, that of the run's test samples.
 
-    It is an alarm if the 95 % Wilson interval of the accuracy is entirely below ``before``.
+    It is an alarm if the 95 % Wilson interval of the accuracy is entirely below ``reference``.
     ``predicted`` and ``labels`` are classes (n,).
     """
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)
     return CaseCheck(
-        f"accuracy, {before:.3f} on the run's test samples",
+        f"accuracy, {reference:.3f} on the run's test samples",
         with_interval(Estimate(right / n, around)),
         "alarm if all of the 95 % interval is below the run's accuracy",
-        around.high < before,
+        around.high < reference,
     )

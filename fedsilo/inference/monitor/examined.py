@@ -109,49 +109,50 @@ class Group:
         return Group(_join_names(self.name, other.name), counts, _add(self.right, other.right))
 
 
-def _add(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
-    return tuple(map(operator.add, one, other))
+def _add(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(operator.add, first, second))
 
 
-def _join_names(one: str, other: str) -> str:
+def _join_names(first: str, second: str) -> str:
     """Join the names of neighbouring groups: ``30 to 40`` and ``40 to 50`` give ``30 to 50``.
 
-    ``40 to 50`` and ``from 50`` give ``from 40``. Other names are joined by
-    "or".
+    ``40 to 50`` and ``from 50`` give ``from 40``. Other names are joined by "or".
     """
-    start, _, end = one.rpartition(" ")
-    if other == f"from {end}":
+    start, _, end = first.rpartition(" ")
+    if second == f"from {end}":
         return f"from {start.removesuffix(' to')}"
-    if other.startswith(f"{end} to "):
-        return f"{start} {other.removeprefix(f'{end} to ')}"
-    return f"{one} or {other}"
+    if second.startswith(f"{end} to "):
+        return f"{start} {second.removeprefix(f'{end} to ')}"
+    return f"{first} or {second}"
 
 
-def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
+def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
     """Count patients and correct predictions by class in each group of a column.
 
     Groups that are too small to be shown are merged by ``merge_small_groups``, so the list may be
     empty.
     """
-    assert found.rows is not None, "a column is of a table"
-    place_of, names = column.groups(found.rows)
-    hits = found.probabilities.argmax(dim=1) == found.labels
+    assert pooled.rows is not None, "a column is of a table"
+    place_of, names = column.groups(pooled.rows)
+    hits = pooled.probabilities.argmax(dim=1) == pooled.labels
     groups = []
     for place, name in enumerate(names):
-        labels = found.labels[place_of == place]
-        right_labels = found.labels[(place_of == place) & hits]
+        labels = pooled.labels[place_of == place]
+        right_labels = pooled.labels[(place_of == place) & hits]
         # minlength, because the last class may be missing in a group
-        counts = torch.bincount(labels, minlength=len(found.classes)).tolist()
-        right = torch.bincount(right_labels, minlength=len(found.classes)).tolist()
+        counts = torch.bincount(labels, minlength=len(pooled.classes)).tolist()
+        right = torch.bincount(right_labels, minlength=len(pooled.classes)).tolist()
         groups.append(Group(name, tuple(counts), tuple(right)))
-    return merge_small_groups(groups, found.floor)
+    return merge_small_groups(groups, pooled.floor)
 
 
 def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
-    """Merge each group that is too small with the next one, and the last with the one before.
+    """Merge each group that is too small with the next one, and the last with the one before it.
+
+    ``Group.is_enough`` decides whether a group is too small for ``floor``.
 
     Returns:
-        Groups that are all large enough, in order; none if all patients together are too few.
+        Groups that are all large enough, in order; empty if all patients together are too few.
     """
     kept: list[Group] = []
     for group in groups:
@@ -168,14 +169,14 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     return kept
 
 
-def examine_groups(found: Examined, column: GroupColumn) -> Examination:
-    """Build the section of a column: accuracy by group as a picture, and a table of metrics.
+def examine_groups(pooled: Examined, column: GroupColumn) -> Examination:
+    """Build the report's section on a column: accuracy by group as a picture, and a table.
 
-    If fewer than two groups remain after merging, the section has only a sentence that states this.
+    If fewer than two groups remain after merging, the section has only a sentence that says so.
     """
-    groups, title = group_patients(found, column), f"By {column.name}"
+    groups, title = group_patients(pooled, column), f"By {column.name}"
     if len(groups) < 2:
-        why = f"There are no two groups with {found.floor} patients of each class."
+        why = f"Fewer than two groups have {pooled.floor} patients of each class."
         return Examination(title, [why])
     drawn = {}
     texts = []
@@ -187,11 +188,11 @@ def examine_groups(found: Examined, column: GroupColumn) -> Examination:
     label = "share of test patients predicted correctly"
     svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Accuracy by {column.name}.")
-    return Examination(title, picture=picture, tables=[_group_table(found, column, groups)])
+    return Examination(title, picture=picture, tables=[_group_table(pooled, column, groups)])
 
 
-def _group_table(found: Examined, column: GroupColumn, groups: Sequence[Group]) -> Table:
-    binary = len(found.classes) == 2
+def _group_table(pooled: Examined, column: GroupColumn, groups: Sequence[Group]) -> Table:
+    binary = len(pooled.classes) == 2
     names = []
     if binary:
         names = ["specificity", "sensitivity"]
@@ -204,12 +205,12 @@ def _group_table(found: Examined, column: GroupColumn, groups: Sequence[Group]) 
             cells += map(_cell, group.right, group.counts)
         rows.append([group.name, str(samples), *cells])
     note = (
-        f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). A group "
-        f"with fewer than {found.floor} patients in a class is merged with its neighbour. Many "
+        f"Test patients of {', '.join(pooled.sites)}; in brackets 95 % intervals (Wilson). A group "
+        f"with fewer than {pooled.floor} patients in a class is merged with its neighbour. Many "
         "groups are compared, so a single difference may be due to chance."
     )
     if binary:
-        note += f" Sensitivity is for class '{found.classes[1]}'."
+        note += f" Sensitivity is for class '{pooled.classes[1]}'."
     return Table(f"By {column.name}", (column.name, "patients", "accuracy", *names), rows, note)
 
 
@@ -239,26 +240,25 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
             before = threshold
 
 
-def examine_decisions(found: Examined) -> Examination:
-    """Build the section of the decision curve: its explanation, picture and table.
+def examine_decisions(pooled: Examined) -> Examination:
+    """Build the report's section on the decision curve: its explanation, picture and table.
 
-    With more than two classes or too few patients, the section has only a sentence that states
-    this.
+    With more than two classes or too few patients, the section has only a sentence that says so.
     """
-    if len(found.classes) != 2:
+    if len(pooled.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
-    benefits = _net_benefits(found)
+    benefits = _net_benefits(pooled)
     if not benefits:
         return Examination(_BENEFIT, ["There are too few test patients for a decision curve."])
     explained = (
-        f"A threshold is the probability of '{found.classes[1]}' from which somebody acts. It "
+        f"A threshold is the probability of '{pooled.classes[1]}' from which somebody acts. It "
         "states how bad a miss is compared with a false alarm: 9 times as bad at 0.1, equally bad "
         "at 0.5. Net benefit is the number of true positives per patient, minus the false alarms "
         "weighted by the threshold's odds. The model is useful at a threshold if its net benefit "
         "is above that of acting on everybody and above 0, that of acting on nobody."
     )
-    picture = _draw_benefits(benefits, found.classes[1])
-    return Examination(_BENEFIT, [explained], picture, [_benefit_table(found, benefits)])
+    picture = _draw_benefits(benefits, pooled.classes[1])
+    return Examination(_BENEFIT, [explained], picture, [_benefit_table(pooled, benefits)])
 
 
 @dataclass(frozen=True)
@@ -270,10 +270,10 @@ class _Benefit:
     of_all: float  # acting on everybody
 
 
-def _net_benefits(found: Examined) -> list[_Benefit]:
-    scores, ill = found.probabilities[:, 1], found.labels == 1
+def _net_benefits(pooled: Examined) -> list[_Benefit]:
+    scores, ill = pooled.probabilities[:, 1], pooled.labels == 1
     patients, benefits = len(scores), list[_Benefit]()
-    for threshold in thresholds(scores, found.floor):
+    for threshold in thresholds(scores, pooled.floor):
         acted = scores >= threshold
         hits, false_alarms = int((acted & ill).sum()), int((acted & ~ill).sum())
         of_model = net_benefit(hits, false_alarms, patients, threshold)
@@ -304,14 +304,14 @@ def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
     return Picture(svg, f"Net benefit by threshold. {said}", said)
 
 
-def _benefit_table(found: Examined, benefits: Sequence[_Benefit]) -> Table:
+def _benefit_table(pooled: Examined, benefits: Sequence[_Benefit]) -> Table:
     rows = []
     for benefit in benefits:
         cells = [f"{benefit.of_model:.3f}", f"{benefit.of_all:.3f}"]
         rows.append([f"{benefit.threshold:g}", *cells])
     note = (
-        f"Vickers and Elkin 2006; {len(found.labels)} test patients of {', '.join(found.sites)}. "
-        f"At least {found.floor} patients lie between two thresholds."
+        f"Vickers and Elkin 2006; {len(pooled.labels)} test patients of {', '.join(pooled.sites)}. "
+        f"At least {pooled.floor} patients lie between two thresholds."
     )
     return Table("Net benefit", ("threshold", "the model", "acting on all"), rows, note)
 
@@ -346,10 +346,10 @@ def examine(
         return [Examination(_TITLE, [why])]
     models = [run.model(site, data_dir=data_dir) for site in sites]
     columns = [_column(models[0], name) for name in by]
-    found = _pool_predictions(run, models)
-    sections = [examine_groups(found, column) for column in columns]
+    pooled = _pool_predictions(run, models)
+    sections = [examine_groups(pooled, column) for column in columns]
     if decisions:
-        sections.append(examine_decisions(found))
+        sections.append(examine_decisions(pooled))
     return sections
 
 
@@ -391,6 +391,7 @@ def _column(model: TrainedModel, name: str) -> GroupColumn:
         raise SettingError(
             f"--by must be a column of the table ({', '.join(columns)}), but is '{name}'"
         )
+    # A categorical column has a feature 'column=level' for each of its levels
     places = []
     for place, feature in enumerate(features):
         if feature == name or feature.startswith(f"{name}="):

@@ -167,7 +167,7 @@ class Predictions:
     def _novelty(self, answered: int) -> list[str]:
         """Summarise the number of unusual and doubtful inputs, and the basis of novelty.
 
-        ``answered`` is the number of inputs with an answer. If it is below that of readable inputs,
+        ``answered`` is the number of inputs with an answer. If some readable inputs have no answer,
         the line on unusual inputs mentions ``--answer-all``.
         """
         if isinstance(self.novelty, str):

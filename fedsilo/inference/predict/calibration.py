@@ -1,8 +1,8 @@
 """Calibrates a model's probabilities on a site's validation rows.
 
 It fits a temperature for the probabilities, and keeps the scores that decide prediction sets. The
-scores use the model's own probabilities, so that fitting the temperature takes nothing from their
-coverage.
+scores use the model's own probabilities, so fitting the temperature on the same rows does not
+reduce the coverage of the sets.
 """
 
 import math
@@ -71,11 +71,17 @@ class Calibration:
         return limit
 
     def sets(self, probabilities: Tensor, coverage: float) -> Tensor:
-        """Build the prediction sets, bool (n, classes), from the model's own probabilities."""
+        """Build the prediction sets, bool (n, classes), from the model's own probabilities.
+
+        Raises the error of ``threshold``.
+        """
         return prediction_sets(probabilities, self.threshold(coverage))
 
     def apply_temperature(self, probabilities: Tensor) -> Tensor:
-        """Return the probabilities (n, classes) at the temperature, from the model's own ones."""
+        """Return the probabilities (n, classes) at the fitted temperature.
+
+        ``probabilities`` are the model's own, without a temperature.
+        """
         return apply_temperature(probabilities, self.temperature)
 
     def lines(self, coverage: float) -> list[str]:
@@ -159,12 +165,12 @@ def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
         calibration = _FORM.validate_json(found.read_bytes())
     except (OSError, ValueError):
         raise CheckpointError(
-            f"{found} is damaged or no calibration: run 'fedsilo calibrate' again"
+            f"{found} is damaged or not a calibration: run 'fedsilo calibrate' again"
         ) from None
     # Scores of other weights or rows would promise a coverage that is not reached
     if calibration.weights != model.weights_digest() or calibration.site != model.site:
         raise SettingError(
-            f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "
-            f"site are not those of {model.run_dir} at site {model.site}: calibrate again"
+            f"{found} belongs to run {calibration.run} at site {calibration.site}, but the weights "
+            f"or site of {model.run_dir} at site {model.site} differ: calibrate again"
         )
     return calibration

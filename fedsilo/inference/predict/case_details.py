@@ -183,14 +183,14 @@ class Reasons:
         return {"image": f"data:image/png;base64,{coded}", "image_text": words}
 
 
-def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) -> Reasons:
-    """Explain the answers of the cases whose indices among all inputs are ``shown``.
+def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[int]) -> Reasons:
+    """Explain the answers of some cases.
 
-    A table's rows get the contributions of their columns; the first 50 images get maps. A case
-    without an answer is not explained.
+    ``shown`` has the indices of these cases among all inputs. A table's rows get the contributions
+    of their columns; the first 50 images get maps. A case without an answer is not explained.
     """
-    kept = {place: index for index, place in enumerate(found.inputs.kept())}
-    answered = found.answered()
+    kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
+    answered = predictions.answered()
     chosen = []
     for place in shown:
         if place in kept and answered[kept[place]]:
@@ -199,16 +199,16 @@ def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) ->
     if not chosen:
         return Reasons()
     if model.silo.features:
-        assert isinstance(found.inputs, RowInputs)
-        return _columns(model, found, found.inputs, chosen)
-    return _pictures(model, found.inputs, chosen[:_PICTURES])
+        assert isinstance(predictions.inputs, RowInputs)
+        return _columns(model, predictions, predictions.inputs, chosen)
+    return _pictures(model, predictions.inputs, chosen[:_PICTURES])
 
 
 def _columns(
-    model: TrainedModel, found: Predictions, inputs: RowInputs, chosen: Sequence[int]
+    model: TrainedModel, predictions: Predictions, inputs: RowInputs, chosen: Sequence[int]
 ) -> Reasons:
     # The model's own answers: a temperature does not change which class is the most probable
-    answers = found.own[chosen].argmax(dim=1)
+    answers = predictions.own[chosen].argmax(dim=1)
     features = model.silo.features
     parts, _ = column_contributions(model.network, inputs.inputs[chosen], features, answers)
     names = columns_of(features)

@@ -49,7 +49,7 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return the distance (k,) to ``nearest`` of values between the code and ``nearest``.
+        """Return the distance (k,) to ``nearest`` for values between the code and ``nearest``.
 
         The distance is 0 for all other values.
         """
@@ -167,14 +167,14 @@ class CaseNovelty:
 
     Attributes:
         reference: the training samples, the limit and the codes.
-        found: the scores of the cases.
+        novelty: the scores of the cases.
         coded: (k, f), whether a value is its feature's code.
         gaps: (k, f), the distance to measured training values if a value lies between these and
             its feature's code, such as a cholesterol of 6.1 between 0 and 85; otherwise 0.
     """
 
     reference: Reference
-    found: Novelty
+    novelty: Novelty
     coded: Booleans
     gaps: Floats
 
@@ -184,7 +184,7 @@ class CaseNovelty:
         Without a limit they are not divided, and a case above 1 is doubtful. A case with a value in
         a gap is always above 1.
         """
-        scores: Floats = self.found.score / (self.reference.limit or 1.0)
+        scores: Floats = self.novelty.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
         # Whatever the limit, a value in a gap is suspicious: mmol/L instead of mg/dL puts it there
         return np.where(gaps > 0, np.maximum(scores, 1.0 + gaps), scores)
@@ -193,7 +193,7 @@ class CaseNovelty:
         """Mark the cases beyond the limit or with a value in a gap, bool (k,)."""
         unusual: Booleans = self.gaps.max(axis=1, initial=0.0) > 0
         if self.reference.limit is not None:
-            unusual |= self.found.score > self.reference.limit
+            unusual |= self.novelty.score > self.reference.limit
         return unusual
 
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
@@ -202,7 +202,7 @@ class CaseNovelty:
         Such a value is beyond the limit or in a gap.
         """
         count = len(features)
-        beyond = self.found.values[:, :count] > (self.reference.limit or 1.0)
+        beyond = self.novelty.values[:, :count] > (self.reference.limit or 1.0)
         return _column_names(beyond | (self.gaps[:, :count] > 0), features)
 
     def reasons(self, features: Sequence[str]) -> list[str]:
@@ -218,7 +218,7 @@ class CaseNovelty:
         unusual = self.unusual()
         beyond = np.zeros(len(unusual), bool)
         if self.reference.limit is None:
-            beyond = (self.found.score > 1) & ~unusual
+            beyond = (self.novelty.score > 1) & ~unusual
         doubts = self._explain(beyond, features)
         codes = _column_names(self.coded[:, : len(features)], features)
         for place, columns in enumerate(codes):
@@ -238,9 +238,9 @@ class CaseNovelty:
             parts = []
             if columns:
                 parts.append(f"beyond the training values: {', '.join(columns)}")
-            if self.found.distance[place] > limit:
+            if self.novelty.distance[place] > limit:
                 parts.append("unlike any training sample")
-            if self.found.missing[place] > limit:
+            if self.novelty.missing[place] > limit:
                 parts.append("lacks unusual values")
             if not marked[place]:
                 parts = []

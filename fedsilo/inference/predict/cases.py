@@ -42,7 +42,7 @@ _LIMITS = (
     "What an input adds says how the model uses it. It does not say that the input causes the "
     "disease, or that changing it helps.",
     "A case is unlike the training samples if its novelty is above 1. The model has not been "
-    "tested on such cases, so that neither probability nor set can be relied on.",
+    "tested on such cases, so neither probability nor set can be relied on.",
     "A case with a novelty of 1 or less can still be one that the model gets wrong.",
 )
 
@@ -60,7 +60,7 @@ class _Context:
     """The data that all cases of a page share."""
 
     model: TrainedModel
-    found: Predictions
+    predictions: Predictions
     states: Sequence[_State]  # the state of each input
     kept: Mapping[int, int]  # place of an input -> its index among the readable inputs
     reasons: Reasons
@@ -68,29 +68,29 @@ class _Context:
     texts: ValueTexts | None  # formats the values of a table; None for images
 
 
-def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
+def cases_page(run: Shown, model: TrainedModel, predictions: Predictions) -> str:
     """Build the HTML page of a prediction's cases, those that need a look first.
 
     It shows at most 200 cases. ``run`` is the run of the model, without what pages must not show.
     """
-    kept = {place: index for index, place in enumerate(found.inputs.kept())}
-    states = _states(found, kept)
-    order = _order(found, states, kept)
+    kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
+    states = _states(predictions, kept)
+    order = _order(predictions, states, kept)
     shown = order[:MOST]
-    reasons, texts = reasons_of(model, found, shown), _texts(model, found)
-    context = _Context(model, found, states, kept, reasons, _reliability(run), texts)
+    reasons, texts = reasons_of(model, predictions, shown), _texts(model, predictions)
+    context = _Context(model, predictions, states, kept, reasons, _reliability(run), texts)
     cases = [_case(context, place) for place in shown]
     left_out = ""
     if len(order) > len(shown):
-        left_out = f"{len(order) - len(shown)} more cases are in the CSV file alone."
-    document = found.document
+        left_out = f"{len(order) - len(shown)} more cases are only in the CSV file."
+    document = predictions.document
     return render_page(
         "cases.html",
         "Cases and predictions",
         {
             "warning": WARNING,
-            "sentence": _sentence(found, model),
-            "facts": _facts(model, found, document),
+            "sentence": _sentence(predictions, model),
+            "facts": _facts(model, predictions, document),
             "overview": [case["row"] for case in cases],
             "overview_note": "Refused cases come first, then those unlike the training samples, "
             "then doubtful ones, then those of which the model is least sure.",
@@ -103,53 +103,59 @@ def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
     )
 
 
-def _states(found: Predictions, kept: Mapping[int, int]) -> list[_State]:
+def _states(predictions: Predictions, kept: Mapping[int, int]) -> list[_State]:
     """Find the state of each input: the first of ``_STATES`` that applies.
 
     ``kept`` maps the index of an input to its index among the readable inputs.
     """
-    count = len(found.own)
+    count = len(predictions.own)
     unusual, reasons = [False] * count, [""] * count
-    if isinstance(found.novelty, str):
+    if isinstance(predictions.novelty, str):
         # A case that could not be compared never has "nothing unusual"
-        doubts = [f"It was not compared with training samples: {found.novelty}."] * count
+        doubts = [f"It was not compared with training samples: {predictions.novelty}."] * count
     else:
-        unusual = found.novelty.unusual().tolist()
-        reasons = found.novelty.reasons(found.features)
-        doubts = found.novelty.doubts(found.features)
+        unusual = predictions.novelty.unusual().tolist()
+        reasons = predictions.novelty.reasons(predictions.features)
+        doubts = predictions.novelty.doubts(predictions.features)
     states = []
-    for place in range(len(found.inputs.names)):
+    for place in range(len(predictions.inputs.names)):
         if place not in kept:
-            states.append(_State("refused", found.inputs.faults[place]))
+            states.append(_State("refused", predictions.inputs.faults[place]))
             continue
         index = kept[place]
         if unusual[index]:
             states.append(_State("unusual", reasons[index]))
         elif doubts[index]:
             states.append(_State("doubtful", doubts[index]))
-        elif _is_unsure(found, index):
+        elif _is_unsure(predictions, index):
             states.append(_State("unsure"))
         else:
             states.append(_State("usual"))
     return states
 
 
-def _is_unsure(found: Predictions, index: int) -> bool:
-    """Tell whether a case's prediction set has not exactly one class, or its answer p < 0.8."""
-    if found.sets is not None and int(found.sets[index].sum()) != 1:
+def _is_unsure(predictions: Predictions, index: int) -> bool:
+    """Tell whether the model is unsure about a case.
+
+    It is unsure if the prediction set does not have exactly one class, or if the probability of the
+    answer is below 0.8. Without sets, only the probability decides.
+    """
+    if predictions.sets is not None and int(predictions.sets[index].sum()) != 1:
         return True
-    return bool(found.probabilities[index].max() < _UNSURE)
+    return bool(predictions.probabilities[index].max() < _UNSURE)
 
 
-def _order(found: Predictions, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
+def _order(
+    predictions: Predictions, states: Sequence[_State], kept: Mapping[int, int]
+) -> list[int]:
     """Sort the indices of all inputs by state, in the order of ``_STATES``.
 
     Within "unusual", the most novel case comes first; within the other states, the case with the
     least probable answer.
     """
-    novelty = np.zeros(len(found.own))
-    if not isinstance(found.novelty, str):
-        novelty = found.novelty.scores()
+    novelty = np.zeros(len(predictions.own))
+    if not isinstance(predictions.novelty, str):
+        novelty = predictions.novelty.scores()
     keys = list(_STATES)
 
     def sort_key(place: int) -> tuple[int, float, int]:
@@ -157,17 +163,17 @@ def _order(found: Predictions, states: Sequence[_State], kept: Mapping[int, int]
         if state == "unusual":
             first = -float(novelty[kept[place]])
         elif place in kept:
-            first = float(found.probabilities[kept[place]].max())
+            first = float(predictions.probabilities[kept[place]].max())
         return keys.index(state), first, place
 
     return sorted(range(len(states)), key=sort_key)
 
 
-def _name(found: Predictions, place: int) -> str:
+def _name(predictions: Predictions, place: int) -> str:
     """Format a case's name: "P12 (line 3)", or "line 3" without an id."""
-    name = f"{found.inputs.key} {found.inputs.names[place]}"
-    if found.inputs.ids and found.inputs.ids[place]:
-        return f"{found.inputs.ids[place]} ({name})"
+    name = f"{predictions.inputs.key} {predictions.inputs.names[place]}"
+    if predictions.inputs.ids and predictions.inputs.ids[place]:
+        return f"{predictions.inputs.ids[place]} ({name})"
     return name
 
 
@@ -177,28 +183,28 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
     ``row`` has the case's cells for the overview table. Without an answer, ``probabilities`` is
     empty.
     """
-    found, name = context.found, _name(context.found, place)
+    predictions, name = context.predictions, _name(context.predictions, place)
     index, state = context.kept.get(place), context.states[place]
     headline = _STATES[state.key]
     case: dict[str, Any] = {"name": name, "state": state.key, "headline": headline}
     case |= {"why": state.why, "probabilities": [], "notes": [], "inputs": [], "image": ""}
     if index is None:
         return case | {"row": [name, headline, "none", "-", "-"]}
-    answer = found.predicted()[index]
-    answered = found.answered()[index]
+    answer = predictions.predicted()[index]
+    answered = predictions.answered()[index]
     case |= {"answer": answer, "explained": index in context.reasons.adds}
     case |= context.reasons.picture(index)
     shown_answer, share, novelty = "none", "-", "-"
     if answered:
         shown_answer = answer
-        share = f"{float(found.probabilities[index].max()):.2f}"
+        share = f"{float(predictions.probabilities[index].max()):.2f}"
         case["probabilities"] = _probabilities(context, index)
         case["notes"] += _notes(context, index)
     else:
         case["notes"].append("No answer is given for such a case; --answer-all gives one.")
     case["inputs"] = _values(context, index)
-    if not isinstance(found.novelty, str):
-        novelty = f"{found.novelty.scores()[index]:.2f}"
+    if not isinstance(predictions.novelty, str):
+        novelty = f"{predictions.novelty.scores()[index]:.2f}"
     case["row"] = [name, headline, shown_answer, share, novelty]
     return case
 
@@ -210,7 +216,7 @@ def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
     samples with about the same confidence. They are None for all but the first class, or if no such
     test samples exist.
     """
-    shares = context.found.probabilities[index].tolist()
+    shares = context.predictions.probabilities[index].tolist()
     limits: tuple[float | None, float | None] = (None, None)
     similar = _bin(context, index)
     if similar:
@@ -218,7 +224,9 @@ def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
         limits = (interval.low, interval.high)
     rows: list[tuple[Any, ...]] = []
     for place in np.argsort(shares)[::-1]:
-        rows.append((context.found.classes[place], shares[place], f"{shares[place]:.2f}", *limits))
+        rows.append(
+            (context.predictions.classes[place], shares[place], f"{shares[place]:.2f}", *limits)
+        )
         limits = (None, None)
     return rows
 
@@ -230,7 +238,7 @@ def _bin(context: _Context, index: int) -> Bin | None:
     the first is returned.
     """
     # Bins count the model's own confidence, without a calibration's temperature
-    sure = float(context.found.own[index].max())
+    sure = float(context.predictions.own[index].max())
     nearest = None
     distance = 0.1
     for candidate in context.reliability:
@@ -241,28 +249,28 @@ def _bin(context: _Context, index: int) -> Bin | None:
 
 
 def _notes(context: _Context, index: int) -> list[str]:
-    """Return sentences on an answered case.
+    """Return sentences about an answered case.
 
-    They are on similar test samples of the run, the prediction set, and the router's weights; each
-    is left out if it is not available.
+    They are about similar test samples of the run, the prediction set, and the router's weights.
+    Each sentence is left out if its numbers are not available.
     """
-    found, notes = context.found, []
+    predictions, notes = context.predictions, []
     similar = _bin(context, index)
     if similar:
         interval = wilson(similar.right, similar.count)
         before = " before calibration"
-        if found.probabilities is found.own:
+        if predictions.probabilities is predictions.own:
             before = ""
         notes.append(
             f"Of {similar.count} test samples of the run with a probability of about "
             f"{similar.mean:.2f}{before}, {similar.right / similar.count:.0%} were right (95 % "
             f"interval {interval.low:.0%} to {interval.high:.0%})."
         )
-    if found.sets is not None:
-        names = list(compress(found.classes, found.sets[index]))
+    if predictions.sets is not None:
+        names = list(compress(predictions.classes, predictions.sets[index]))
         notes.append(f"Prediction set: {', '.join(names) or 'empty: no class fits'}.")
     weights = []
-    for name, values in found.statistics.items():
+    for name, values in predictions.statistics.items():
         if name.startswith("weight."):
             weights.append((name.removeprefix("weight."), float(values[index])))
     if weights:
@@ -274,29 +282,29 @@ def _notes(context: _Context, index: int) -> list[str]:
 
 def _values(context: _Context, index: int) -> list[Any]:
     """Build the list of a table row's values, with marks and contributions; empty for images."""
-    read = context.found.inputs.read
+    read = context.predictions.inputs.read
     if context.texts is None or read is None:
         return []
     # Without known novelty, no value is marked
-    novelty, unusual = context.found.novelty, tuple[str, ...]()
+    novelty, unusual = context.predictions.novelty, tuple[str, ...]()
     if not isinstance(novelty, str):
-        unusual = novelty.columns(context.found.features)[index]
+        unusual = novelty.columns(context.predictions.features)[index]
     adds = context.reasons.adds.get(index, {})
     return list(context.texts.of(read[index].double().numpy(), unusual, adds))
 
 
-def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
+def _texts(model: TrainedModel, predictions: Predictions) -> ValueTexts | None:
     """Build the object that formats a table's values; None for images.
 
-    It gets training rows, to describe usual values, only if novelty is known and the trust level is
-    not ``nobody``.
+    The object gets training rows, which describe usual values, only if novelty is known and the
+    trust level is not ``nobody``.
     """
     if not model.silo.features:
         return None
     assert model.silo.standardisation is not None
     schema, floor = table_schema(model), model.common.sums_min_count
     # Without training rows, the page shows no usual values
-    rows, novelty = np.zeros((0, len(model.silo.features))), found.novelty
+    rows, novelty = np.zeros((0, len(model.silo.features))), predictions.novelty
     if not isinstance(novelty, str) and model.common.trust != NOBODY:
         rows = novelty.reference.rows
     return ValueTexts(schema, rows, model.silo.standardisation, floor)
@@ -310,19 +318,19 @@ def _reliability(run: Shown) -> list[Bin]:
     return merge_bins(bins(final_metrics(run).values(), CONFIDENCE), run.floor)
 
 
-def _sentence(found: Predictions, model: TrainedModel) -> str:
-    cases, unread = len(found.inputs.names), len(found.inputs.faults)
-    held = found.answered().count(False)
+def _sentence(predictions: Predictions, model: TrainedModel) -> str:
+    cases, unread = len(predictions.inputs.names), len(predictions.inputs.faults)
+    held = predictions.answered().count(False)
     sites = format_count(len(model.sites), "site")
     return (
-        f"The model says which of {', '.join(found.classes)} applies to each of "
+        f"The model says which of {', '.join(predictions.classes)} applies to each of "
         f"{format_count(cases, 'case')}. {model.title} trained it at {sites}. "
         f"Not used: {format_count(unread, 'case')}. Unlike the training samples, no answer: {held}."
     )
 
 
 def _facts(
-    model: TrainedModel, found: Predictions, document: Mapping[str, Any]
+    model: TrainedModel, predictions: Predictions, document: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     software = document["software"]
     calibration = document["calibration"] or {}
@@ -336,7 +344,7 @@ def _facts(
         ("run", str(document["run"])),
         ("model", f"{document['model']}, SHA-256 {document['weights'][:16]}"),
         ("site", model.site),
-        ("cases from", ", ".join(Path(value).name for value in found.inputs.source.values())),
+        ("cases from", ", ".join(Path(value).name for value in predictions.inputs.source.values())),
         ("sets", sets),
         ("made on", datetime.date.today().isoformat()),
         ("version", ", ".join(f"{name} {version}" for name, version in software.items())),
@@ -344,11 +352,11 @@ def _facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """Return sentences on the basis of novelty, and on what the page cannot show.
+    """Return sentences about the basis of novelty and about missing parts of the page.
 
-    The page may lack usual values of training, and intervals of the share of right answers.
+    The page may lack the usual values of training, and the intervals of the share of right answers.
     """
-    novelty, said = context.found.novelty, []
+    novelty, said = context.predictions.novelty, []
     if isinstance(novelty, str):
         said.append(f"It is not known whether a case is like the training samples: {novelty}.")
     else:

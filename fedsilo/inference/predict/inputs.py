@@ -67,7 +67,7 @@ class CaseSource:
 
 
 def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSource:
-    """Return the one source of cases that is named.
+    """Build the source of cases from the only kind of source that the user named.
 
     Args:
         id_column: the column of the table with the patients' ids, or None.
@@ -229,7 +229,7 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
 
 
 def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileInputs:
-    """Find the image files of a source; ``batches`` decodes them with ``reader``.
+    """Find the image files of a source; ``batches`` of the result decodes them with ``reader``.
 
     ``numbers`` is roughly the count of numbers in an image; it decides the size of a batch.
 
@@ -249,7 +249,7 @@ def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileIn
 
 
 def files_of(source: CaseSource) -> Mapping[str, Path]:
-    """Return name -> path for the image files of a source; errors as ``file_inputs``."""
+    """Return name -> path for the image files of a source; raises the errors of ``file_inputs``."""
     if source.kind == "manifest":
         return _read_manifest(source.path)
     if source.kind != "images":
@@ -351,7 +351,7 @@ def _find_files(folder: Path) -> dict[str, Path]:
         if path.is_file() and not is_hidden and path.name != "DICOMDIR":
             paths[str(inside)] = path
     if not paths:
-        raise DataError(f"{folder} holds no file: name a folder with image files by --images")
+        raise DataError(f"{folder} has no files: name a folder with image files by --images")
     unprintable = [name for name in paths if not name.isprintable()]
     if unprintable:
         raise DataError(

@@ -31,8 +31,8 @@ _SITES = 50  # largest number of sites whose samples are read
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Build the reference for novelty from a model's training samples on this machine.
 
-    The limit is set by the validation samples; if these are too few, by the test samples. It is
-    None if the test samples are too few as well.
+    The limit is computed from the validation samples or, if these are too few, from the test
+    samples. It is None if both are too few.
 
     Args:
         model: the model.

@@ -156,8 +156,8 @@ def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor],
     document: Mapping[str, Any] = RunDirectory(folder).read_json(_DOCUMENT)
     if document["task"] != SEGMENTATION:
         raise SettingError(
-            f"{folder} holds a classifier that was fine-tuned, and masks are of --task "
-            f"{SEGMENTATION}: name such a folder, or a run's"
+            f"{folder} has a fine-tuned classifier, but masks need a network of --task "
+            f"{SEGMENTATION}: name the folder of such a network, or a run's"
         )
     arrays, _ = load_state(folder / "model.safetensors")
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -195,8 +195,8 @@ def _network(
         network.load_state_dict(dict(arrays))
     except RuntimeError:
         raise DataError(
-            f"images are {tuple(batch.shape[1:])}, and the network was trained on others: "
-            f"restore the declaration of data set '{settings.dataset}' that it had, or its settings"
+            f"images are {tuple(batch.shape[1:])}, but the network was trained on another shape: "
+            f"restore the declaration or the settings of data set '{settings.dataset}'"
         ) from None
     return compute_of(settings).place(network)
 

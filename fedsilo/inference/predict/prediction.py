@@ -83,7 +83,7 @@ def document_path(out: Path) -> Path:
 def write_predictions(
     run: FinishedRun,
     model: TrainedModel,
-    found: Predictions,
+    predictions: Predictions,
     out: Path | None,
     html: Path | None,
 ) -> None:
@@ -97,10 +97,10 @@ def write_predictions(
         # Imported here, because only the page needs matplotlib and captum
         from fedsilo.inference.predict.cases import cases_page
 
-        files[html] = cases_page(run.shown(), model, found)
+        files[html] = cases_page(run.shown(), model, predictions)
     if out is not None:
-        document = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
-        files |= {document_path(out): document, out: found.text()}
+        document = json.dumps(predictions.document, indent=2, allow_nan=False) + "\n"
+        files |= {document_path(out): document, out: predictions.text()}
     for path, content in files.items():
         write_atomically(path, content, 0o600)
 
@@ -189,9 +189,10 @@ def _calibrate(
 def _novelty(
     inputs: Inputs, reference: Reference | str, features: Tensor | None
 ) -> CaseNovelty | str:
-    """Score the novelty of inputs; if ``reference`` is a text (the reason why not), return it.
+    """Score the novelty of inputs; if ``reference`` is a text, return that text.
 
-    ``features`` (k, f) are the network's features of images; None for rows of a table.
+    A text is the reason why novelty is unknown. ``features`` (k, f) are the network's features of
+    images; None for rows of a table.
     """
     if isinstance(reference, str):
         return reference
@@ -202,13 +203,13 @@ def _novelty(
     return reference.novelty(inputs.inputs, inputs.read.isnan())
 
 
-def _novelty_document(found: Predictions) -> dict[str, Any]:
-    if isinstance(found.novelty, str):
-        return {"novelty": {"not known": found.novelty}}
-    own = found.novelty.reference.document()
-    own["beyond the limit"] = int(found.novelty.unusual().sum())
-    own["doubtful"] = sum(map(bool, found.novelty.doubts(found.features)))
-    own["not answered"] = found.answered().count(False)
+def _novelty_document(predictions: Predictions) -> dict[str, Any]:
+    if isinstance(predictions.novelty, str):
+        return {"novelty": {"not known": predictions.novelty}}
+    own = predictions.novelty.reference.document()
+    own["beyond the limit"] = int(predictions.novelty.unusual().sum())
+    own["doubtful"] = sum(map(bool, predictions.novelty.doubts(predictions.features)))
+    own["not answered"] = predictions.answered().count(False)
     return {"novelty": own}
 
 

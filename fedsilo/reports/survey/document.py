@@ -30,6 +30,7 @@ class Distances(BaseModel):
 
 
 def _answer(parts: dict[str, Any]) -> Survey:
+    """Build a site's answer from its JSON, whose keys have hyphens."""
     fields = {name.replace("-", "_"): part for name, part in parts.items()}
     return Survey.model_validate_json(json.dumps(fields))
 

@@ -87,6 +87,7 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
+    """Yield a table of samples by split, and one of the rows left out, if any are known."""
     rows = []
     for site, answer in document.sites.items():
         samples = answer.samples or {}
@@ -134,6 +135,7 @@ def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
 
 
 def _labels(answers: Answers) -> Iterator[Table]:
+    """Yield a table of label counts for each split that some site sent."""
     for split, name in _SPLIT_NAMES.items():
         counts = {}
         for site, answer in answers.items():
@@ -166,6 +168,7 @@ def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]
 
 
 def _pair(between: Between) -> tuple[str, str]:
+    """Format the two sites of a distance, and the distance with three decimals."""
     return ", ".join(between.sites), f"{between.distance:.3f}"
 
 
@@ -225,6 +228,7 @@ def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
 
 
 def _number(value: float | None) -> str:
+    """Format a number with up to six digits; None becomes "-"."""
     if value is None:
         return _NONE
     return f"{value:g}"
@@ -286,6 +290,7 @@ def _counts(
 
 
 def _cell(counts: Mapping[str, Count], name: str) -> str:
+    """Format the count with this name: "-" if it was not sent, "suppressed" if it is hidden."""
     if name not in counts:
         return _NONE
     return _count_text(counts[name])

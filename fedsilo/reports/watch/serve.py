@@ -52,6 +52,7 @@ def watch_page(view: View) -> str:
 
 
 def _facts(run: Watched) -> list[tuple[str, str]]:
+    """Return the state, round, costs and times of a run as pairs (name, text)."""
     progress = run.progress
     phase = time_left = "-"
     if progress.phase and not run.over:
@@ -106,6 +107,8 @@ class WatchServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Answers a browser's requests for the page; nothing else can be requested."""
+
     server: WatchServer
     server_version, sys_version = "fedsilo", ""
 
@@ -205,6 +208,7 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
 
 
 def _mean_by_round(rows: list[Row], split: str, metric: str) -> dict[int, float]:
+    """Return round -> mean of a metric over the sites that have it in the round."""
     chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
     means = {}
     for at, values in _group_values(chosen, "round", "value").items():
@@ -213,6 +217,7 @@ def _mean_by_round(rows: list[Row], split: str, metric: str) -> dict[int, float]
 
 
 def _megabytes_by_round(answers: list[Row], column: str) -> dict[int, float]:
+    """Return round -> sum of a column of bytes over all messages, in MB."""
     sums = {}
     for at, values in _group_values(answers, "round", column).items():
         sums[int(at)] = sum(values) / 1e6

@@ -266,7 +266,7 @@ def look_at_deployment(folder: Path) -> View:
     """Read the state of a deployment's processes and of its newest run, which is None without runs.
 
     Raises:
-        FedsiloError: the folder does not hold a deployment, or the run is of another version.
+        FedsiloError: the folder does not contain a deployment, or the run is of another version.
     """
     deployment = read_deployment(folder)
     running = deployment.running()
@@ -303,7 +303,7 @@ _EVERY = 1.0  # seconds between two states on the terminal
 
 
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
-    """Show the state in a terminal until the run is over. A deployment is shown without end.
+    """Show the state in a terminal until the run is over; a deployment is shown until Ctrl-C.
 
     Args:
         look: reads the state.

@@ -196,7 +196,10 @@ def _halvings(patch: int) -> int:
 
 
 def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
-    """Build a 3x3 convolution with batch norm and ReLU; at stride 1 the maps keep their size."""
+    """Build a 3x3 convolution from ``before`` to ``after`` channels, with batch norm and ReLU.
+
+    At stride 1 the maps keep their size.
+    """
     return nn.Sequential(
         nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
         nn.BatchNorm2d(after),

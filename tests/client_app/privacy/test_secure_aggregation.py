@@ -129,9 +129,12 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"threshold": 2}, "threshold 2 is not the one of the run's settings"),
-        ({"sites": ["a", "b"]}, "not one key of each kind for each site"),
-        ({"sites": ["b", "c", "d", "e"]}, "sites that make keys must be sorted.* have this site"),
+        ({"threshold": 2}, "threshold 2 differs from the one of the run's settings"),
+        ({"sites": ["a", "b"]}, "one key of each kind for each site"),
+        (
+            {"sites": ["b", "c", "d", "e"]},
+            "sites that make keys must be sorted.* include this site",
+        ),
         ({"sites": ["b", "a", "c", "d"]}, "sites that make keys must be sorted"),
         ({"sites": 3}, "no list of texts 'sites'"),
         ({"mask-keys": [b"x" * 2000] * 4}, "no list 'mask-keys' of at most 1024 bytes"),
@@ -141,7 +144,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
             "the keys under this site's name are not its own",
         ),
         ({"signatures": [b"x"] * 4}, "the signature of site a does not match its keys"),
-        ({"publics": [b"x"] * 4}, "a received public key is not one of OpenSSH's form"),
+        ({"publics": [b"x"] * 4}, "a received public key is not in OpenSSH's form"),
     ],
 )
 def test_shared_refuses_keys_that_cannot_be_of_four_sites(

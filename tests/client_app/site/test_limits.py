@@ -33,11 +33,11 @@ def test_only_the_hospitals_own_words_change_them(context: Node, key: str) -> No
 def test_measurements_of_few_stay() -> None:
     metrics = {"incoming.val.accuracy": 0.5, "incoming.test.loss": 1.5, "new-codewords": 4.0}
     sizes = {"val": 10, "test": 50}
-    assert Limits().enough_measured(metrics, sizes).keys() == metrics.keys() - {
+    assert Limits().drop_small_splits(metrics, sizes).keys() == metrics.keys() - {
         "incoming.val.accuracy"
     }
-    assert Limits(minimum_measured=10).enough_measured(metrics, sizes) == metrics
-    assert Limits(minimum_measured=1).enough_measured(metrics, {}) == {"new-codewords": 4.0}
+    assert Limits(minimum_measured=10).drop_small_splits(metrics, sizes) == metrics
+    assert Limits(minimum_measured=1).drop_small_splits(metrics, {}) == {"new-codewords": 4.0}
 
 
 def test_of_a_file_and_a_node_config_the_stricter_is_known_for_each() -> None:

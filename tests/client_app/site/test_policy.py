@@ -488,7 +488,7 @@ def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file(
         ("methods: ['*']\nrefused-records: [{a: 1, a: 2}]\n", "it has the key 'a' twice"),
         ("methods: &a [*a]\n", "it refers to itself"),
         ("methods: !!bool maybe\n", "it is not valid YAML"),
-        ("methods: ['*']\nmax-rounds: [Smith]\n", "'max-rounds' must be one value"),
+        ("methods: ['*']\nmax-rounds: [Smith]\n", "'max-rounds' must be a single value"),
         ("methods: [[Smith]]\n", "'methods' must be a list of texts, such as [\"*\"]"),
         ("methods: fedavg\n", "'methods' must be a list of texts"),
         ("methods: [1]\n", "'methods' must be a list of texts"),

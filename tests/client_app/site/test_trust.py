@@ -39,7 +39,7 @@ def test_a_site_that_names_nobody_takes_no_part_and_says_the_three_choices(hospi
     assert site.send(HELLO) is None
     assert site.send(TRAIN, {}) is None
     for refusal in site.refusals:
-        assert "no line of the site file says whom the site trusts" in refusal
+        assert "the site file does not say whom the site trusts" in refusal
         assert all(f"'trust: {level}'" in refusal for level in MEANINGS)
 
 

@@ -100,7 +100,7 @@ def test_a_quarter_of_each_class_is_test_data_by_patient(places: Places) -> None
     assert {number // 3 for number in train}.isdisjoint({number // 3 for number in test})
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 99),
     sample=st.floats(0.4, 1),
@@ -165,7 +165,7 @@ def test_a_larger_public_share_holds_the_smaller_and_has_about_its_size() -> Non
 def test_without_a_public_share_there_is_no_public_part(places: Places) -> None:
     with refuses(SettingError, "split.public-share", "0"):
         FLAT.public(PLAIN, places)
-    with pytest.raises(DataError, match=r"flat, public part: no image is in it: raise 'split.pub"):
+    with pytest.raises(DataError, match=r"flat, public part: it has no image: raise 'split.pub"):
         FLAT.public(dataclasses.replace(PLAIN, public_share=1e-6), places)
 
 

@@ -120,7 +120,7 @@ def test_a_centre_that_no_table_of_lesions_knows_is_refused(places: Places) -> N
     with pytest.raises(DataError) as caught:
         load(places, "msk4")
     assert str(caught.value) == (
-        "isic2019, msk4: no table of lesions names an image of this centre, so that images of a "
+        "isic2019, msk4: no table of lesions names an image of this centre, so images of a "
         "lesion would be both training and test data: put ISIC_2019_Training_Metadata.csv into "
         "the folder isic2019 of the data directory"
     )
@@ -203,7 +203,7 @@ def test_images_lie_in_any_of_the_usual_folders(places: Places, name: str) -> No
         (line("J", 1, "0.5"), "line 17, column 'center'"),
         (line("../J", 1, 0), "line 17, column 'image': this is not an image's name"),
         (line("", 1, 0), "line 17, column 'image'"),
-        ("J,1\n", "line 17: 2 values, and line 1 names 14 columns"),
+        ("J,1\n", "line 17: 2 values, but line 1 names 14 columns"),
     ],
 )
 def test_a_bad_line_of_the_listing_is_told(places: Places, row: str, said: str) -> None:

@@ -211,7 +211,7 @@ def test_a_wrong_declaration_is_told_with_its_file(places: Places, text: str, sa
         ("/etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, but not below"),
         (",nevus,P1", "line 3, column 'path': this is not a file name"),
         ("x/../a.png,nevus,P1", "line 3, column 'path': the same file is in line 2"),
-        ("b.png,nevus", "line 3: 2 values, and line 1 names 3 columns"),
+        ("b.png,nevus", "line 3: 2 values, but line 1 names 3 columns"),
     ],
 )
 def test_a_bad_line_is_told_without_its_values(places: Places, line: str, said: str) -> None:

@@ -76,7 +76,7 @@ def test_a_file_of_edges_only_is_enough_and_a_link_is_found_from_both_ends(tmp_p
     [
         ("site,other\na,b\n", r"line 1: the columns must be site, neighbour, latency-ms \(opt"),
         ("site,neighbour,speed\na,b,1\n", "1 unknown"),
-        ("site,neighbour\na,b,c\n", "line 2: 3 values, and line 1 names 2 columns"),
+        ("site,neighbour\na,b,c\n", "line 2: 3 values, but line 1 names 2 columns"),
         ("site,neighbour\na,b\nc,c\n", "line 3: an edge joins a silo with itself: remove the line"),
         (
             "site,neighbour\na,b\nb,c\nb,a\n",

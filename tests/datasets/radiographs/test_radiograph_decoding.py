@@ -162,7 +162,7 @@ def test_another_depth_than_the_declared_one_is_refused(
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "LA", "1"])
 def test_an_image_that_is_not_grey_is_refused(tmp_path: Path, mode: str) -> None:
     Image.new(mode, (4, 4)).save(tmp_path / "Meier.png")
-    said = f"is not grey of 8 or 16 bits (it is Pillow's mode {mode}): save it as such"
+    said = f"is not grey of 8 or 16 bits (it has Pillow's mode {mode}): convert it"
     assert reason(lambda: read_grey(tmp_path / "Meier.png", 8)) == said
 
 

@@ -47,8 +47,8 @@ def test_a_file_cut_anywhere_is_refused_by_its_path(path: Path, data: st.DataObj
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (CONTENT + b"\0", r"holds more than the 6 bytes that its header \(2, 3\)"),
-        (CONTENT[:-1], r"holds 5 bytes, but its header \(2, 3\) says 6 bytes"),
+        (CONTENT + b"\0", r"has more than the 6 bytes that its header \(2, 3\)"),
+        (CONTENT[:-1], r"has 5 bytes, but its header \(2, 3\) says 6 bytes"),
         (b"\0\0\x0d" + CONTENT[3:], "not an IDX file of 8-bit images or labels"),  # 0x0d: float32
         (b"PK\x08" + CONTENT[3:], "not an IDX file of 8-bit images or labels"),
         (b"\0\0\x08\0", "not an IDX file"),

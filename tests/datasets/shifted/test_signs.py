@@ -92,7 +92,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     (_edit(";2\n", ";43\n", TEST_CSV), r"line 4: ClassId '43' is out of range 0..42"),
     (_edit(";2\n", ";-2\n", TEST_CSV), r"ClassId '-2' is out of range"),
     (_edit(";ClassId", "", TEST_CSV), r"line 1: the columns must be Filename, ClassId: missing"),
-    (_edit(";24;20;", ";24;", CSV), r"line 2: 7 values, and line 1 names 8 columns"),
+    (_edit(";24;20;", ";24;", CSV), r"line 2: 7 values, but line 1 names 8 columns"),
     (
         lambda root: (root / CSV).write_text("Filename;ClassId\n"),
         r"GT-00001.csv names no image",

@@ -249,6 +249,7 @@ def test_made_up_disease_shows_in_the_features_that_it_shifts(tmp_path: Path) ->
 def test_the_made_up_text_of_a_hospital_is_the_same_each_time_and_its_own() -> None:
     torch.manual_seed(3)
     texts = {site: synthetic_text(site) for site in SITES}
+    synthetic_text.cache_clear()
     assert texts == {site: synthetic_text(site) for site in SITES}
     firsts = [text.splitlines()[:20] for text in texts.values()]
     assert all(set(a).isdisjoint(b) for a in firsts for b in firsts if a is not b)

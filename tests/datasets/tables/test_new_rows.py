@@ -147,7 +147,7 @@ def test_a_damaged_file_is_told_in_a_line(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_table(tmp_path / name)
     (tmp_path / name).write_bytes(b"PK\x03\x04 nothing")
-    with pytest.raises(DataError, match=r"is damaged or no \."):
+    with pytest.raises(DataError, match=r"is damaged or not a \."):
         read_table(tmp_path / name)
 
 

@@ -425,11 +425,19 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         (
             "missing",
             [None],
-            "'missing', item 1 must be a text or a number; of words such as yes",
+            "'missing', item 1 must be a text or a number; YAML reads words such as yes",
         ),
-        ("columns.0.name", True, "'columns', item 1, 'name' must be a text or a number; of words"),
+        (
+            "columns.0.name",
+            True,
+            "'columns', item 1, 'name' must be a text or a number; YAML reads words",
+        ),
         ("label.classes", {1: [0], "1": [1]}, "under 'classes' two names are the same text"),
-        ("sites", {"north": ["a.csv"]}, "'sites', 'north' must be a text or a number; of words"),
+        (
+            "sites",
+            {"north": ["a.csv"]},
+            "'sites', 'north' must be a text or a number; YAML reads words",
+        ),
         ("sites", {}, "'sites' must map each site's name to its CSV file"),
         ("sites", {"all": "a.csv"}, "site 'all' must have another name"),
         ("sites", {"north": "n.csv", "a/b": "s.csv"}, "site 'a/b' is not a plain name of letters"),

@@ -408,7 +408,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("hub")
     _Hub.content, _Hub.asked = save(served_state()), []
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     around = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
     around |= {
@@ -503,7 +503,7 @@ def test_weights_that_have_seen_images_of_the_silos_are_refused(
         return
     with refuses(SettingError, "0.4", "split.public-share", f"{share:g}"):
         refuse_seen_images(path, settings)
-    with pytest.raises(SettingError, match="the sites would hold images that it has seen"):
+    with pytest.raises(SettingError, match="the sites would have images that it has seen"):
         load_backbone(build_classifier(settings, COLOUR), settings)
 
 

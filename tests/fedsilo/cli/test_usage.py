@@ -1,5 +1,8 @@
 """Arguments that cannot be used, help, and how the command ends: exit codes and streams."""
 
+import contextlib
+import functools
+import io
 import re
 import shlex
 import subprocess
@@ -19,9 +22,9 @@ from fedsilo.core.settings import removed
 PANELS = {
     "Run": "new simulate resume watch pretrain",
     "Compare": "compare tune crossvalidate",
-    "Look at finished runs": "plot attention histograms embeddings gradcam report",
+    "Look at finished runs": "runs plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
-    "Deploy": "deploy hospital doctor",
+    "Deploy": "audit deploy hospital doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
 }
 COMMANDS = tuple(" ".join(PANELS.values()).split())
@@ -81,13 +84,18 @@ def test_help_lists_every_command_by_what_a_person_wants(
     assert list(listed.items()) == list(PANELS.items())
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, *NESTED])
-def test_each_command_shows_an_example_that_it_takes(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
+@functools.cache
+def help_of(command: str) -> str:
+    """Return the help that a command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])
-    (shown,) = EXAMPLE.findall(capsys.readouterr().out)
+    assert end.value.code == 0
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *NESTED])
+def test_each_command_shows_an_example_that_it_takes(command: str) -> None:
+    (shown,) = EXAMPLE.findall(help_of(command))
     words = shlex.split(shown)
     found: click.Command = typer.main.get_command(make_app())
     while isinstance(found, click.Group):
@@ -98,21 +106,15 @@ def test_each_command_shows_an_example_that_it_takes(
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *NESTED])
-def test_each_argument_of_a_command_is_listed_once_with_help(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    printed = capsys.readouterr().out
+def test_each_argument_of_a_command_is_listed_once_with_help(command: str) -> None:
+    printed = help_of(command)
     usage = printed.partition("\n")[0].removeprefix(f"Usage: fedsilo {command}").split()
     for name in usage[1 : None if "COMMAND" not in usage else 1]:
         assert len(re.findall(rf"^  {re.escape(name)}  +\w", printed, re.MULTILINE)) == 1
 
 
-def test_a_default_of_0_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["explain", "--help"])
-    assert "counted from 0\n                            [default: 0]" in capsys.readouterr().out
+def test_a_default_of_0_is_shown() -> None:
+    assert "counted from 0\n                            [default: 0]" in help_of("explain")
 
 
 def test_a_misspelt_command_is_suggested_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,13 +124,8 @@ def test_a_misspelt_command_is_suggested_once(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_has_help_and_no_markup_in_it(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([command, "--help"])
-    assert end.value.code == 0
-    printed = capsys.readouterr().out
+def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
+    printed = help_of(command)
     assert f"Usage: fedsilo {command}" in printed
     assert "\\[" not in printed
     assert "--install-completion" not in printed
@@ -147,7 +144,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired unequal no-floor csv markdown picture",
+            "median tests paired unequal no-floor csv markdown latex picture",
         ),
         ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
@@ -185,14 +182,11 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("monitor", "data site coverage calibration data-dir out overwrite plugin"),
         ("export", "format site out data-dir state-dir plugin"),
         ("card", "site out plugin"),
+        ("runs", "method dataset state delete yes json"),
     ],
 )
-def test_a_command_has_these_options_and_no_others(
-    command: str, options: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([*command.split(), "--help"])
-    lines = capsys.readouterr().out.partition("Options:")[2].split("\n")
+def test_a_command_has_these_options_and_no_others(command: str, options: str) -> None:
+    lines = help_of(command).partition("Options:")[2].split("\n")
     found = {line.split()[0].rstrip(",") for line in lines if line.startswith("  --")}
     assert found - {"--help"} == {f"--{option}" for option in options.split()}
 
@@ -238,21 +232,29 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", ["--help", "experiments", "settings", "datasets", "methods"])
-def test_a_command_that_lists_does_not_load_torch(command: str) -> None:
-    code = (
-        "import sys\nfrom fedsilo.cli.main import main\n"
-        f"try:\n    main(['{command}'])\nfinally:\n"
-        "    print({'torch', 'flwr', 'pandas', 'sklearn'} & sys.modules.keys())\n"
-    )
+# Prints, after each command's own lines, the command and what it has loaded
+LISTS = """
+import contextlib, io, sys
+from fedsilo.cli.main import main
+heavy = {"torch", "flwr", "pandas", "sklearn"}
+for command in ("--help", "experiments", "settings", "datasets", "methods"):
+    with contextlib.redirect_stdout(io.StringIO()) as shown, contextlib.suppress(SystemExit):
+        main([command])
+    print(command, bool(shown.getvalue()), *(heavy & sys.modules.keys()))
+"""
+
+
+def test_a_command_that_lists_does_not_load_torch() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", LISTS],
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).resolve().parents[3],
     )
-    assert done.stdout.splitlines()[-1] == "set()"
+    assert done.stdout.splitlines() == [
+        *("--help True", "experiments True", "settings True", "datasets True", "methods True")
+    ]
 
 
 @pytest.mark.parametrize("command", removed.COMMANDS)

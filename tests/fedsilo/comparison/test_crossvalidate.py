@@ -183,7 +183,7 @@ def test_markdown_has_a_table_per_metric_with_metrics_then_differences() -> None
         "| --- | --- | --- |",
         "| a | 0.700 [0.600, 0.800] | 0.750 [0.650, 0.850] |",
         "| b | 0.500 [0.400, 0.600] |  |",
-        "| a - b | +0.200 [-0.100, +0.500] p=0.040 |  |",
+        "| a - b | +0.200 [-0.100, +0.500] p = 0.040 |  |",
     ]
     assert second.splitlines()[2:] == [
         "| experiment | x |",

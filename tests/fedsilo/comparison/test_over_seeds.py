@@ -98,6 +98,7 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
         (["--metrics", "auc from x"], "--metrics: unknown metric 'auc from x'"),
         (["--markdown", "."], "--markdown . is a folder"),
         (["--picture", "."], "--picture . is a folder"),
+        (["--picture", "bars.jpg"], "must end with .png, .svg or .pdf"),
         (["--split", "val"], "no site has val samples"),
     ],
 )
@@ -204,11 +205,11 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     said = capsys.readouterr().out
     assert "runs, " not in said, "all are there"
     # F = t^2 = 0.2^2 / (2 * 0.1^2 / 3) = 6 over 1 and 4; of 4 degrees p is 2 * (1 - T4(sqrt 6))
-    heading = "test auc, mean over sites: one-way ANOVA F(1, 4) = 6, p = 7.05e-02"
+    heading = "test auc, mean over sites: one-way ANOVA F(1, 4) = 6, p = 0.070"
     assert heading in said
     assert "median (min to max) over 3 seeds" in said
     written = (tmp_path / "t.md").read_text()
-    assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 7.05e-02 |\n" in written
+    assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 0.070 |\n" in written
     assert "multiplied by the number of pairs, 1 (Bonferroni" in written
     assert "but not the split, so p says nothing about other patients" in written
     assert "'--paired' tests the differences seed by seed" in written
@@ -220,7 +221,7 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     _json_runs(tmp_path, "auc", fast=[0.7, 0.81, 0.9])
     assert main([*command, "--tests", "auc", "--paired"]) == 0
     # Differences 0.2, 0.21, 0.2: t = 0.203333 / (0.0057735 / sqrt 3) = 61 over 2 degrees
-    assert "| fast | 2.69e-04 |" in (tmp_path / "t.md").read_text()
+    assert "| fast | < 0.001 |" in (tmp_path / "t.md").read_text()
     assert "two-sided paired t-tests, by seed, over 3 seeds" in (tmp_path / "t.md").read_text()
 
 

@@ -74,13 +74,14 @@ def test_p_is_times_the_number_of_pairs_and_at_most_one() -> None:
 
 def test_the_table_is_a_triangle_of_later_against_earlier_experiments() -> None:
     tested = significance("auc", THREE, paired=False)
-    cells = {pair: f"{found.p:.2e}" for pair, found in tested.pairs.items()}
+    cells = {pair: found.cell() for pair, found in tested.pairs.items()}
+    assert cells["c", "a"] == f"{tested.pairs['c', 'a'].p:.3f}"
     assert tested.lines() == [
         ["p", "a", "b"],
         ["b", cells["b", "a"], "-"],
         ["c", cells["c", "a"], cells["c", "b"]],
     ]
-    heading = "test auc, mean over sites: one-way ANOVA F(2, 6) = 21, p = 1.95e-03"
+    heading = "test auc, mean over sites: one-way ANOVA F(2, 6) = 21, p = 0.002"
     assert tested.heading("test") == heading
     table, *_ = lines_of_tests([tested], "test", [])
     assert isinstance(table, Table)

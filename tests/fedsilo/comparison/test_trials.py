@@ -66,19 +66,7 @@ def test_summaries_that_are_there_come_back_in_the_order_of_the_trials(
 
 
 def test_a_failing_trial_is_told_by_its_label_and_what_is_finished_stays(tmp_path: Path) -> None:
-    good, bad = _trial(seed=1), _trial(seed=2, sums_min_count=31)
-    point = r"\{'seed': 2, 'privacy.sums-min-count': 31\}"
-    told = rf"trial {point} failed: .*site switzerland sends no sums"
-    with pytest.raises(RunFailedError, match=told):
-        run_trials([good, bad], tmp_path, 1)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{good.key()}.json"]
-    before = (tmp_path / f"{good.key()}.json").stat().st_mtime_ns
-    (summary,) = run_trials([good], tmp_path, 1)
-    assert list(summary["sites"]) == ["cleveland", "hungary", "switzerland", "va"]
-    assert (tmp_path / f"{good.key()}.json").stat().st_mtime_ns == before
-
-
-def test_a_worker_process_knows_the_network_of_a_plug(tmp_path: Path) -> None:
+    """Of a plug's network, which a worker process knows too."""
     file = tmp_path / "rows.py"
     file.write_text(
         "from math import prod\n"
@@ -86,8 +74,20 @@ def test_a_worker_process_knows_the_network_of_a_plug(tmp_path: Path) -> None:
         "def build(input_shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))\n"
     )
-    trial = _trial(plugin=str(file), network="rows:build")
-    assert run_trials([trial], tmp_path / "trials", 1)[0]["mean"]
+    plug: dict[str, Value] = {"plugin": str(file), "network.name": "rows:build"}
+    points: list[dict[str, Value]] = [{"seed": 1}, {"seed": 2, "privacy.sums-min-count": 31}]
+    good, bad = (Trial(resolve(LOCAL | plug | point), point, "data") for point in points)
+    folder = tmp_path / "trials"
+    point = r"\{'seed': 2, 'privacy.sums-min-count': 31\}"
+    told = rf"trial {point} failed: .*site switzerland sends no sums"
+    with pytest.raises(RunFailedError, match=told):
+        run_trials([good, bad], folder, 1)
+    assert [path.name for path in folder.iterdir()] == [f"{good.key()}.json"]
+    before = (folder / f"{good.key()}.json").stat().st_mtime_ns
+    (summary,) = run_trials([good], folder, 1)
+    assert summary["mean"]
+    assert list(summary["sites"]) == ["cleveland", "hungary", "switzerland", "va"]
+    assert (folder / f"{good.key()}.json").stat().st_mtime_ns == before
 
 
 def test_as_many_runs_at_once_as_the_cores_that_this_process_may_use(

@@ -90,8 +90,8 @@ def test_a_side_that_is_missing_is_told_with_the_class_that_names_it(
 @pytest.mark.parametrize(
     ("side", "part", "base", "told"),
     [
-        ("server", server_class, Method, "no function 'disclosures' and none 'round': write it"),
-        ("site", site_class, SiteMethod, "no function 'train': write it"),
+        ("server", server_class, Method, "functions 'disclosures' and 'round'"),
+        ("site", site_class, SiteMethod, "function 'train'"),
     ],
 )
 def test_a_class_without_the_functions_of_every_method_is_told_in_a_line(
@@ -106,7 +106,7 @@ def test_a_class_without_the_functions_of_every_method_is_told_in_a_line(
     monkeypatch.setattr(settings_class("fedprox"), side, "ward:Unfinished")
     with pytest.raises(SettingError) as error:
         part("fedprox")
-    assert str(error.value) == f"class 'Unfinished' in ward has {told}"
+    assert str(error.value) == f"class 'Unfinished' in ward must define the {told}"
 
 
 def test_what_a_methods_file_itself_lacks_is_not_blamed_on_the_table(
@@ -207,7 +207,7 @@ def test_a_plug_with_a_site_of_its_own_says_whether_all_it_sends_is_bounded(
         ({"One": type("One", (FedAvg,), {}), "Two": type("Two", (FedAvg,), {})}, "has 2 classes"),
         (
             {"Own": type("Own", (Method,), {})},
-            "class 'Own' in .* no function 'disclosures' and none 'r",
+            "class 'Own' in .* must define the functions 'disclosures' and 'r",
         ),
         (
             {"Own": type("Own", (FedAvg,), {}), "OwnSite": 3},

@@ -65,6 +65,11 @@ def test_a_number_about_the_reply_is_no_measurement(key: str) -> None:
         "incoming.test.trained-accuracy",  # metrics.csv calls the other model's so
         "incoming.update.norm",  # metrics.csv has the server's own numbers there
         "incoming.all.accuracy",
+        "incoming.test.confidence.x.count",
+        "incoming.test.class.x.right",
+        "incoming.test.class.0.auc.auc",
+        "trained.update.cosine",
+        "incoming.test..accuracy",
         "outgoing.test.accuracy",
         "incoming.test.",
         "incoming.test",

@@ -160,7 +160,7 @@ def test_settings_of_a_plugged_method_travel_as_one_text() -> None:
     sent = {"rounds": 3, "plugin-settings": '{"own.mu": 0.5, "own.on": true}'}
     assert with_plugin_settings(sent, COMMON) == {"rounds": 3, "own.mu": 0.5, "own.on": True}
     for text in ("{", "[1]", '{"own.mu": [1]}'):
-        with pytest.raises(SettingError, match="'plugin-settings' is no JSON object"):
+        with pytest.raises(SettingError, match="'plugin-settings' is not a JSON object"):
             with_plugin_settings({"plugin-settings": text}, COMMON)
     # A common setting, a group's or by its former name, would pass by the checks of the sites
     for key in ("seed", "privacy.trust", "trust", "train.learning-rate"):
@@ -178,7 +178,9 @@ def test_a_digest_needs_no_import(package: Path) -> None:
 
 def test_only_the_bytes_of_a_pin_are_executed(tmp_path: Path) -> None:
     named = _file(tmp_path, "raise SystemExit\n")
-    with pytest.raises(SettingError, match="plugin own_plug is not the one of 'plugin-digests'"):
+    with pytest.raises(
+        SettingError, match="plugin own_plug differs from the version in 'plugin-digests'"
+    ):
         load_plugins(named, (), {"own_plug": "0" * 64})
 
 

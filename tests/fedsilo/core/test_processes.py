@@ -36,7 +36,7 @@ def test_a_bound_process_ends_with_its_killed_parent_and_cleans_up_if_the_signal
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     pid = int(process.stdout.readline())
-    assert not ended_within(pid, 1.5), "its parent is there"
+    assert not ended_within(pid, 0.3), "its parent is there"
     process.kill()
     process.wait()
     assert ended_within(pid, 15)

@@ -157,7 +157,7 @@ def test_choice_of_the_text_true_takes_what_toml_and_yaml_read_of_it() -> None:
     [
         ({"guest": 3}, "unknown setting 'meal: guest'; did you mean 'meal: guests'"),
         ({7: 3}, "unknown setting 'meal: 7'"),
-        ({"guests": [3]}, "setting 'guests' must be one value, no list and no mapping"),
+        ({"guests": [3]}, "setting 'guests' must be a single value, not a list or a mapping"),
         (
             {"guests": None},
             "'guests' must be a whole number, at least 1 and at most 12, but is None",

@@ -179,4 +179,4 @@ def test_the_refusal_of_a_node_without_a_line_names_that_registration() -> None:
     said = Registry("registry.json", {"north": 5}).fault(6, "south")
     assert said is not None
     assert "its key is registered at the SuperLink" in said
-    assert "the other registration, its line in registry.json, is missing" in said
+    assert "its line in registry.json is missing" in said

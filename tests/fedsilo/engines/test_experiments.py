@@ -9,7 +9,11 @@ from fedsilo.api.experiment_list import check_experiments
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.engines import experiments as module
-from fedsilo.engines.experiments import find_experiment, read_experiments
+from fedsilo.engines.experiments import (
+    declared_experiment,
+    find_experiment,
+    read_experiments,
+)
 from fedsilo.engines.planning import plan_run
 from fedsilo.server_app.config.settings import resolve
 
@@ -114,6 +118,27 @@ def test_a_method_is_an_experiment_of_its_defaults_unless_the_file_has_one(tmp_p
     file = tmp_path / "simulation.yaml"
     file.write_text("experiments: {fedprox: {config: {method: fedavg}}}")
     assert find_experiment(file, "fedprox").values == {"method": "fedavg"}
+
+
+def test_the_method_of_a_plugin_that_the_command_names_is_an_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "simulation.yaml"
+    file.write_text("experiments: {mix-up: {config: {method: fedavg}}}")
+    monkeypatch.chdir(tmp_path)
+    sources = RunSources(file=file, changes=("rounds=3", "plugin=nets.py, plugs/mine.py"))
+    assert declared_experiment("mine", sources).values == {"method": "mine"}
+    with pytest.raises(SettingError, match="unknown experiment 'mine'"):
+        declared_experiment("mine", RunSources(file=file))
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(SettingError, match=r"--plugin mine\.py"):
+        declared_experiment("mine", RunSources(file=file))
+
+
+def test_a_method_is_offered_before_experiments_that_are_less_alike() -> None:
+    for name, near in (("fedavgg", "fedavg"), ("fedavg-digts", "fedavg-digits")):
+        with pytest.raises(SettingError, match=f"did you mean '{near}'"):
+            find_experiment(ROOT / "simulation.yaml", name)
 
 
 def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:

@@ -199,8 +199,12 @@ def test_a_site_that_fine_tuned_is_opened_with_its_own_weights(finished: Path) -
         (["picsr"], [], "picsr: this model mixes 3 networks"),
         (["fedavg"], ["--limit", "0"], "--limit must be at least 1, but is 0"),
         (["fedavg"], ["--site", "s1a", "--limit", "3"], "t-SNE needs at least 4 samples"),
-        (["fedavg"], ["--state-dir", "x"], "--state-dir x holds the state of one site in one run"),
-        (["local"], ["--site", "s1a", "--state-dir", "x"], "x holds no model of the site"),
+        (["fedavg"], ["--state-dir", "x"], "--state-dir x has the state of one site in one run"),
+        (
+            ["local"],
+            ["--site", "s1a", "--state-dir", "x"],
+            "x does not contain a model of the site",
+        ),
         (["fedavg", "nowhere"], [], "nowhere does not exist: name one that does"),
     ],
 )

@@ -138,7 +138,7 @@ def test_an_image_of_a_convolutional_network_is_explained(
         (
             ["fedavg", "local"],
             ["--rows", "0", "--state-dir", "x"],
-            "--state-dir x holds the state of",
+            "--state-dir x has the state of",
         ),
         (["fedavg", "table"], ["--rows", "0"], "there is no silo 's2a'"),
         (["nowhere"], ["--rows", "0"], "nowhere does not exist: name one that does"),

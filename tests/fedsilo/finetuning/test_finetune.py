@@ -349,7 +349,7 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
         ),
         ("classification", ["fedavg"], ["--network", "swin"], "one of conv, vgg16-bn, resnet22,"),
         ("classification", ["vit"], [], "method 'local' has no shared model"),
-        ("classification", ["ensemble"], [], "the model of method 'ensemble' holds no encoder"),
+        ("classification", ["ensemble"], [], "the model of method 'ensemble' has no encoder"),
         (
             "classification",
             ["table"],

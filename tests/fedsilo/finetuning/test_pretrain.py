@@ -230,13 +230,13 @@ def test_in_fp16_the_loss_is_scaled_and_the_gradients_are_not(
         (
             "skin",
             ["--set", "vit.backbone-weights=random"],
-            "is 'random', which names no file: set it",
+            "is 'random', which is not a file: set it",
         ),
-        ("skin", ["--set", "vit.backbone-weights=timm"], "is 'timm', which names no file"),
+        ("skin", ["--set", "vit.backbone-weights=timm"], "is 'timm', which is not a file"),
         (
             "skin",
             ["--set", "vit.backbone-weights="],
-            "is '', which names no file: set it, or give --s",
+            "is '', which is not a file: set it, or give --s",
         ),
         ("nowhere", [], "nowhere"),
     ],

@@ -351,7 +351,9 @@ def test_a_run_that_shares_nothing_without_the_sites_state_is_told_of(
     shutil.copytree(skin / "local", run)
     shutil.rmtree(run / "sites" / "bcn")
     assert _explain(run, "bcn", 0) == 1
-    assert f"{run / 'sites' / 'bcn'} holds no model of the site" in capsys.readouterr().err
+    assert (
+        f"{run / 'sites' / 'bcn'} does not contain a model of the site" in capsys.readouterr().err
+    )
     assert _explain(run, "msk4", 0) == 0
 
 

@@ -29,7 +29,7 @@ def test_what_goes_wrong_with_a_run_names_it_once() -> None:
 @pytest.mark.parametrize(("runs", "sites"), [(2, 1), (1, 2)])
 def test_one_folder_of_state_is_for_one_site_of_one_run(runs: int, sites: int) -> None:
     folders = [Path(str(number)) for number in range(runs)]
-    with pytest.raises(SettingError, match="state holds the state of one site in one run"):
+    with pytest.raises(SettingError, match="state has the state of one site in one run"):
         refuse_shared_state(Path("state"), folders, sites)
     refuse_shared_state(Path("state"), folders[:1], 1)
     refuse_shared_state(None, folders, sites)

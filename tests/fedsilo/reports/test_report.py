@@ -279,7 +279,7 @@ def test_a_site_file_that_cannot_be_used_is_refused(hearts: Path, tmp_path: Path
 
 
 def test_a_folder_without_a_finished_run_is_refused(hearts: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is no run directory and has none"):
+    with pytest.raises(RunDirectoryError, match="is not a run directory and does not contain one"):
         report([tmp_path])
     unfinished = shutil.copytree(hearts / "local-seed0", tmp_path / "run")
     (unfinished / "summary.json").unlink()

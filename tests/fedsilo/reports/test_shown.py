@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedsilo.reports.report import READERS, report
@@ -101,6 +101,7 @@ def _sites(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     return counts, [draw(st.sampled_from([0, n // 2, n, max(0, n - 1)])) for n in counts]
 
 
+@settings(max_examples=30)
 @given(_sites())
 def test_attacker_on_shown_metrics_finds_no_figure_of_few_patients(
     site: tuple[list[int], list[int]],

@@ -90,7 +90,7 @@ def test_sites_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:
 def test_folders_of_runs_are_looked_into_and_unfinished_runs_refused(
     hearts: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RunDirectoryError, match="is no run directory and has none"):
+    with pytest.raises(RunDirectoryError, match="is not a run directory and does not contain one"):
         reported_runs([tmp_path])
     (tmp_path / "a-seed0").mkdir()
     (tmp_path / "a-seed0" / "config.toml").write_text(f"format = {RUN_FORMAT}\n")

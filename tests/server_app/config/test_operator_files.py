@@ -37,9 +37,12 @@ def test_a_registry_gives_the_node_of_each_site(path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({"a": entry("1", "x"), "b": entry("2", "x")}, "one key under two names, 'a' and 'b'"),
-        ({"a": entry("1", "x"), "b": entry(1, "y")}, "one node-id under two names, 'a' and 'b'"),
-        ({"a": entry("01", "x"), "b": entry("1", "y")}, "one node-id under two names"),
+        ({"a": entry("1", "x"), "b": entry("2", "x")}, "the same key under two names, 'a' and 'b'"),
+        (
+            {"a": entry("1", "x"), "b": entry(1, "y")},
+            "the same node-id under two names, 'a' and 'b'",
+        ),
+        ({"a": entry("01", "x"), "b": entry("1", "y")}, "the same node-id under two names"),
         ({"a/b": entry("1")}, "site 'a/b' is not a plain name"),
         ({"a": "1"}, "'a' must be a mapping with the keys node-id, key"),
         ({"a": {"node-id": "1"}}, "'a' lacks the key 'key'"),
@@ -128,7 +131,7 @@ def test_a_node_says_its_own_name_and_no_other() -> None:
     assert registry.fault(1, "north") is None
     other, unknown = registry.fault(1, "south"), registry.fault(3, "north")
     assert other is not None
-    assert other.startswith("node 1 is registered as 'north' and says that it is 'south': ")
+    assert other.startswith("node 1 is registered as 'north', but says that it is 'south': ")
     assert unknown is not None
     assert unknown.startswith(
         "node 3 says that it is 'north': its key is registered at the SuperLink"

@@ -47,7 +47,9 @@ def test_a_silo_of_another_form_is_refused_by_its_place(
 ) -> None:
     with pytest.raises(RunDirectoryError) as caught:
         written(tmp_path, "silos.json", {"north": SILO | change}).read_json("silos.json")
-    assert str(caught.value).startswith(f"{tmp_path / 'silos.json'} is of another form: ")
+    assert str(caught.value).startswith(
+        f"{tmp_path / 'silos.json'} does not have the expected form: "
+    )
     assert told in str(caught.value)
 
 
@@ -95,7 +97,7 @@ def test_a_key_of_a_later_version_is_let_through(tmp_path: Path) -> None:
     ],
 )
 def test_a_summary_of_another_form_is_told(content: Any) -> None:
-    with pytest.raises(RunDirectoryError, match="of another form"):
+    with pytest.raises(RunDirectoryError, match="not have the expected form"):
         check(Summary, SUMMARY | content, "it")
 
 
@@ -150,5 +152,5 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_form_is_refused(change: dict[str, Any]) -> None:
     kept = {"round": 1, "extras": {}, "keepers": {"north": 1}, "settings": {"seed": 1}, "hooks": {}}
     check(StateFacts, kept, "it")
-    with pytest.raises(RunDirectoryError, match="it is of another form: "):
+    with pytest.raises(RunDirectoryError, match="it does not have the expected form: "):
         check(StateFacts, kept | change, "it")

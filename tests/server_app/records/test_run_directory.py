@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Barrier
 
 import pytest
+import torch
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import read_run_config, resolve
@@ -136,6 +137,7 @@ def test_config_toml_gives_the_settings_back_and_names_the_environment(tmp_path:
     environment = tomllib.loads(path.read_text())["environment"]
     assert environment["packages"]["flwr"].startswith("1.39")
     assert environment["fedsilo-revision"]
+    assert environment["processor"].endswith(f"({torch.backends.cpu.get_cpu_capability()})")
 
 
 def test_csv_files_are_read_as_they_were_written(tmp_path: Path) -> None:

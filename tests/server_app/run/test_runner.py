@@ -1,15 +1,18 @@
 """What a run decides once it knows its sites: how their weights become one."""
 
 import importlib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.versions import processor
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.runner import chosen_aggregation, run
+from fedsilo.server_app.records.run_directory import RunDirectory, config_document
+from fedsilo.server_app.run.runner import changed_software, chosen_aggregation, run
 from fedsilo.strategies.meeting.participants import Participants
 from tests.support.tiny import TINY, VIT
 
@@ -56,3 +59,18 @@ def test_a_run_of_real_sites_says_that_it_clips_and_goes_on_from_its_own_config(
         said = capsys.readouterr().out
         assert "aggregation: norm-clip, because the sites are real and the run sets none" in said
         (found.path / "summary.json").unlink()
+
+
+def test_a_run_resumed_with_another_version_or_on_another_processor_names_it(
+    tmp_path: Path,
+) -> None:
+    settings = resolve({**AUTO, "method": "fedavg"})
+    document = config_document(settings, {})
+    (tmp_path / "config.toml").write_text(document)
+    assert changed_software(RunDirectory(tmp_path)) == ""
+    assert document.count(f'"{processor()}"') == 1
+    other = document.replace(processor(), "Old Chip (SSE)").replace(version("torch"), "1.0")
+    (tmp_path / "config.toml").write_text(other)
+    line = changed_software(RunDirectory(tmp_path))
+    assert f"the processor Old Chip (SSE) is now {processor()}" in line
+    assert f"torch 1.0 is now {version('torch')}"[:40] in line

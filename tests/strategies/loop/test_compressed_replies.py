@@ -27,7 +27,7 @@ INFINITE, LARGE, NOT_A_NUMBER = 0x7F80, 0x49F4, 0x7FC0  # bits of bfloat16; the 
 
 def update(way: Compression) -> bytes:
     """Return the honest bytes of ``STEP``."""
-    return way.packed({"w": STEP}, SENT)["w"].tobytes()
+    return way.pack_updates({"w": STEP}, SENT)["w"].tobytes()
 
 
 def beginning(bits: int) -> Array:

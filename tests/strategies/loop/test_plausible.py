@@ -87,10 +87,10 @@ def test_rounding_is_no_lie_and_half_a_codeword_is() -> None:
         ("norm.running_mean", -1e12, ""),
         ("norm.running_mean", 1.1e12, "beyond 1e+12"),
         ("norm.running_var", 0.0, ""),
-        ("norm.running_var", -1e-6, "below 0, which no variance is"),
+        ("norm.running_var", -1e-6, "below 0, but a variance cannot be negative"),
         ("visitor/s1a/norm.running_var", -1.0, "below 0"),
         ("counts", 1e7, ""),
-        ("counts", -1.0, "below 0, which no count is"),
+        ("counts", -1.0, "below 0, but a count cannot be negative"),
     ],
 )
 def test_an_array_holds_what_its_name_says(name: str, value: float, said: str) -> None:

@@ -97,7 +97,8 @@ def test_ask_for_a_site_that_takes_no_part_is_refused_in_one_line(
     with pytest.raises(SiteError) as caught:
         ask(TRAIN, {"s1a": {}, "nowhere": {}})
     assert str(caught.value) == (
-        "round 4, phase train: the method asks nowhere, which takes no part; the sites are s1a, "
+        "round 4, phase train: the method asks nowhere, which does not take part; the sites are "
+        "s1a, "
         "s2a, s3a"
     )
 

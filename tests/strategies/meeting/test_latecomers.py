@@ -96,7 +96,7 @@ def test_a_node_that_was_refused_before_the_run_is_not_asked_again() -> None:
 def test_a_second_supernode_of_a_connected_site_is_refused_and_the_first_stays() -> None:
     grid, participants = met({"site": "s1a"}, {"site": "s1a"}, {"site": "s2a"}, at_first=1)
     after, (reason,) = meet_latecomers(grid, participants)
-    assert reason.startswith("s1a: another SuperNode is that site already")
+    assert reason.startswith("s1a: another SuperNode is already that site")
     assert after.nodes == {"s1a": 1001, "s2a": 1003}, "the other one joins all the same"
 
 
@@ -134,7 +134,7 @@ def test_why_others_were_left_out_is_remembered_when_a_site_joins() -> None:
 def test_of_two_new_supernodes_of_one_site_the_first_joins() -> None:
     grid, participants = met({"site": "s1a"}, {"site": "s2a"}, {"site": "s2a"}, at_first=1)
     after, (reason,) = meet_latecomers(grid, participants)
-    assert reason.startswith("s2a: another SuperNode is that site already")
+    assert reason.startswith("s2a: another SuperNode is already that site")
     assert after.nodes == {"s1a": 1001, "s2a": 1002}
 
 
@@ -313,7 +313,7 @@ def test_a_refused_latecomer_is_told_of_once_and_the_run_goes_on_without_it(
 ) -> None:
     directory = late_run("fedevprompt", RefusedGrid)
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("another SuperNode is that site already") == 1
+    assert said.count("another SuperNode is already that site") == 1
     assert "joined" not in said
     (failure,) = directory.read_json("summary.json")["failures"]
     assert (failure["round"], failure["phase"]) == (2, "hello")

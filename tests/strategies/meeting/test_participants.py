@@ -118,7 +118,7 @@ def test_of_two_nodes_of_one_site_the_first_takes_part_and_the_other_is_named(
     met = meet_sites(grid_of({"site": "s1a"}, {"site": "s2a"}, {"site": "s1a"}), common, silos=2)
     assert met.nodes == {"s1a": 1001, "s2a": 1002}
     (said,) = met.refused
-    assert said.startswith("s1a: another SuperNode is that site already, and node 1003 is left out")
+    assert said.startswith("s1a: another SuperNode is already that site, so node 1003 is left out")
     assert 1003 not in met.asked, "it is asked again, and joins once the first one is gone"
 
 
@@ -187,7 +187,7 @@ def test_sites_that_cannot_take_part_stop_the_run_with_all_their_reasons(
     min_sites: int, needed: int
 ) -> None:
     told = (
-        r"^a site cannot take part: .*no such silo; .*too few -- 2 of 4 can and "
+        r"^a site cannot take part: .*no such silo; .*too few -- 2 of 4 can, but "
         rf"{needed} are needed \('run.min-sites'\)$"
     )
     with pytest.raises(SiteError, match=told):

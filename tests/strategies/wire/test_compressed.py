@@ -38,8 +38,8 @@ def floats(*values: float) -> NDArray:
 def travelled(
     way: Compression, content: Content, leaving: dict[str, NDArray], sent: dict[str, NDArray]
 ) -> dict[str, NDArray]:
-    packed = way.packed(leaving, sent)
-    return dict(way.reply("s1a", content(packed), specs_of(leaving), sent).arrays)
+    packed = way.pack_updates(leaving, sent)
+    return dict(way.decode_reply("s1a", content(packed), specs_of(leaving), sent).arrays)
 
 
 def refusal(
@@ -47,7 +47,7 @@ def refusal(
 ) -> str:
     reply = content({"w": np.frombuffer(data, np.uint8)})
     with pytest.raises(SiteError) as caught:
-        way.reply("s1a", reply, specs_of(sent), sent)
+        way.decode_reply("s1a", reply, specs_of(sent), sent)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -63,7 +63,7 @@ def test_a_hand_made_update_is_its_numbers_in_order(
     precision: str, data: bytes, content: Content
 ) -> None:
     way = Compression(precision)
-    packed = way.packed(TRAINED, SENT)
+    packed = way.pack_updates(TRAINED, SENT)
     assert packed["w"].tobytes() == data
     assert (travelled(way, content, TRAINED, SENT)["w"] == TRAINED["w"]).all()
 
@@ -91,9 +91,9 @@ def test_a_bundle_of_updates_is_opened_and_counted_as_if_apart(
 ) -> None:
     sent = {name: np.zeros(40, np.float32) for name in ("a", "b")}
     leaving = {name: np.arange(40, dtype=np.float32) for name in sent}
-    packed = way.packed(leaving, sent)
-    apart = way.reply("s1a", content(packed), specs_of(sent), sent)
-    bundled = way.reply("s1a", bundle(content(packed)), specs_of(sent), sent)
+    packed = way.pack_updates(leaving, sent)
+    apart = way.decode_reply("s1a", content(packed), specs_of(sent), sent)
+    bundled = way.decode_reply("s1a", bundle(content(packed)), specs_of(sent), sent)
     assert bundled.bytes_up == apart.bytes_up
     for name in sent:
         assert (bundled.arrays[name] == apart.arrays[name]).all()
@@ -108,7 +108,7 @@ def test_statistics_whole_numbers_and_arrays_that_were_not_sent_stay_exact(
         "own": floats(0.1, 0.2),
     }
     sent = {"norm.running_mean": floats(5, 5), "norm.num_batches": np.array(1, np.int64)}
-    packed = Compression("bf16").packed(exact, sent)
+    packed = Compression("bf16").pack_updates(exact, sent)
     for name, array in exact.items():
         assert packed[name] is array
 
@@ -118,8 +118,8 @@ def test_a_reply_counts_the_bytes_that_travelled(content: Content) -> None:
     leaving = {"w": np.arange(10_000, dtype=np.float32)}
     sizes = {}
     for way in WAYS:
-        packed = way.packed(leaving, sent)
-        reply = way.reply("s1a", content(packed), specs_of(sent), sent)
+        packed = way.pack_updates(leaving, sent)
+        reply = way.decode_reply("s1a", content(packed), specs_of(sent), sent)
         sizes[way.precision] = reply.bytes_up
     assert sizes["fp32"] - sizes["bf16"] == 20_000
 
@@ -128,15 +128,15 @@ def test_bf16_down_is_half_the_bytes_and_costs_the_server_nothing(content: Conte
     """1 + 3/512 is 1 + 1/128 at the site; its training moves the server's own weight."""
     way, packed_before = Compression(down="bf16"), Packed()
     model = {"w": floats(1 + 3 / 512, 2.0), "norm.running_var": floats(1 + 3 / 512)}
-    way.pack(model, packed_before)
+    way.pack_weights(model, packed_before)
     sent = from_record(to_record(model, packed_before))
     assert sent["w"].dtype == np.uint16
-    arrived = way.received(sent)
+    arrived = way.unpack_received(sent)
     assert arrived["w"].tolist() == [1 + 1 / 128, 2.0]
     assert arrived["norm.running_var"].tolist() == [1 + 3 / 512]
     trained = {"w": arrived["w"] + floats(0.25, -0.5), "norm.running_var": floats(7.0)}
-    packed = way.packed(trained, arrived)
-    reply = way.reply("s1a", content(packed), specs_of(model), model)
+    packed = way.pack_updates(trained, arrived)
+    reply = way.decode_reply("s1a", content(packed), specs_of(model), model)
     assert reply.arrays["w"].tolist() == [1 + 3 / 512 + 0.25, 1.5]
     assert reply.arrays["norm.running_var"].tolist() == [7.0]
 
@@ -146,7 +146,7 @@ def test_bf16_down_is_half_the_bytes_and_costs_the_server_nothing(content: Conte
 def test_update_that_is_not_finite_is_refused_by_name(precision: str, value: float) -> None:
     leaving = {"w": np.where(SENT["w"] == 3, np.float32(value), SENT["w"])}
     with pytest.raises(ArrayError, match=f"'w' contains non-finite .* as {precision}"):
-        Compression(precision).packed(leaving, SENT)
+        Compression(precision).pack_updates(leaving, SENT)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_altered_update_is_refused(
 def test_an_update_that_is_no_array_of_bytes_is_refused(content: Content) -> None:
     reply = content({"w": TRAINED["w"]})
     with pytest.raises(SiteError, match="array 'w' is float32"):
-        Compression("bf16").reply("s1a", reply, specs_of(SENT), SENT)
+        Compression("bf16").decode_reply("s1a", reply, specs_of(SENT), SENT)
 
 
 numbers = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=50)

@@ -58,11 +58,11 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_do_not() -> None:
 
 def test_shares_of_other_secrets_are_told() -> None:
     one, other = cut_secret(os.urandom(32), 2, 3), cut_secret(new_key_pair().private, 2, 3)
-    with pytest.raises(SiteError, match="not of one secret"):
+    with pytest.raises(SiteError, match="not belong to one secret"):
         join_shares([one[0], other[1]])
-    with pytest.raises(SiteError, match="not of one secret"):
+    with pytest.raises(SiteError, match="not belong to one secret"):
         join_shares([one[0], one[0]])
-    with pytest.raises(SiteError, match="not of one secret"):
+    with pytest.raises(SiteError, match="not belong to one secret"):
         join_shares([b"short", b"other"])
 
 
@@ -73,11 +73,11 @@ def test_sealed_shares_open_for_their_receiver_alone() -> None:
     token = seal_shares(shares, key, (0, 1))
     assert b"own" not in token
     assert open_shares(token, seal_key(b.private, a.public, b"1"), (0, 1)) == shares
-    with pytest.raises(SiteError, match="sealed by another key: of another round"):
+    with pytest.raises(SiteError, match="sealed with another key: are they from another round"):
         open_shares(token, seal_key(c.private, a.public, b"1"), (0, 1))
-    with pytest.raises(SiteError, match="of another site or for another one"):
+    with pytest.raises(SiteError, match="from another site or for another site"):
         open_shares(token, key, (2, 1))
-    with pytest.raises(SiteError, match="sealed by another key"):
+    with pytest.raises(SiteError, match="sealed with another key"):
         open_shares(token[:-3], key, (0, 1))
 
 

@@ -48,7 +48,7 @@ def test_fingerprint_is_what_ssh_keygen_prints(tmp_path: Path) -> None:
     assert fingerprint((tmp_path / "north.pub").read_bytes()) == said.split()[1]
     private = load_ssh_private_key((tmp_path / "north").read_bytes(), None)
     assert fingerprint(public_text(private)) == said.split()[1]  # type: ignore[arg-type]  # it is EC
-    with pytest.raises(SiteError, match="not one of OpenSSH's form"):
+    with pytest.raises(SiteError, match="not in OpenSSH's form"):
         fingerprint(b"ssh-dsa AAAA")
 
 

@@ -85,7 +85,7 @@ def _least_squares(residual, guess: Tensor) -> tuple[float, Tensor]:  # type: ig
     damping, shape = 1e-2, guess.shape
     error = float(residual(guess).square().sum())
     for _ in range(_STEPS):
-        slopes = torch.func.jacrev(residual)(guess).reshape(-1, guess.numel())
+        slopes = torch.func.jacfwd(residual)(guess).reshape(-1, guess.numel())
         normal, pull = slopes.T @ slopes, slopes.T @ residual(guess)
         for _ in range(8):
             step = torch.linalg.solve(normal + damping * torch.eye(len(normal)).double(), pull)

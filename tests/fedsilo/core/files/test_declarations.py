@@ -48,7 +48,7 @@ def refusal(content: Any) -> str:
         ({"wards": ["Smith"]}, "a ward must be a mapping with the keys name, beds"),
         ({"wards": [{"beds": 1}]}, "a ward lacks the key 'name'"),
         ({"wards": [{"name": 1, "bed": 1}]}, "a ward has the unknown key 'bed'; did you mean"),
-        ({"wards": [{"name": None}]}, "'wards', item 1, 'name' must be a text or a number; of"),
+        ({"wards": [{"name": None}]}, "'wards', item 1, 'name' must be a text or a number; YAML"),
         ({"wards": [{"name": "a", "beds": "9"}]}, "item 1, 'beds' must be a whole number from 1"),
         ({"wards": [{"name": "a", "beds": True}]}, "'beds' must be a whole number from 1 to 99"),
         ({"wards": [{"name": "a", "beds": 1.0}]}, "'beds' must be a whole number from 1 to 99"),

@@ -218,7 +218,10 @@ SITES = {
         _mode("north.key", 0o600),
     ),
     "key of another kind": Broken(
-        _copy("server.key", "north.key"), "key", "holds no 'BEGIN OPENSSH", "another file was"
+        _copy("server.key", "north.key"),
+        "key",
+        "does not contain 'BEGIN OPENSSH",
+        "mount the right file",
     ),
     "signing key of no kind": Broken(
         _write("state/.own/north/signing.key", "no key"),
@@ -342,7 +345,7 @@ SERVERS = {
         *(_options(control="0.0.0.0:8000"), "control port", "where anyone could start", "--host"),
     ),
     "database that is none": Broken(
-        _write("superlink.db", "hello, I am a text"), "database", "no SQLite", "another file"
+        _write("superlink.db", "hello, I am a text"), "database", "not an SQLite", "another file"
     ),
     "database nowhere": Broken(
         _options(database=Path("/nowhere/superlink.db")), "database", "is missing", "make the"

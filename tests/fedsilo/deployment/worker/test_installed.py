@@ -92,7 +92,7 @@ def test_a_reworded_report_or_command_locks_no_hospital_out(
             ),
             "pyproject.toml",
         ),
-        (lambda f: f.update({"pyproject.toml": b"= ="}), "pyproject.toml is no TOML"),
+        (lambda f: f.update({"pyproject.toml": b"= ="}), "pyproject.toml is not valid TOML"),
         (lambda f: f.pop("pyproject.toml"), "pyproject.toml"),
         (lambda f: f.update({"client_app/\x1b[31m.py": b""}), r"'client_app/\x1b"),
     ],

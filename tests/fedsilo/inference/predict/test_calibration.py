@@ -99,5 +99,5 @@ def test_a_calibration_of_another_model_or_a_damaged_one_is_refused(
     other = [*words, "--site", "cleveland", "--coverage", "0.999"]
     assert "--coverage 0.999 needs 999 validation rows" in refusal(other, capsys)
     (tmp_path / "c.json").write_text("{}")
-    assert "is damaged or no calibration" in refusal([*words, "--site", "cleveland"], capsys)
+    assert "is damaged or not a calibration" in refusal([*words, "--site", "cleveland"], capsys)
     assert not (tmp_path / "o.csv").exists()

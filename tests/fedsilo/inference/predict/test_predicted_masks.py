@@ -114,7 +114,7 @@ def test_each_image_has_a_mask_of_its_own(
 @pytest.mark.parametrize(
     ("task", "words", "told"),
     [
-        ("classification", ["--images", "new"], "holds a classifier that was fine-tuned"),
+        ("classification", ["--images", "new"], "has a fine-tuned classifier"),
         ("segmentation", ["--split", "test"], "no images are named: give --images"),
         ("segmentation", ["--images", "new/more/none"], "is not a folder"),
         ("segmentation", ["--images", "new", "--html", "p.html"], "--html has no effect on masks"),

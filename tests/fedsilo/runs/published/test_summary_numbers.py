@@ -85,8 +85,9 @@ def test_documents_are_drawn_by_their_file_names(tmp_path: Path) -> None:
     directory.write_json("cross.json", {"accuracy": matrix})
     directory.write_json("of-no-picture.json", {})
     drawn = draw_documents(directory)
-    assert [path.name for path in drawn] == ["distribution.png", "cross.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    stems = ("distribution", "cross")
+    assert [path.name for path in drawn] == [f"{a}.{b}" for a in stems for b in ("png", "pdf")]
+    assert {path.read_bytes()[:4] for path in drawn} == {b"\x89PNG", b"%PDF"}
 
 
 def test_document_of_another_form_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,87 @@
+"""Suggestions for words that the command line does not know: settings, and methods as commands."""
+
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+
+import click
+
+from fedsilo.core.methods import METHODS
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.removed import RENAMED
+
+_VERY_NEAR = 0.85  # similarity of two words, from 0 to 1, above which one is a slip of the other
+_LONGEST = 60  # characters of a user's word in a suggestion
+
+
+def suggest(error: click.ClickException, words: Sequence[str]) -> str:
+    """Suggest what a user meant by an option or a command that does not exist.
+
+    An option with the name of a setting becomes ``--set``, as in ``--set rounds=3``. A method in
+    the place of a command becomes ``simulate``.
+
+    Args:
+        error: click's error about the command line.
+        words: the words of the command line.
+
+    Returns:
+        The text to type instead; empty for any other error, which click explains itself.
+    """
+    if isinstance(error, click.NoSuchOption):
+        return _suggest_setting(error, words)
+    first = words[0]
+    # The error is about the first word only if that word is no command
+    if f"No such command '{first}'" not in error.format_message():
+        return ""
+    near = get_close_matches(first, METHODS, n=1, cutoff=_VERY_NEAR)
+    if not near:
+        return ""
+    return f"fedsilo simulate {near[0]}"
+
+
+def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
+    """Suggest ``--set KEY=VALUE`` for an option named as a setting; empty if there is none."""
+    if error.ctx is None or not _has_option(error.ctx, "--set"):
+        return ""
+    # A slip in an option of this command, such as --seed for --seeds, is likelier than a setting
+    if get_close_matches(error.option_name, error.possibilities or (), cutoff=_VERY_NEAR):
+        return ""
+    # Read only now, because the list of settings is not needed otherwise
+    from fedsilo.server_app.config.settings import declared_defaults
+
+    name = error.option_name.lstrip("-")
+    keys = _find_keys(name, declared_defaults())
+    if not keys:
+        return ""
+    value = _value_of(error.option_name, words)
+    return " or ".join(f"--set {key}={value}" for key in keys)
+
+
+def _find_keys(name: str, known: Collection[str]) -> list[str]:
+    """Return the settings that a name may stand for, by its full key or its last part.
+
+    If several groups have the name, only the groups of common settings count, unless none has it.
+    """
+    key = RENAMED.get(name, name)
+    if key in known:
+        return [key]
+    ending = [found for found in sorted(known) if found.endswith(f".{name}")]
+    common = [found for found in ending if found.partition(".")[0] not in METHODS]
+    return common or ending
+
+
+def _value_of(option: str, words: Sequence[str]) -> str:
+    """Return the value that was typed for an option, or VALUE."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name != option:
+            continue
+        if equals:
+            return one_line(value, _LONGEST)
+        following = words[place + 1 : place + 2]
+        if following and not following[0].startswith("-"):
+            return one_line(following[0], _LONGEST)
+    return "VALUE"
+
+
+def _has_option(context: click.Context, option: str) -> bool:
+    return any(option in parameter.opts for parameter in context.command.params)

@@ -1,0 +1,288 @@
+"""A comparison as LaTeX for a paper: a table of means with intervals, and a table of p values.
+
+The tables need the package booktabs. Rows and columns have the order of the terminal's table. The
+caption says what the numbers are and what all rows had in common.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from fedsilo.comparison.budgets import MARK, Budgets
+from fedsilo.comparison.results import CONSTANT
+from fedsilo.comparison.significance import Tested
+from fedsilo.comparison.tables import KEY, over_seeds, published_cell, spread_cell
+from fedsilo.core.errors import SettingError
+from fedsilo.core.metric_names import best_direction, metric_range
+from fedsilo.core.one_line import format_count, terminal_text
+from fedsilo.core.versions import FEDSILO
+from fedsilo.models.measures.intervals import of_mean
+
+# Means that are equal with this number of decimals are equally good
+_DECIMALS = 3
+_ESCAPES = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    # LaTeX would take a '[' at the start of a row for an option of the row before
+    "[": "{[}",
+    "±": r"$\pm$",
+}
+
+
+def escape_latex(text: str) -> str:
+    """Convert a text to LaTeX that shows it unchanged, on one line."""
+    line = " ".join(terminal_text(text).split())
+    return "".join(_ESCAPES.get(sign, sign) for sign in line)
+
+
+def latex_text(
+    results: pd.DataFrame,
+    split: str,
+    tested: Sequence[Tested],
+    budgets: Budgets,
+    median: bool = False,
+) -> str:
+    """Build the LaTeX tables of a comparison.
+
+    Args:
+        results: the tidy results; the rows of unequal budgets are marked here.
+        split: ``test`` or ``val``.
+        tested: the tests; each gets a table of p values.
+        budgets: the budget of each experiment.
+        median: show median and range over seeds in place of mean, deviation and interval.
+
+    Raises:
+        SettingError: no metric of a group has values of two experiments.
+    """
+    _refuse_incomparable(results)
+    table = _ResultsTable(budgets.mark_unequal(results), split, budgets, median)
+    parts = [
+        f"% written by fedsilo {FEDSILO}; the preamble needs \\usepackage{{booktabs}}\n",
+        table.text(),
+    ]
+    for test in tested:
+        parts.append(_tests_table(test, split))
+    return "\n".join(parts)
+
+
+def _refuse_incomparable(results: pd.DataFrame) -> None:
+    own = results[results["experiment"] != CONSTANT]
+    experiments = own.groupby(["group", "metric"])["experiment"].nunique()
+    if experiments.empty or experiments.max() < 2:
+        raise SettingError(
+            "--latex writes a table that compares, but no metric has values of two experiments at "
+            "one group of sites: name at least two experiments on one data set"
+        )
+
+
+@dataclass(frozen=True)
+class _ResultsTable:
+    """The table of means; the arguments are those of ``latex_text``."""
+
+    results: pd.DataFrame
+    split: str
+    budgets: Budgets
+    median: bool
+
+    def text(self) -> str:
+        """Build the table: a row per experiment and group, with its intervals in a row below."""
+        spreads = over_seeds(self.results)
+        metrics = list(spreads["metric"].unique())
+        known = set(spreads.loc[spreads["published"].notna(), "metric"])
+        columns = ["experiment", "group"]
+        for metric in metrics:
+            columns.append(f"{self.split} {metric}")
+            if metric in known:
+                columns.append("published")
+        best = _find_best(spreads, self.median)
+        rows = list(self._rows(spreads, metrics, known, best))
+        return _table(" ".join(self._caption(spreads, best)), "tab:comparison", columns, rows, 2)
+
+    def _rows(
+        self, spreads: pd.DataFrame, metrics: Sequence[str], known: set[str], best: set[Any]
+    ) -> Iterator[list[str]]:
+        """Yield the rows of cells; an empty row between two experiments becomes a rule.
+
+        Args:
+            spreads: the rows of ``over_seeds``.
+            metrics: the metrics, in the order of their columns.
+            known: the metrics with a column of published numbers.
+            best: the values in bold.
+        """
+        most = spreads.groupby("experiment")["seeds"].max()
+        before = ""
+        groups: Any = spreads.groupby(["experiment", "group"], sort=False)
+        for (experiment, group), part in groups:
+            if before and before != experiment:
+                yield []
+            before = experiment
+            found = {str(row.metric): row for row in part.itertuples()}
+            upper, lower = [escape_latex(experiment), escape_latex(group)], ["", ""]
+            for metric in metrics:
+                row = found.get(metric)
+                upper.append(self._cell(row, best, int(most[experiment])))
+                lower.append(self._interval(row))
+                if metric in known:
+                    upper.append(_published(row))
+                    lower.append("")
+            yield upper
+            if any(lower):
+                yield lower
+
+    def _cell(self, row: Any, best: set[Any], seeds: int) -> str:
+        """Format a value over seeds, in bold if it is among the ``best``; empty without a row.
+
+        ``seeds`` is the number of the experiment's seeds. A value over fewer says so.
+        """
+        if row is None:
+            return ""
+        text = escape_latex(spread_cell(row, self.median))
+        if row.seeds < seeds:
+            text += f" ({row.seeds} of {seeds} seeds)"
+        if (row.experiment, row.group, row.metric) in best:
+            return f"\\textbf{{{text}}}"
+        return text
+
+    def _interval(self, row: Any) -> str:
+        """Format the interval of a mean in small print; empty for one seed or a median."""
+        if row is None or self.median:
+            return ""
+        same = self.results[KEY] == [row.experiment, row.group, row.metric]
+        values = self.results.loc[same.all(axis=1), "value"].tolist()
+        interval = of_mean(values, *metric_range(row.metric))
+        if interval is None:
+            return ""
+        text = f"[{interval.low:.{_DECIMALS}f}, {interval.high:.{_DECIMALS}f}]"
+        return f"\\scriptsize {escape_latex(text)}"
+
+    def _caption(self, spreads: pd.DataFrame, best: set[Any]) -> Iterator[str]:
+        """Yield the sentences of the caption: what the numbers are, and what was equal."""
+        data = ", ".join(sorted({budget.dataset for budget in self.budgets.of.values()}))
+        most = int(spreads["seeds"].max())
+        seeds = format_count(most, "seed")
+        shown = (
+            f"mean $\\pm$ sample standard deviation over {seeds}; below, the 95\\,\\% confidence "
+            "interval of the mean (Student's t)"
+        )
+        if self.median:
+            shown = f"median and range over {seeds}"
+        if most == 1:
+            shown = "values of one seed"
+        start = escape_latex(", ".join(filter(None, (data, f"{self.split} samples"))))
+        yield f"{start}: {shown}."
+        if best:
+            yield "The best value of each group is in bold."
+        for sentence in _terms(self.budgets):
+            yield escape_latex(sentence)
+
+
+def _terms(budgets: Budgets) -> Iterator[str]:
+    """Yield sentences for a caption: what all rows had in common, or how rows differ.
+
+    Steps and samples are sums over sites. They count as equal within a tenth, so a range is
+    given if they differ. Nothing is yielded without budgets.
+    """
+    if budgets.unlike():
+        for said in budgets.remarks():
+            yield f"{said[0].upper()}{said[1:]} (marked {MARK.strip()})."
+        return
+    rows = list(budgets.of.values())
+    data = {budget.dataset for budget in rows}
+    if len(data) > 1:
+        yield "Rows on one data set had the same rounds, steps, samples, network and start."
+    elif rows:
+        rounds = _format_range([int(budget.given["rounds"]) for budget in rows], "round")
+        work = "the same batch size and local steps"
+        if all(budget.steps for budget in rows):
+            steps = _format_range([budget.steps for budget in rows], "optimiser step")
+            samples = _format_range([budget.samples for budget in rows], "sample")
+            work = f"{steps} on {samples} over all sites"
+        tuned = "untuned settings"
+        if rows[0].trials:
+            tuned = f"settings chosen from {rows[0].trials} tuning points"
+        yield (f"All rows had {rounds}, {work}, the same network and initial weights, and {tuned}.")
+
+
+def _format_range(numbers: Sequence[float], noun: str) -> str:
+    """Format numbers of a noun: one number if they are equal, otherwise smallest and largest."""
+    low, high = round(min(numbers)), round(max(numbers))
+    if low == high:
+        return format_count(low, noun)
+    return f"{low:,} to {format_count(high, noun)}"
+
+
+def _published(row: Any) -> str:
+    """Format the paper's number as LaTeX; empty without a row or a number."""
+    if row is None:
+        return ""
+    return escape_latex(published_cell(row))
+
+
+def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
+    """Find the (experiment, group, metric) with the best value of each group and metric.
+
+    Values that look equal with three decimals are equally good. There is no best value of a metric
+    without a better direction, such as entropy, or if all values look equal.
+    """
+    best: set[Any] = set()
+    column = "mean"
+    if median:
+        column = "median"
+    for (_, metric), part in spreads.groupby(["group", "metric"], sort=False):
+        direction = best_direction(str(metric))
+        shown = part[column].round(_DECIMALS)
+        if direction and shown.nunique() > 1:
+            most = (direction * shown).max()
+            winners = part[direction * shown == most]
+            best |= set(winners[KEY].itertuples(index=False, name=None))
+    return best
+
+
+def _tests_table(test: Tested, split: str) -> str:
+    """Build the triangle of p values; its caption has the ANOVA and the kind of the tests."""
+    columns, *rows = test.lines()
+    caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]
+    caption += [f"{reason}." for reason in test.reasons()]
+    cells = [[escape_latex(cell) for cell in row] for row in rows]
+    text = escape_latex(" ".join(caption))
+    return _table(text, "tab:p-" + re.sub(r"[^a-z0-9]+", "-", test.metric), columns, cells, 1)
+
+
+def _table(
+    caption: str, label: str, columns: Sequence[str], rows: Sequence[Sequence[str]], names: int
+) -> str:
+    r"""Build a table with booktabs' rules.
+
+    Args:
+        caption: the caption, as LaTeX.
+        label: the label for ``\ref``.
+        columns: the titles of the columns, as plain text.
+        rows: the cells of each row, as LaTeX; an empty row becomes a rule.
+        names: the number of columns at the left that are aligned left; all others are aligned
+            right.
+    """
+    lines = [
+        "\\begin{table}",
+        "  \\centering",
+        f"  \\caption{{{caption}}}",
+        f"  \\label{{{label}}}",
+        f"  \\begin{{tabular}}{{{'l' * names}{'r' * (len(columns) - names)}}}",
+        "    \\toprule",
+        f"    {' & '.join(map(escape_latex, columns))} \\\\",
+        "    \\midrule",
+    ]
+    for row in rows:
+        line = "    \\midrule"
+        if row:
+            line = f"    {' & '.join(row)} \\\\"
+        lines.append(line)
+    lines += ["    \\bottomrule", "  \\end{tabular}", "\\end{table}", ""]
+    return "\n".join(lines)

@@ -1,0 +1,296 @@
+"""The research report's table of TRIPOD+AI: what the run answers, and what a person must write.
+
+Source: Collins et al., "TRIPOD+AI statement: updated guidance for reporting clinical prediction
+models that use regression or machine learning methods", BMJ 2024;385:e078378. The items are named
+in our own words; its checklist has the exact ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.one_line import join_names
+from fedsilo.core.settings.common_settings import NOBODY, SERVER
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.tables.table_data_set import TableDataSet
+from fedsilo.reports.run_facts import result
+from fedsilo.runs.finished_run import Shown
+
+BY_A_PERSON = "a person must write this"
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of the guideline.
+
+    Attributes:
+        number: the item's number in the checklist, such as "8a".
+        topic: what must be reported, in a few words.
+        answer: what the run says about it; empty if only a person can answer.
+        place: where the facts are: a section of the page, or a file of the run.
+        missing: what a person must add; empty if the run's answer is complete.
+    """
+
+    number: str
+    topic: str
+    answer: str = ""
+    place: str = ""
+    missing: str = BY_A_PERSON
+
+
+def guideline_items(run: Shown) -> list[Item]:
+    """Return the items of TRIPOD+AI in order, with what the run answers."""
+    return [*_opening(), *_methods(run), *_results(run), *_discussion()]
+
+
+def guideline_rows(run: Shown) -> list[list[str]]:
+    """Build a row per item: number, topic, the run's answer and its place, and what is missing."""
+    rows = []
+    for item in guideline_items(run):
+        answer = item.answer
+        if item.place:
+            answer = f"{answer} ({item.place})"
+        rows.append([item.number, item.topic, answer or "-", item.missing or "nothing"])
+    return rows
+
+
+def _opening() -> list[Item]:
+    return [
+        Item("1", "title: kind of study, target population, outcome"),
+        Item("2", "abstract, by the checklist for abstracts"),
+        Item("3a-c", "background: medical context, existing models, known inequalities"),
+        Item("4", "objectives: development, evaluation or both"),
+    ]
+
+
+def _methods(run: Shown) -> list[Item]:
+    return [*_data(run), *_variables(run), *_analysis(run), *_outputs(run)]
+
+
+def _data(run: Shown) -> list[Item]:
+    """Return items 5 to 7: the sources of the data and their preparation."""
+    return [
+        Item(
+            "5a, 6a",
+            "sources of the data; number and location of centres",
+            f"data set {run.summary['dataset']}; {len(run.silos)} sites: {join_names(run.silos)}",
+            "Sites",
+            "kind of data (registry, trial, routine care), countries, level of care",
+        ),
+        Item("5b, 6b", "dates of the data; eligibility of participants"),
+        Item("6c", "treatments received, and how they were handled"),
+        Item(
+            "7",
+            "preparation of the data, also across groups of patients",
+            f"inputs standardised: {run.settings.common.standardise}; {_without_value(run)}",
+            "config.toml",
+            "quality checks before the data came to fedsilo",
+        ),
+    ]
+
+
+def _variables(run: Shown) -> list[Item]:
+    """Return items 8 to 11: outcome, predictors, sample size and missing data."""
+    outcome, predictors = describe_columns(run)
+    return [
+        Item("8a", "outcome: definition, horizon", outcome, "", "how and when it was assessed"),
+        Item("8b-c", "outcome: assessors, and what they knew"),
+        Item("9a, 9b", "predictors: choice and definition", predictors, "", "why, how measured"),
+        Item("9c", "predictors: assessors, and what they knew"),
+        Item("10", "sample size", _sizes(run), "Sites", "how it was arrived at"),
+        Item(
+            "11",
+            "missing data",
+            _without_value(run),
+            "fedsilo survey",
+            "reasons for missing values",
+        ),
+    ]
+
+
+def _analysis(run: Shown) -> list[Item]:
+    """Return items 12 and 13: the model, its measures, and class imbalance."""
+    summary = run.summary
+    return [
+        Item(
+            "12a-c",
+            "how the data were used; kind of model, its building and tuning",
+            f"{summary['title']}, network {run.settings.common.network}, {summary['rounds']} "
+            "rounds; every setting and its origin",
+            "Settings, config.toml",
+            "why this method; trials of 'fedsilo tune', if any",
+        ),
+        Item(
+            "12d",
+            "differences between centres",
+            "results by site",
+            "Final metrics",
+            "how heterogeneity was judged",
+        ),
+        Item(
+            "12e",
+            "measures of performance",
+            "accuracy, balanced accuracy, AUC, calibration error with 95 % intervals",
+            "fedsilo report --for clinic",
+            "which measure decides, and why",
+        ),
+        Item("12f", "updating of the model", "none: the model is that of the last round", "", ""),
+        Item(
+            "12g",
+            "how predictions are computed for evaluation",
+            "by each site on its own samples, by this version's code",
+            "model.safetensors, fedsilo predict",
+            "",
+        ),
+        Item("13", "class imbalance", _class_counts(run), "Sites", "what was done about it"),
+    ]
+
+
+def _outputs(run: Shown) -> list[Item]:
+    """Return items 14 to 19: fairness, output, evaluation data, and the openness of the study."""
+    revision = run.config.environment.get("fedsilo-revision", "unknown")
+    return [
+        Item(
+            "14",
+            "fairness",
+            "by groups of patients with --by COLUMN",
+            "fedsilo report --for clinic --by",
+            "which groups matter, and why",
+        ),
+        Item(
+            "15",
+            "output of the model and thresholds",
+            "a probability of each class; the class of the largest is predicted, without another "
+            "threshold",
+            "fedsilo predict",
+            "the threshold for a clinical decision (--decisions helps)",
+        ),
+        Item(
+            "16",
+            "differences between training and evaluation data",
+            f"the test samples are of the same sites, split {_split_text(run)}",
+            "Sites",
+            "evaluation at hospitals that did not train",
+        ),
+        Item("17", "approval by an ethics committee, consent"),
+        Item("18a-d", "funding, conflicts of interest, protocol, registration"),
+        Item("18e", "availability of the data", *_availability(run)),
+        Item("18f", "availability of the code", f"fedsilo, revision {revision}", "config.toml", ""),
+        Item("19", "involvement of patients and the public"),
+    ]
+
+
+def _without_value(run: Shown) -> str:
+    """Describe what is done with missing values: as a table's schema says, or nothing."""
+    if isinstance(data_set(str(run.summary["dataset"])), TableDataSet):
+        return "rows without a value are dropped, or cells imputed, as the schema says"
+    return "images have no missing cells"
+
+
+def _results(run: Shown) -> list[Item]:
+    dropped = ""
+    if run.trust == SERVER:
+        dropped = ", and how many were left out"
+    return [
+        Item(
+            "20a",
+            "flow of participants",
+            f"samples by site and split{dropped}",
+            "Sites",
+            "flow before the data came to fedsilo, follow-up",
+        ),
+        Item(
+            "20b",
+            "characteristics of participants",
+            "distributions of the columns by site",
+            "fedsilo survey",
+            "demographics that are not among the columns",
+        ),
+        Item(
+            "20c",
+            "comparison of evaluation and development data",
+            "means that differ clearly between sites are listed",
+            "Sites",
+            "",
+        ),
+        Item("21", "participants and events in each analysis", _sizes(run), "Sites", ""),
+        Item(
+            "22",
+            "the full model, and how to use it",
+            "weights and a model card",
+            "model.safetensors, fedsilo card, fedsilo export",
+            "",
+        ),
+        Item("23a", "performance with intervals", result(run), "Final metrics", ""),
+        Item("23b", "heterogeneity of performance", "results by site", "Final metrics", ""),
+        Item("24", "results of updating", "not applicable: nothing was updated", "", ""),
+    ]
+
+
+def _discussion() -> list[Item]:
+    return [
+        Item("25", "interpretation, in the light of earlier studies"),
+        Item(
+            "26",
+            "limitations",
+            "the main limit of the result is in the first section",
+            "In short",
+            "limits of the data and of the design",
+        ),
+        Item("27a-c", "use in care: poor inputs, skills of users, next steps"),
+    ]
+
+
+def describe_columns(run: Shown) -> tuple[str, str]:
+    """Describe the outcome and the predictors, by their titles and units if a schema is here."""
+    classes = join_names(run.class_names()) or "classes without names"
+    data = data_set(str(run.summary["dataset"]))
+    if not isinstance(data, TableDataSet):
+        return f"classes: {classes}", "images"
+    common = run.settings.common
+    try:
+        schema = data.schema(find_places(common.data_dir, common.cache_dir))
+    except FedsiloError:
+        # The page may be written on another machine than the hospitals' data
+        return f"classes: {classes}", "the columns of the hospitals' schema, which is not here"
+    titles = []
+    for column in schema.columns:
+        if column.kind != "ignored":
+            titles.append(column.words().title)
+    return f"column {schema.label.column}, classes: {classes}", join_names(titles)
+
+
+def _sizes(run: Shown) -> str:
+    """Describe the training and test samples over all sites, if the page may show them all."""
+    parts = []
+    for split, name in (("train", "training"), ("test", "test")):
+        sizes: Sequence[int | None] = [known["sizes"].get(split) for known in run.silos.values()]
+        if None in sizes:
+            return "the sizes of some sites are hidden or were not reported"
+        total = sum(size or 0 for size in sizes)
+        parts.append(f"{total:,} {name} {run.noun(total)}")
+    return ", ".join(parts)
+
+
+def _class_counts(run: Shown) -> str:
+    if run.trust == NOBODY:
+        return "counts by class and site, with the hospitals' noise"
+    return "counts by class and site"
+
+
+def _split_text(run: Shown) -> str:
+    common = run.settings.common
+    if common.test_folds:
+        return f"by folds: number {common.test_fold} of {common.test_folds}"
+    return "as the data set or its schema says"
+
+
+def _availability(run: Shown) -> tuple[str, str, str]:
+    """Return the answer, its place, and what a person must add about the data's availability."""
+    data = data_set(str(run.summary["dataset"]))
+    if data.licence:
+        return f"public: {data.licence.licence}", "fedsilo datasets", ""
+    if data.origin == "made-up":
+        return "made up by fedsilo from the seed", "", ""
+    return "they stay at the hospitals", "", "who may ask for them, and how"
