@@ -51,6 +51,9 @@ def compare(
     unequal: Annotated[
         bool, "compare and mark rows that differ in rounds, steps, start or tuning"
     ] = False,
+    no_floor: Annotated[
+        bool, "also compare values that rest on fewer samples than 'privacy.sums-min-count'"
+    ] = False,
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Comparison:
@@ -84,13 +87,13 @@ def compare(
     # Only missing runs are started, so an interrupted comparison can be repeated
     unfinished = [job for job in planned if not job.is_finished()]
     if unfinished:
-        study.refuse_without(split, unfinished)
+        study.refuse_without(split, unfinished, no_floor)
     run_all(unfinished, at_once, tell)
     # Steps, bytes and seconds are known only now: a run may have ended early
     budgets = budgets.with_costs(runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
-    return study.compare_runs(planned, split, shown, tested, paired, budgets)
+    return study.compare_runs(planned, split, shown, tested, paired, budgets, no_floor)
 
 
 def _plan_jobs(

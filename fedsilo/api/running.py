@@ -103,7 +103,7 @@ def simulate(
         FedsiloError: the experiment, a setting or the data cannot be used, or the run failed.
     """
     from fedsilo.engines.planning import plan_run, start
-    from fedsilo.server_app.records.run_directory import with_free_name
+    from fedsilo.server_app.records.run_directory import free_name
 
     overrides = _overrides(seed, name, track)
     overrides |= {"network.name": _network_name(network)} if network is not None else {}
@@ -117,7 +117,8 @@ def simulate(
         overrides=overrides,
         engine=engine,
     )
-    directory = start(with_free_name(settings), resources, engine, ray_address)
+    with free_name(settings) as named:
+        directory = start(named, resources, engine, ray_address)
     return _finish(directory, draw=not no_pictures)
 
 
@@ -173,7 +174,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     if draw:
         draw_pictures(directory, printer(console))
     headline = data_set(run.summary["dataset"]).headline
-    print_published(run.summary, run.paper, headline, console)
+    print_published(run.shown().summary, run.paper, headline, console)
     return run
 
 

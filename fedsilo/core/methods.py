@@ -90,6 +90,14 @@ METHODS = {
         "fedsilo.models.methods.fedbn:FedBNSettings",
         "FedBN (Li et al. 2021): each silo keeps the weights and statistics of its batch norms.",
     ),
+    "fedcross": Entry(
+        "fedsilo.models.methods.fedcross:FedCrossSettings",
+        "FedCross (Hu et al. 2024): each silo trains another model; unlike models are mixed.",
+    ),
+    "feddbe": Entry(
+        "fedsilo.models.methods.feddbe:FedDBESettings",
+        "FedDBE (Zhang et al. 2023): each silo keeps what is peculiar to its features.",
+    ),
     "feddistill": Entry(
         "fedsilo.models.methods.feddistill:FedDistillSettings",
         "FedDistill (Seo et al. 2022): sites share the mean logits of each class.",
@@ -109,6 +117,10 @@ METHODS = {
     "fednova": Entry(
         "fedsilo.models.methods.fednova:FedNovaSettings",
         "FedNova (Wang et al. 2020): each update is divided by the site's steps before averaging.",
+    ),
+    "fedpac": Entry(
+        "fedsilo.models.methods.fedpac:FedPACSettings",
+        "FedPAC (Xu, Tong and Huang 2023): aligned features, and classifiers mixed for each silo.",
     ),
     "fedper": Entry(
         "fedsilo.models.methods.fedper:FedPerSettings",

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fedsilo.comparison.results import (
-    describe_partial_means,
     experiment_results,
     shared_metrics,
     summaries_by_seed,
@@ -28,6 +27,7 @@ from fedsilo.reports.research_comparison import (
 )
 from fedsilo.reports.run_facts import experiments_of, head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
+from fedsilo.server_app.records.partial_means import describe_partial_means
 from fedsilo.server_app.records.progress import bytes_text
 
 _NAMED = 6  # lines whose last value is in a picture's description; the table has all

@@ -42,6 +42,6 @@ class FedRepSettings(FedPerSettings):
         """
         if common.local_steps == 1:
             raise SettingError(
-                "setting 'train.local-steps' is 1, and fedrep trains the head first, then the "
-                "rest: set it to 2 or more, or choose 'fedper'"
+                f"setting 'train.local-steps' is 1, and {common.method} trains the head first, "
+                "then the rest: set it to 2 or more, or choose 'fedper'"
             )

@@ -11,14 +11,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsilo.core.array_names import arrays_below, with_prefix
 from fedsilo.core.messages import TRAIN
 from fedsilo.core.settings_schema import keys_of
 from fedsilo.models.maths.class_means import large_classes
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.build import network_kind
+from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import Arrays, ArraySpec, Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.local import Local
+from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Specs
 
 
@@ -168,6 +171,11 @@ class FedProto(ClassMeans):
             before[site] = {name: state.arrays[name] for name in sorted(known)}
         replies = ask(TRAIN, send, expect=expect, reference=before)
         arrays = dict(state.arrays)
+        self.merge_prototypes(replies, arrays)
+        return replace(state, arrays=arrays)
+
+    def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
+        """Put the mean of the returned prototypes of each class into ``arrays`` (eq. 6)."""
         for label in range(self.task.classes):
             name = f"{PROTOTYPE}{label}"
             sent, weights = [], []
@@ -178,7 +186,6 @@ class FedProto(ClassMeans):
                     weights.append(weight)
             if sent:  # a class that nobody sent keeps its prototype
                 arrays[name] = np.average(sent, axis=0, weights=weights).astype(np.float32)
-        return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the prototypes that ``site`` needs to measure the final model.
@@ -194,7 +201,7 @@ class FedProto(ClassMeans):
         """Return all global prototypes, or no arrays if ``site`` sends no prototype itself."""
         if not self.sent_classes(site):
             return {}
-        return state.arrays
+        return with_prefix(PROTOTYPE, arrays_below(PROTOTYPE, state.arrays))
 
     def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype: its number of training samples of the class.

@@ -1,11 +1,37 @@
 """Every method that has a reference, with settings by which its parts weigh something."""
 
-from tests.reference import averaging, personal
+from tests.reference import averaging, papers, personal, recent
 from tests.reference.harness import Case
 
 NORMED = {"network.name": "small_world:build_normed"}
 ADAPTIVE = {"fedadam.server-learning-rate": 0.05, "fedadam.tau": 0.1}
 FINE = {"fedavg-ft.finetune-rounds": 5, "fedavg-ft.finetune-learning-rate": 0.05}
+UEFL = {
+    "uefl.codes": 5,
+    "uefl.iteration-rounds": 6,
+    "uefl.extension-rounds": 7,
+    "uefl.gamma": 0.0,
+    "uefl.centroid-min-count": 1,
+    "uefl.stop-when-certain": False,
+    "train.mc-passes": 1,
+}
+PICSR = {
+    "picsr.expert-rounds": 8,
+    "picsr.prototype-min-count": 1,
+    "picsr.router-learning-rate": 0.3,
+}
+# A round is half an epoch
+ALIGNED = {
+    "train.epoch-steps": 4,
+    "train.pace": 2,
+    "train.local-epochs": 2,
+    "train.batch-size": 32,
+    "train.optimiser": "adam",
+    "train.learning-rate": 0.01,
+    "fedaligncl.align": False,
+    "fedaligncl.warmup-epochs": 1,
+    "fedaligncl.noise-variance": 0.0,
+}
 
 CASES = (
     Case("fedavg", averaging.fedavg),
@@ -21,8 +47,12 @@ CASES = (
     Case("fedswa", averaging.fedswa),
     Case("star", averaging.star),
     Case("cyclic", averaging.cyclic),
+    Case("mix", averaging.mix),
     Case("moon", averaging.moon, {"moon.contrast-mu": 1.0}),
     Case("distrans", personal.distrans, {"distrans.offset-learning-rate": 0.1}),
+    Case("fedcross", recent.fedcross, {"fedcross.cross-alpha": 0.8}),
+    Case("fedpac", recent.fedpac, {"fedpac.class-min-count": 1, "fedpac.head-share": 0.4}),
+    Case("feddbe", recent.feddbe, {"feddbe.mean-weight": 2.0, "feddbe.mean-momentum": 0.6}),
     Case("local", personal.local),
     Case("fedper", personal.fedper),
     Case("fedrep", personal.fedrep),
@@ -36,4 +66,8 @@ CASES = (
     Case("ring", personal.ring),
     Case("matcha", personal.matcha, {"matcha.budget": 0.5}),
     Case("cdl", personal.cdl),
+    Case("uefl", papers.uefl, UEFL),
+    Case("picsr", papers.picsr, PICSR),
+    Case("fedefm", papers.fedefm, {"fedefm.emd-grid": 0, "train.learning-rate": 0.05}),
+    Case("fedaligncl", papers.fedaligncl, ALIGNED, "fedaligncl, no alignment"),
 )

@@ -119,10 +119,11 @@ def problem_of(settings: RunSettings, noted: Noted) -> Problem:
     network = build_classifier(settings.common, Task(small_world.SHAPE, small_world.CLASSES))
     network = deepcopy(network).double()
     start = {n: a.detach().clone() for n, a in exchanged_arrays(network).items()}
-    data, first = {}, {}
+    data, validation, first = {}, {}, {}
     for site in small_world.SAMPLES:
-        train = small_world.WORLD.load(site, settings.common, Places(None, Path())).train
-        data[site] = train.inputs.double(), train.labels
+        silo = small_world.WORLD.load(site, settings.common, Places(None, Path()))
+        data[site] = silo.train.inputs.double(), silo.train.labels
+        validation[site] = silo.val.inputs.double(), silo.val.labels
         first[site] = next(iter(noted.received[1, site]), {})
     own = {key.partition(".")[2]: v for key, v in settings.as_mapping().items()}
     return Problem(
@@ -130,6 +131,7 @@ def problem_of(settings: RunSettings, noted: Noted) -> Problem:
         start=start,
         first=first,
         data=data,
+        validation=validation,
         rate=settings.common.learning_rate,
         rounds=settings.common.rounds,
         trainings=noted.trainings,

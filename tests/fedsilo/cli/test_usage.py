@@ -145,7 +145,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired unequal csv markdown latex picture dry-run",
+            "median tests paired unequal no-floor csv markdown latex picture dry-run",
         ),
         ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
