@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.comparison.results import SiteMetrics
 from fedsilo.core.metric_names import CERTAINTY, CLASS, CONFIDENCE, TRAINED_PREFIX, UNCERTAINTY
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
@@ -14,6 +13,7 @@ from fedsilo.pages.page import NONE, Picture, Table, share, with_interval
 from fedsilo.pages.page_pictures import certainty, estimates
 from fedsilo.reports.run_facts import head_of, taking_part
 from fedsilo.runs.finished_run import Shown
+from fedsilo.server_app.records.partial_means import SiteMetrics
 
 TITLE = "Not for clinical use"
 WARNING = (

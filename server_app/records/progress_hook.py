@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 
-from fedsilo.core.files.atomic_files import STANDARD_OUTPUT
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -230,12 +229,9 @@ class ProgressHook(Hook):
         """Log the first error in showing or writing the progress. Later errors are ignored."""
         if not self.reported:
             self.reported = True
-            fault = f"{FILE} cannot be kept up to date"
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
-            if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
-                fault, reason = STANDARD_OUTPUT, str(error.strerror)
-            line = "fedsilo: %s (%s); the run continues"
-            logging.getLogger("flwr").warning(line, fault, reason)
+            line = "fedsilo: %s cannot be kept up to date (%s); the run continues"
+            logging.getLogger("flwr").warning(line, FILE, reason)
 
     @_never_raises
     def _end(self, state: Status, why: str = "") -> None:

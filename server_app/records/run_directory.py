@@ -16,7 +16,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
-from fedsilo.core.files.atomic_files import FULL, STANDARD_OUTPUT, write_atomically
+from fedsilo.core.files.atomic_files import FULL, hold_name, write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
@@ -199,27 +199,49 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
-def with_free_name(settings: RunSettings) -> RunSettings:
-    """Return the settings with a run name that is not taken yet.
+@contextmanager
+def free_name(settings: RunSettings) -> Iterator[RunSettings]:
+    """Yield the settings with a run name that no directory has, and hold it while the block runs.
 
-    If the name is taken, the first free number from 2 is appended, such as ``hearts-2``, and a line
-    is printed. The name of a resumed run and an invalid name are not changed. The name is not
-    reserved, so another process may still take it.
+    If the name is taken, or another process is about to use it, the first free number from 2 is
+    appended, such as ``hearts-2``, and a line is printed. The name of a resumed run and an invalid
+    name are not changed.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
     # An impossible name stays, and the run's start refuses it
-    if common.resume or not RUN_NAME.fullmatch(common.run_name) or not _is_taken(path):
-        return settings
-    number = 2
-    while _is_taken(path.with_name(f"{common.run_name}-{number}")):
-        number += 1
-    free = f"{common.run_name}-{number}"
+    if common.resume or not RUN_NAME.fullmatch(common.run_name):
+        yield settings
+        return
+    candidate, number = path, 1
+    with ExitStack() as held:
+        # Held before it is looked at: otherwise two processes could both find it free
+        while not _is_free_for_us(candidate, held):
+            number += 1
+            candidate = path.with_name(f"{common.run_name}-{number}")
+        if candidate != path:
+            print(f"fedsilo: {_why_not_free(path)}; this run is named {candidate.name}")
+        named = dataclasses.replace(common, run_name=candidate.name)
+        yield dataclasses.replace(settings, common=named)
+
+
+def _is_free_for_us(path: Path, held: ExitStack) -> bool:
+    """Tell whether a new run may use ``path``, and then hold its name until ``held`` is closed."""
+    with ExitStack() as trial:
+        is_free = trial.enter_context(hold_name(path)) and not _is_taken(path)
+        if is_free:
+            held.push(trial.pop_all())
+        return is_free
+
+
+def _why_not_free(path: Path) -> str:
+    """Explain why a new run cannot use ``path``, and how to continue an unfinished run there."""
+    if not _is_taken(path):
+        return f"another process is starting a run in {path}"
     hint = ""
     if (path / CONFIG).is_file() and not RunDirectory(path).has_ended():
         hint = f" and is unfinished (to continue: fedsilo resume {as_word(path)})"
-    print(f"fedsilo: {path} exists{hint}; this run is named {free}")
-    return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=free))
+    return f"{path} exists{hint}"
 
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
@@ -370,12 +392,12 @@ def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
     """Replace the OSError of a full disk by a RunDirectoryError with the remedy.
 
     The remedy is to make room, and to start the run again or, if there is a checkpoint, to resume
-    it. Other errors pass through, as does a full disk behind redirected standard output.
+    it. Other errors pass through.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL or error.filename == STANDARD_OUTPUT:
+        if error.errno not in FULL:
             raise
         again = "start the run again"
         if directory.has_checkpoint():

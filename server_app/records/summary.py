@@ -11,6 +11,7 @@ from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 
 Values = Mapping[str, Mapping[str, float]]
 
+NONE = "n/a"
 MANY = 20  # more sites than this are summarised
 _WORST = 5  # sites that a summary still names
 
@@ -239,13 +240,13 @@ def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
 
 
 def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    """Format a row's metrics with three decimals (one for perplexity), and "" if missing."""
+    """Format a row's metrics with three decimals (one for perplexity), and "n/a" if missing."""
     cells = []
     for metric in metrics:
         digits = 3
         if metric == "perplexity":
             digits = 1
-        text = ""
+        text = NONE
         if metric in row:
             text = f"{row[metric]:.{digits}f}"
         cells.append(text)

@@ -2,6 +2,7 @@
 
 There are about twenty scalars. Each is the mean of a metric over the sites, ``<split>/<metric>``,
 or a sum over the sites in a round, ``traffic/<bytes_down, bytes_up, seconds, steps or samples>``.
+A tracker is read by others, so the means are over the values that a report may show (``shown.py``).
 The settings that decide the result are sent once. The hook stores nothing in the checkpoint, so a
 run is the same with and without it. A failure prints one line and does not end the run.
 
@@ -19,7 +20,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from fedsilo.core.errors import missing_extra
@@ -27,7 +27,11 @@ from fedsilo.core.messages import EVALUATE
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
+from fedsilo.core.site_facts import SPLITS
+from fedsilo.server_app.records import summary
 from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder, Row
+from fedsilo.server_app.records.run_directory import silos_document
+from fedsilo.server_app.records.shown import Floors
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
@@ -235,31 +239,57 @@ class TrackingHook(Hook):
         self.common, self.run_dir, self.recorder = common, run_dir, recorder
         self.decisive = decisive
         self.tracker: Tracker | None = None
+        self.silos: Mapping[str, Any] = {}
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Open the tracker, and send it all rows that a resumed run has restored.
 
         A failure ends the tracking, but not the run.
         """
+        self.silos = silos_document(participants)
         with self._stop_on_failure():
             open_tracker = TRACKERS[self.common.track]
             self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
             next(self.tracker)
             metrics = [*self.recorder.metrics.rows(), *self.recorder.open]
-            self.tracker.send(means(metrics, self.recorder.traffic.rows()))
+            self.tracker.send(means(self._select_shown(metrics), self.recorder.traffic.rows()))
+
+    def participants_changed(
+        self, round_: int, participants: Participants, joined: list[str]
+    ) -> None:
+        """Take the counts of the sites that have joined, which decide what is sent of them."""
+        self.silos = silos_document(participants)
 
     def round_ended(self, state: State) -> None:
         """Send the rows that the round has added."""
-        if self.tracker:
-            with self._stop_on_failure():
-                self.tracker.send(means(*self.recorder.written))
+        self._send_written(None)
 
     def run_ended(self, state: State) -> None:
         """Send the rows that the final evaluation has added, and close the tracker."""
-        self.round_ended(state)
+        self._send_written(state.round)
         if self.tracker:
             with self._stop_on_failure():
                 self.tracker.close()
+
+    def _send_written(self, last_round: int | None) -> None:
+        if self.tracker:
+            metrics, traffic = self.recorder.written
+            with self._stop_on_failure():
+                self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
+
+    def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
+        """Yield the rows of metrics.csv that may be shown; ``last_round`` is None before the end.
+
+        In the last round the rules are stricter, because metrics by class are shown too.
+        """
+        last: dict[str, Any] = {split: {} for split in SPLITS}
+        if last_round is not None:
+            last = {split: self.recorder.values(last_round, split) for split in SPLITS}
+        floors = Floors(self.common, self.silos, -1 if last_round is None else last_round, last)
+        for row in rows:
+            at, site, split, metric, value = row
+            if floors.shows(int(at), str(site), str(split), str(metric), float(value)):
+                yield row
 
     @contextmanager
     def _stop_on_failure(self) -> Iterator[None]:
@@ -288,14 +318,16 @@ def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
         metrics: rows of metrics.csv.
         traffic: rows of traffic.csv.
     """
-    values: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for round_, _, split, metric, value in metrics:
+    values: dict[tuple[str, int], dict[str, dict[str, float]]] = {}
+    for round_, site, split, metric, value in metrics:
         own = metric.startswith("trained-") and split != "train"
         if not own and not _PART.search(metric):
-            values[f"{split}/{metric}", int(round_)].append(float(value))
+            of_sites = values.setdefault((f"{split}/{metric}", int(round_)), {})
+            of_sites[site] = {metric: float(value)}
     scalars = []
-    for (tag, step), listed in values.items():
-        scalars.append(Scalar(tag, step, fmean(listed)))
+    for (tag, step), of_sites in values.items():
+        (mean,) = summary.means(of_sites).values()
+        scalars.append(Scalar(tag, step, mean))
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for round_, phase, _, *numbers in traffic:
         if phase not in ("hello", EVALUATE):

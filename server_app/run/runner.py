@@ -88,7 +88,7 @@ def run(
                 loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
             summary = write_end(directory, loop, hooks, seconds, say)
-    show_end(directory, loop.method, summary, console)
+    show_end(directory, loop.method, hooks.recorder, summary, console)
     return directory
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-STANDARD_OUTPUT = "standard output cannot be written"  # used in place of a file name
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the numbers of an OSError if a disk or a quota is full
 _DISK = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS)
 _NOT_REGULAR = "it is not a regular file"
@@ -147,6 +146,52 @@ def _open_part(path: Path) -> tuple[Path, int]:
             temporary.unlink(missing_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             return Path(name), handle
+
+
+@contextmanager
+def hold_name(path: Path) -> Iterator[bool]:
+    """Keep other processes from holding the name of ``path`` while the ``with`` block runs.
+
+    Yields False if another process holds the name. The lock is on the file ``.<name>.held`` next
+    to ``path``, which is removed afterwards, as is a parent folder that was made for it and is
+    empty. A file system without locks holds nothing, and True is yielded.
+    """
+    held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = _lock_name(held)
+    if handle is None:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        # Removed while it is locked; who opened it before finds that it is gone, and makes another
+        held.unlink(missing_ok=True)
+        os.close(handle)
+        if is_new_parent:
+            with suppress(OSError):  # a run is in it, or another process has begun one
+                path.parent.rmdir()
+
+
+def _lock_name(held: Path) -> int | None:
+    """Lock the file ``held`` and return its open descriptor; None if another process has it."""
+    while True:
+        handle = open_regular(held, os.O_WRONLY | os.O_CREAT)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                os.close(handle)
+                raise
+            return handle
+        # The process that had it may have removed it after it was opened here
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), held.stat()):
+                return handle
+        os.close(handle)
 
 
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:

@@ -123,7 +123,7 @@ def seal(folder: Path, name: str) -> None:
 
 
 def fault(folder: Path) -> str | None:
-    """Return what is wrong with a sealed folder, such as 'have no seal'; None if it is unaltered.
+    """Describe the fault of a sealed folder, such as 'have no seal'; None if it is unaltered.
 
     The text follows a plural subject such as "the cached data in ...". The files are hashed only if
     the size, times or inode of a file changed since the last check; a successful check is then

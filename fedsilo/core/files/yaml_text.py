@@ -186,10 +186,10 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
 
 
 def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
-    """Return what is wrong with a scalar's text, or None if nothing is.
+    """Describe the fault in a scalar's text; None for a good text.
 
-    The answer follows the file's name ("contains a character that ..."). The text must have at most
-    300 characters, no control characters other than tab and line ends, and no lone surrogates.
+    The description follows the file's name ("contains a character that ..."). The text must have at
+    most 300 characters, no control characters other than tab and line ends, and no lone surrogates.
     """
     if _UNWRITABLE.search(node.value):
         return f"contains a character that is not text (line {_line_of(node)})"
@@ -200,10 +200,11 @@ def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
 
 
 def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
-    """Return what is wrong with a mapping that has a key twice; None if all keys differ.
+    """Describe the first key that a mapping has twice; None if all keys differ.
 
-    The answer follows the file's name ("has the key 'a' twice (line 3)"). Only the mapping's own
-    keys are compared, not those of mappings inside it. Keys that are lists or mappings are skipped.
+    The description follows the file's name ("has the key 'a' twice (line 3)"). Only the mapping's
+    own keys are compared, not those of mappings inside it. Keys that are lists or mappings are
+    skipped.
     """
     keys = set()
     for key_node, _ in node.value:
