@@ -326,9 +326,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list. A union becomes
-    its ``Path`` member, else its ``str`` member, else its first member. An optional type stays
-    optional.
+    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list, also if they are
+    optional. Other optional types stay optional. A union becomes ``Path`` if that is a member, else
+    ``str``, else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes
