@@ -149,12 +149,13 @@ def plan_simulation(
     """
     from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
     from fedsilo.engines.planning import plan_run
-    from fedsilo.server_app.records.run_directory import with_free_name
+    from fedsilo.server_app.records.run_directory import free_name
 
     overrides = _overrides(seed, name, track)
     given = options.run_sources(sources)
     settings, resources = plan_run(experiment, given, supernodes=supernodes, overrides=overrides)
-    yield from describe_run(with_free_name(settings), resources, engine)
+    with free_name(settings) as named:
+        yield from describe_run(named, resources, engine)
     yield NOTHING_RUN
 
 
