@@ -184,10 +184,20 @@ METHODS = {
     ),
 }
 
+# Methods that train no network, so they are not compared with those above: commands of their own
+# run them, such as ``fedsilo fit``
+ESTIMATORS = {
+    "glm": Entry(
+        "fedsilo.models.methods.glm:GLMSettings",
+        "Regression by sums of gradients and Hessians, with standard errors (fedsilo fit).",
+    ),
+}
+OURS = METHODS | ESTIMATORS
+
 
 def class_name(name: str) -> str:
     """Return the class name of a method's server side: ``FedProx`` for ``fedprox``."""
-    return METHODS[name].settings.partition(":")[2].removesuffix("Settings")
+    return OURS[name].settings.partition(":")[2].removesuffix("Settings")
 
 
 def title_of(name: str) -> str:
@@ -200,10 +210,10 @@ def title_of(name: str) -> str:
         SettingError: no method has that name, or its plugin cannot be imported.
     """
     settings = settings_class(name)
-    if name in METHODS:
+    if name in OURS:
         return settings.title
     # A plugin without settings of its own borrows a built-in class, whose title would be wrong here
-    server = plugin_server(name, METHODS)
+    server = plugin_server(name, OURS)
     if settings is not settings_class(_parent_method(server)) and "title" in vars(settings):
         return settings.title
     return server.__name__
@@ -218,9 +228,9 @@ def about(name: str) -> str:
     Raises:
         SettingError: no method has that name.
     """
-    if name in METHODS:
-        return METHODS[name].description
-    doc = import_module(plugin_server(name, METHODS).__module__).__doc__ or ""
+    if name in OURS:
+        return OURS[name].description
+    doc = import_module(plugin_server(name, OURS).__module__).__doc__ or ""
     return doc.strip().partition("\n")[0]
 
 
@@ -231,9 +241,9 @@ def why_not_private(name: str) -> str | None:
     as private only if that class sets ``bounded_per_patient``. A plugin without one has the answer
     of the built-in method that it extends.
     """
-    if name in METHODS:
+    if name in OURS:
         return settings_class(name).why_not_private
-    site, extended = site_class(name), _parent_method(plugin_server(name, METHODS))
+    site, extended = site_class(name), _parent_method(plugin_server(name, OURS))
     if site is site_class(extended):
         return settings_class(extended).why_not_private
     # Only the author of a plugin knows what it sends, so silence must not count as a promise
@@ -252,13 +262,13 @@ def needs_sums_only(name: str) -> bool:
     value of the method that it extends.
     """
     settings = settings_class(name)
-    if name in METHODS:
+    if name in OURS:
         return settings.sums_suffice
     for cls in settings.__mro__:
         # The value that every class inherits from OwnSettings is not a statement of this plugin
         if cls is not OwnSettings and "sums_suffice" in vars(cls):
             return settings.sums_suffice
-    return settings_class(_parent_method(plugin_server(name, METHODS))).sums_suffice
+    return settings_class(_parent_method(plugin_server(name, OURS))).sums_suffice
 
 
 def settings_class(name: str) -> type[OwnSettings]:
@@ -269,10 +279,10 @@ def settings_class(name: str) -> type[OwnSettings]:
     Raises:
         SettingError: no method has that name, or the class in the method's entry does not exist.
     """
-    if name not in METHODS:
+    if name not in OURS:
         plugged: type[OwnSettings] = _plugin_class(name, "models", "Settings")
         return plugged
-    place = METHODS[name].settings
+    place = OURS[name].settings
     settings: type[OwnSettings] = _import_class(
         place, f"method '{name}' in fedsilo/core/methods.py"
     )
@@ -286,7 +296,7 @@ def known_defaults() -> dict[str, Value]:
     with these defaults.
     """
     known = defaults(CommonSettings)
-    for method in METHODS:
+    for method in OURS:
         known |= defaults(settings_class(method))
     return known
 
@@ -321,11 +331,11 @@ def _class_of_side(name: str, side: str) -> type[Any]:
         SettingError: no such method exists, its class does not exist, or the class leaves an
             abstract function undefined.
     """
-    if name not in METHODS:
+    if name not in OURS:
         if side == "site":
             plugged: type[Any] = _plugin_class(name, "client_app", "Site")
             return plugged
-        server = plugin_server(name, METHODS)
+        server = plugin_server(name, OURS)
         refuse_lacking(server, f"module '{server.__module__}'")
         return server
     settings = settings_class(name)
@@ -373,7 +383,7 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
         SettingError: a file has the name of a built-in method or another digest than its pin, or
             cannot be executed.
     """
-    load_plugins(named, {name.replace("-", "_") for name in METHODS}, pins)
+    load_plugins(named, {name.replace("-", "_") for name in OURS}, pins)
 
 
 def _parent_method(server: type) -> str:
@@ -382,7 +392,7 @@ def _parent_method(server: type) -> str:
     The result is 'fedavg' if the class extends no built-in method.
     """
     # The classes are in the order Python looks up functions, so the nearest parent decides
-    names = {class_name(name): name for name in METHODS}
+    names = {class_name(name): name for name in OURS}
     for cls in server.__mro__:
         is_ours = cls.__module__.startswith("fedsilo.strategies.methods.")
         if is_ours and cls.__name__ in names:
@@ -403,7 +413,7 @@ def _plugin_class(name: str, room: str, suffix: str) -> Any:
     Raises:
         SettingError: the plugin does not exist or does not import, or its class is not usable.
     """
-    server = plugin_server(name, METHODS)
+    server = plugin_server(name, OURS)
     part = plugin_part(server, room, suffix)
     if part is not None:
         return part
