@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         plot,
         report,
     )
+    from fedsilo.api.fitting import fit
     from fedsilo.api.hospital import audit
     from fedsilo.api.hospital import counts as hospital_counts
     from fedsilo.api.hospital import keys as hospital_keys
@@ -114,6 +115,7 @@ __all__ = [
     "export",
     "fetch",
     "finetune",
+    "fit",
     "gradcam",
     "histograms",
     "hospital_counts",

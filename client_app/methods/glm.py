@@ -9,22 +9,20 @@ Without it a server could send coefficients at which only one patient has any we
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 from fedsilo.client_app.session import SiteSession
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.one_line import format_count
 from fedsilo.datasets.silo.silos import SPLITS, Silo, log_once
-from fedsilo.models.maths.fixed_point import split_numbers
 from fedsilo.models.maths.glm import (
     Family,
     Floats,
+    UndeterminedError,
     effective_patients,
     fit_alone,
     moments_of,
@@ -45,6 +43,7 @@ from fedsilo.models.methods.glm import (
     ScaleNotes,
     find_columns,
 )
+from fedsilo.models.privacy.fixed_point import split_numbers
 from fedsilo.models.privacy.summed_metrics import TRAIN_LOSS
 
 _PATIENTS_EACH = 3  # patients per coefficient, as DataSHIELD's nfilter.glm of 0.33
@@ -127,7 +126,7 @@ class GLMSite(SiteMethod):
             beta, covariance = fit_alone(self.settings.family, x, y)
             variances = np.diag(covariance)
             self._refuse_concentrated(lab, x, y, beta)
-        except (ValueError, np.linalg.LinAlgError, RefusedError) as reason:
+        except (UndeterminedError, np.linalg.LinAlgError, RefusedError) as reason:
             log_once(f"site {lab.site}: no fit of its own: {reason}")
             beta, variances, usable = np.zeros(x.shape[1]), np.zeros(x.shape[1]), 0.0
         send = {
@@ -135,7 +134,7 @@ class GLMSite(SiteMethod):
             VARIANCES: torch.from_numpy(variances.copy()),
             USABLE: torch.tensor([usable]),
         }
-        return Outgoing(send=cast(dict[str, Tensor], send))
+        return Outgoing(send=send)
 
     def _values(self, lab: Lab) -> Floats:
         """Return outcome and columns in the server's units, (n, k); NaN is missing.

@@ -20,8 +20,15 @@ Family = Literal["logistic", "linear", "poisson"]
 Floats = npt.NDArray[np.float64]
 
 _MOST_ETA = 700.0  # exp(709) is the largest float64
+# The largest coefficient of a standardised column: an odds ratio of 160,000 per deviation. Newton's
+# method gets beyond it only if the outcomes are separated
+LARGEST = 12.0
 _NUMBERS = 3  # numbers of ``GLMSums`` besides gradient and Hessian
 _SINGULAR = 1e-7  # share of a column's variance that the columns before it leave unexplained
+
+
+class UndeterminedError(ValueError):
+    """These patients determine no coefficients; the text says why, without a subject's name."""
 
 
 @dataclass(frozen=True)
@@ -216,14 +223,14 @@ def fit_alone(family: Family, x: Floats, y: Floats, rounds: int = 30) -> tuple[F
         rounds: the most steps of Newton's method.
 
     Raises:
-        ValueError: the outcomes are all alike, a column is redundant, or the steps do not converge,
-            for example because a column separates the outcomes.
+        UndeterminedError: the outcomes are all alike, a column is redundant, or the steps do not
+            converge, for example because a column separates the outcomes.
     """
     sums = sums_at(family, x, y, np.zeros(x.shape[1]))
     if (y == y[0]).all():
-        raise ValueError("all outcomes are alike")
+        raise UndeterminedError("all outcomes are alike")
     if find_redundant(sums.hessian):
-        raise ValueError("columns are constant or collinear")
+        raise UndeterminedError("columns are constant or collinear")
     beta = start_from(family, moments_of(y[:, None]), x.shape[1])
     for _ in range(rounds):
         sums = sums_at(family, x, y, beta)
@@ -232,13 +239,9 @@ def fit_alone(family: Family, x: Floats, y: Floats, rounds: int = 30) -> tuple[F
         if np.abs(beta[1:]).max(initial=0.0) > LARGEST:
             break
         if np.abs(step).max() < 1e-9 * (1 + np.abs(beta).max()):
-            return beta, dispersion(family, sums) * np.linalg.inv(sums.hessian)
-    raise ValueError("the coefficients grow without end")
-
-
-# The largest coefficient of a standardised column: an odds ratio of 160,000 per deviation. Newton's
-# method gets beyond it only if the outcomes are separated
-LARGEST = 12.0
+            covariance = dispersion(family, sums) * np.linalg.inv(sums.hessian)
+            return beta, np.asarray(covariance, np.float64)
+    raise UndeterminedError("the coefficients grow without end")
 
 
 def dispersion(family: Family, sums: GLMSums) -> float:

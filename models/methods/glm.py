@@ -31,7 +31,7 @@ class ScaleNotes(Notes):
     Attributes:
         moments: whether to sum each column's values and squares, not gradients and Hessians.
         scale: the sums are divided by it before they are split into parts.
-        grid: the grid of the parts (``models.maths.fixed_point``).
+        grid: the grid of the parts (``models.privacy.fixed_point``).
     """
 
     moments: bool
@@ -79,9 +79,7 @@ class GLMSettings(OwnSettings):
                 f"method 'glm' scales its sums to norm 1: set 'secure.clip-norm' to {CLIP_NORM:g}"
             )
         if common.evaluate_every:
-            raise SettingError(
-                "a regression measures no network: set 'server.evaluate-every' to 0"
-            )
+            raise SettingError("a regression measures no network: set 'server.evaluate-every' to 0")
         if common.sites_per_round:
             raise SettingError(
                 "a regression is of the patients of all sites: set 'server.sites-per-round' to 0"

@@ -2,7 +2,7 @@
 
 Messages to sites: ``beta`` (k,) and ``beta-rest`` (k,), float32, which add up to the coefficients
 in float64, and zeros for the arrays that return. Notes: ``scale`` and ``grid``. Replies:
-``sums/1`` to ``sums/3``, (m,) float32 each (``models.maths.fixed_point``), unmasked or masked for
+``sums/1`` to ``sums/3``, (m,) float32 each (``models.privacy.fixed_point``), unmasked or masked for
 a secret sum. At trust 'server' each site then sends a fit of its own, in the phase
 ``own-fit``.
 
@@ -20,7 +20,6 @@ from fedsilo.core.errors import FitError
 from fedsilo.core.messages import NUM_EXAMPLES, TRAIN
 from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import SERVER
-from fedsilo.models.maths.fixed_point import LARGEST_NORM, grid_of, join_sums
 from fedsilo.models.maths.glm import (
     LARGEST,
     Floats,
@@ -48,6 +47,7 @@ from fedsilo.models.methods.glm import (
     ScaleNotes,
     find_columns,
 )
+from fedsilo.models.privacy.fixed_point import LARGEST_NORM, grid_of, join_sums
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import ArraySpec, Ask, Capabilities, Disclosures, Method, State
