@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         plot,
         report,
     )
-    from fedsilo.api.fitting import fit
     from fedsilo.api.hospital import audit
     from fedsilo.api.hospital import counts as hospital_counts
     from fedsilo.api.hospital import keys as hospital_keys
@@ -65,7 +64,7 @@ if TYPE_CHECKING:
         survey,
     )
     from fedsilo.api.privacy import plan as privacy_plan
-    from fedsilo.api.running import new, pretrain, resume, simulate, watch
+    from fedsilo.api.running import fit, new, pretrain, resume, simulate, watch
     from fedsilo.api.running import runs as list_runs
     from fedsilo.core.errors import FedsiloError
     from fedsilo.runs.finished_run import FinishedRun as Run

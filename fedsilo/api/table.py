@@ -40,7 +40,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "resume": Command("fedsilo.api.running:resume", "resume runs/uefl-digits"),
         "watch": Command("fedsilo.api.running:watch", "watch runs/uefl-digits"),
         "fit": Command(
-            "fedsilo.api.fitting:fit",
+            "fedsilo.api.running:fit",
             "fit logistic --dataset heart-synthetic --columns age,sex,cp,thalach",
         ),
         "pretrain": Command(

@@ -1,4 +1,4 @@
-"""Generalised linear models by sums over patients: what Newton's method needs of each hospital.
+"""Generalised linear models from sums over the patients of each hospital, by Newton's method.
 
 A model has a linear predictor eta = x beta, where x begins with 1 for the intercept. Each hospital
 computes four sums over its patients. The sums of all hospitals are those of the pooled data, so
@@ -57,7 +57,7 @@ class GLMSums:
 
     @classmethod
     def from_vector(cls, vector: Floats, size: int) -> "GLMSums":
-        """Build the sums of ``size`` coefficients from what ``vector`` returned, or from a sum."""
+        """Build the sums of ``size`` coefficients from their vector, or from a sum of vectors."""
         gradient = vector[_NUMBERS : _NUMBERS + size]
         hessian = np.zeros((size, size))
         hessian[np.triu_indices(size)] = vector[_NUMBERS + size :]
@@ -93,7 +93,7 @@ class Moments:
 
     @classmethod
     def from_vector(cls, vector: Floats) -> "Moments":
-        """Build the sums from what ``vector`` returned, or from a sum of such vectors."""
+        """Build the sums from their vector, or from a sum of vectors."""
         known, totals, squares = np.split(vector[1:], 3)
         return cls(float(vector[0]), known, totals, squares)
 

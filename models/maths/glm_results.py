@@ -1,4 +1,4 @@
-"""What a statistician reads of a regression: coefficients in the columns' units, errors, measures.
+"""Results of a regression: coefficients in the columns' units, standard errors, measures of fit.
 
 The document is plain JSON. Confidence intervals are Wald's, as in statsmodels: by the normal
 distribution, and in a linear model by Student's t with n - k degrees of freedom.
@@ -125,7 +125,7 @@ def _ratio(value: float) -> float:
 
 
 def _heterogeneity(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row per column: each site's own coefficient, and what they are together.
+    """Yield a row per column with each site's own coefficient, and their fixed and random effects.
 
     A column has only its sites if fewer than two sites have a fit of their own.
     """

@@ -1,4 +1,4 @@
-"""Regression with standard errors: the settings of ``glm``, and what it sums.
+"""Settings of the regression ``glm``, the names of its arrays, and its columns.
 
 Equations (McCullagh and Nelder 1989, section 2.5):
   (sums) gradient and Hessian over a site's patients -> models.maths.glm.sums_at
@@ -26,7 +26,7 @@ CLIP_NORM = 1.0
 
 @dataclass(frozen=True)
 class ScaleNotes(Notes):
-    """What sites sum, and how they scale it.
+    """Tells sites the kind of their sums, and the scale.
 
     Attributes:
         moments: whether to sum each column's values and squares, not gradients and Hessians.

@@ -107,14 +107,14 @@ class GLM(Method):
         return next(iter(self.participants.facts.values())).features
 
     @property
-    def chosen(self) -> ChosenColumns:
+    def column_places(self) -> ChosenColumns:
         """The places of the columns and of the outcome."""
         return find_columns(self.features, self.settings.outcome, self.settings.columns)
 
     @property
     def names(self) -> list[str]:
         """The coefficients' names: the intercept, then the columns."""
-        return ["(intercept)", *(self.features[place] for place in self.chosen.columns)]
+        return ["(intercept)", *(self.features[place] for place in self.column_places.columns)]
 
     def initial_state(self) -> GLMState:
         """Return coefficients of 0.
