@@ -8,6 +8,7 @@ suits it, and whether secure sums are enough for it. Classes are imported when t
 A method that is not in the table is a plugin, whose classes ``plugin_methods`` finds.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -192,7 +193,8 @@ ESTIMATORS = {
         "Regression by sums of gradients and Hessians, with standard errors (fedsilo fit).",
     ),
 }
-OURS = METHODS | ESTIMATORS
+# A view of both tables, those of METHODS first when iterated
+OURS: Mapping[str, Entry] = ChainMap(ESTIMATORS, METHODS)
 
 
 def class_name(name: str) -> str:
@@ -213,7 +215,7 @@ def title_of(name: str) -> str:
     if name in OURS:
         return settings.title
     # A plugin without settings of its own borrows a built-in class, whose title would be wrong here
-    server = plugin_server(name, OURS)
+    server = plugin_server(name, METHODS)
     if settings is not settings_class(_parent_method(server)) and "title" in vars(settings):
         return settings.title
     return server.__name__
@@ -230,7 +232,7 @@ def about(name: str) -> str:
     """
     if name in OURS:
         return OURS[name].description
-    doc = import_module(plugin_server(name, OURS).__module__).__doc__ or ""
+    doc = import_module(plugin_server(name, METHODS).__module__).__doc__ or ""
     return doc.strip().partition("\n")[0]
 
 
@@ -243,7 +245,7 @@ def why_not_private(name: str) -> str | None:
     """
     if name in OURS:
         return settings_class(name).why_not_private
-    site, extended = site_class(name), _parent_method(plugin_server(name, OURS))
+    site, extended = site_class(name), _parent_method(plugin_server(name, METHODS))
     if site is site_class(extended):
         return settings_class(extended).why_not_private
     # Only the author of a plugin knows what it sends, so silence must not count as a promise
@@ -268,7 +270,7 @@ def needs_sums_only(name: str) -> bool:
         # The value that every class inherits from OwnSettings is not a statement of this plugin
         if cls is not OwnSettings and "sums_suffice" in vars(cls):
             return settings.sums_suffice
-    return settings_class(_parent_method(plugin_server(name, OURS))).sums_suffice
+    return settings_class(_parent_method(plugin_server(name, METHODS))).sums_suffice
 
 
 def settings_class(name: str) -> type[OwnSettings]:
@@ -335,7 +337,7 @@ def _class_of_side(name: str, side: str) -> type[Any]:
         if side == "site":
             plugged: type[Any] = _plugin_class(name, "client_app", "Site")
             return plugged
-        server = plugin_server(name, OURS)
+        server = plugin_server(name, METHODS)
         refuse_lacking(server, f"module '{server.__module__}'")
         return server
     settings = settings_class(name)
@@ -413,7 +415,7 @@ def _plugin_class(name: str, room: str, suffix: str) -> Any:
     Raises:
         SettingError: the plugin does not exist or does not import, or its class is not usable.
     """
-    server = plugin_server(name, OURS)
+    server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)
     if part is not None:
         return part

@@ -110,9 +110,9 @@ class Regression:
             cells = [row["name"], f"{row['estimate']:.5g}", f"{row['standard-error']:.4g}"]
             low, high = row["low"], row["high"]
             if self.ratio:
-                cells.append(f"{row['ratio-estimate']:.4g}")
+                cells.append(format_effect(row["ratio-estimate"]))
                 low, high = row["ratio-low"], row["ratio-high"]
-            interval = f"{low:.4g} to {high:.4g}"
+            interval = f"{format_effect(low)} to {format_effect(high)}"
             yield [*cells, interval, f"{row['statistic']:.2f}", format_p(row["p"])]
 
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
@@ -123,7 +123,9 @@ class Regression:
             cells = [row["name"], str(row["count"])]
             for effect in ("fixed", "random"):
                 middle, low, high = self.effect(row[effect], row[f"{effect}-error"])
-                cells.append(f"{middle:.3g} ({low:.3g} to {high:.3g})")
+                cells.append(
+                    f"{format_effect(middle)} ({format_effect(low)} to {format_effect(high)})"
+                )
             yield [*cells, f"{100 * row['i-squared']:.0f} %", format_p(row["p"])]
 
     def effect(self, estimate: float, error: float) -> tuple[float, float, float]:
@@ -163,6 +165,13 @@ class Regression:
         rows = [[escape_latex(cell) for cell in row] for row in self._cells()]
         caption = escape_latex(f"{self._title()}: {self._measures()}.")
         return build_table(caption, "tab:regression", self._columns(), rows, 1)
+
+
+def format_effect(value: float) -> str:
+    """Format a ratio or coefficient: four decimals from 0.1 to 100, otherwise four digits."""
+    if 0.1 <= abs(value) < 100:
+        return f"{value:.4f}"
+    return f"{value:.4g}"
 
 
 def format_p(p: float) -> str:
