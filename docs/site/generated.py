@@ -14,7 +14,7 @@ import typer.main
 from fedsilo.api.table import public_names
 from fedsilo.cli.main import make_app
 from fedsilo.core import errors
-from fedsilo.core.methods import OURS, about, class_name, settings_class, title_of
+from fedsilo.core.methods import METHODS, OURS, about, class_name, settings_class, title_of
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import SettingRule, defaults, groups_of, keys_in, rule_of
 
@@ -93,7 +93,7 @@ def _own_settings() -> dict[str, tuple[list[str], dict[str, tuple[object, Settin
 def methods_page() -> str:
     """Return the table of methods: name, class as a Flower strategy, one line."""
     rows = (
-        (f"`{name}`", f"`fedsilo.strategies.{class_name(name)}`", about(name)) for name in OURS
+        (f"`{name}`", f"`fedsilo.strategies.{class_name(name)}`", about(name)) for name in METHODS
     )
     return "\n".join(
         [
