@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from fedsilo.api.checking import site as doctor_site
     from fedsilo.api.comparing import compare, crossvalidate, tune
     from fedsilo.api.deploying import add as deploy_add
+    from fedsilo.api.deploying import backup as deploy_backup
     from fedsilo.api.deploying import down as deploy_down
     from fedsilo.api.deploying import logs as deploy_logs
     from fedsilo.api.deploying import renew as deploy_renew
+    from fedsilo.api.deploying import restore as deploy_restore
     from fedsilo.api.deploying import revoke as deploy_revoke
     from fedsilo.api.deploying import run as deploy_run
+    from fedsilo.api.deploying import service as deploy_service
     from fedsilo.api.deploying import status as deploy_status
     from fedsilo.api.deploying import up as deploy_up
     from fedsilo.api.drawing import (
@@ -95,11 +98,14 @@ __all__ = [
     "compare",
     "crossvalidate",
     "deploy_add",
+    "deploy_backup",
     "deploy_down",
     "deploy_logs",
     "deploy_renew",
+    "deploy_restore",
     "deploy_revoke",
     "deploy_run",
+    "deploy_service",
     "deploy_status",
     "deploy_up",
     "doctor_run",
