@@ -53,8 +53,10 @@ if TYPE_CHECKING:
         plot,
         report,
     )
+    from fedsilo.api.hospital import audit
     from fedsilo.api.hospital import counts as hospital_counts
     from fedsilo.api.hospital import keys as hospital_keys
+    from fedsilo.api.hospital import service as hospital_service
     from fedsilo.api.hospital import start as hospital_start
     from fedsilo.api.listing import datasets as list_datasets
     from fedsilo.api.listing import (
@@ -93,6 +95,7 @@ __all__ = [
     "Run",
     "__version__",
     "attention",
+    "audit",
     "calibrate",
     "card",
     "compare",
@@ -121,6 +124,7 @@ __all__ = [
     "histograms",
     "hospital_counts",
     "hospital_keys",
+    "hospital_service",
     "hospital_start",
     "list_datasets",
     "load_run",

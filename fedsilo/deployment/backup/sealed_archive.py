@@ -56,7 +56,7 @@ class SealedFile(FileModel):
     """A file in a backup."""
 
     size: _Count  # bytes before the encryption
-    sha256: _Digest  # of the encrypted bytes
+    sha256: _Digest  # taken after the encryption
 
 
 class Origin(FileModel):
