@@ -53,19 +53,10 @@ def run(
         FedsiloError: a member is down, the run directory cannot be used, or the run failed. For a
             failed run whose directory exists, the message has the command that resumes it.
     """
-    deployment = read_deployment(folder)
-    chosen: dict[str, Value] = {}
-    if seed is not None:
-        chosen["seed"] = seed
-    if name is not None:
-        chosen["run.name"] = name
-    if overrides:
-        chosen |= overrides
-    at_server = dataclasses.replace(sources, out=deployment.runs)
-    settings = planned_settings(experiment, at_server, chosen)
-    run_name, resume = settings.common.run_name, settings.common.resume
-    directory = open_run_directory(str(deployment.runs), run_name, resume).path
-    _refuse_incomplete(deployment)
+    deployment, settings, directory = plan(
+        experiment, folder, sources, seed=seed, name=name, overrides=overrides
+    )
+    run_name = settings.common.run_name
     number = _start(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
     log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
     print_command(log, say)
@@ -81,6 +72,36 @@ def run(
             fault += f"; once that is fixed: {again}"
         raise DeploymentError(f"run {number} {fault}")
     return directory
+
+
+def plan(
+    experiment: str,
+    folder: Path,
+    sources: RunSources,
+    *,
+    seed: int | None = None,
+    name: str | None = None,
+    overrides: Mapping[str, Value] | None = None,
+) -> tuple[Deployment, RunSettings, Path]:
+    """Plan what ``run`` starts, with the same arguments and errors, and start nothing.
+
+    Returns:
+        The deployment, the settings of the run, and the run directory, which may not exist yet.
+    """
+    deployment = read_deployment(folder)
+    chosen: dict[str, Value] = {}
+    if seed is not None:
+        chosen["seed"] = seed
+    if name is not None:
+        chosen["run.name"] = name
+    if overrides:
+        chosen |= overrides
+    at_server = dataclasses.replace(sources, out=deployment.runs)
+    settings = planned_settings(experiment, at_server, chosen)
+    run_name, resume = settings.common.run_name, settings.common.resume
+    directory = open_run_directory(str(deployment.runs), run_name, resume).path
+    _refuse_incomplete(deployment)
+    return deployment, settings, directory
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
