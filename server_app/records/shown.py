@@ -12,6 +12,10 @@ With the floor f, the run's 'privacy.sums-min-count':
   Then the site's counts by certainty are hidden too, because they add up to the accuracy.
 
 For a run at 'trust: nobody', a page also shows only the metrics that such a hospital would send.
+
+The table at the end of a run, ``fedsilo compare``, reports, cards and trackers all show
+``Floors.shown_summary``, so a metric has one value and a mean is over the same sites in all of
+them. metrics.csv and summary.json have everything, for the researcher.
 """
 
 from __future__ import annotations
