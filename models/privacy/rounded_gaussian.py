@@ -139,8 +139,14 @@ def _decide_by_more_bits(
 ) -> tuple[int, int] | None:
     """Convert a random point (u, v) to two Gaussian numbers, rounded to whole numbers.
 
-    ``u`` and ``v`` are the first 53 random bits of the coordinates. Each step draws 64 more bits
-    for each coordinate, until the rounding of both Gaussian numbers is certain.
+    Each step draws 64 more bits for each coordinate, until the rounding of both Gaussian numbers is
+    certain.
+
+    Args:
+        deviation: the standard deviation of both numbers.
+        u: the first 53 random bits of the first coordinate, as a whole number.
+        v: the first 53 random bits of the second coordinate.
+        random_bytes: a function of n that returns n random bytes.
 
     Returns:
         The two whole numbers, or None if the point is outside the unit circle.

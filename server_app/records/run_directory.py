@@ -203,6 +203,8 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a run name that no directory has, and hold it while the block runs.
 
+    No other process that uses this function gets the name meanwhile.
+
     If the name is taken, or another process is about to use it, the first free number from 2 is
     appended, such as ``hearts-2``, and a line is printed. The name of a resumed run and an invalid
     name are not changed.
@@ -246,6 +248,11 @@ def _why_not_free(path: Path) -> str:
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Check that a run can use its directory, and return the directory. Nothing is written.
+
+    Args:
+        out: the folder of run directories; empty for $FEDSILO_RUNS or ~/.fedsilo/runs.
+        run_name: the name of the directory in that folder.
+        resume: whether the run continues in an existing directory.
 
     Raises:
         RunDirectoryError: the name is invalid, the directory of a new run is taken, the directory

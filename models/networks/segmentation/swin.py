@@ -30,6 +30,11 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     The first map, at 1/4 of the image's size, has about ``6 * width`` channels; each further map
     has half the size and twice the channels.
 
+    Args:
+        in_channels: the channels of an image.
+        size: (height, width) of an image in pixels.
+        width: the setting 'network.width'.
+
     Raises:
         SettingError: a side is below 16 pixels, or not a multiple of 8.
     """
@@ -161,7 +166,13 @@ class PatchExpand(nn.Module):
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
     """Build two Swin blocks for the decoder, on the grid of the encoder's ``stage`` (from 0).
 
-    ``size`` is the (height, width) of the image in pixels.
+    The window is that of the encoder.
+
+    Args:
+        channels: the channels of the maps, in and out.
+        size: (height, width) of the image in pixels.
+        stage: the encoder's stage, from 0, whose grid the maps have.
+        heads: the number of attention heads.
     """
     from timm.models.swin_transformer import SwinTransformerStage
 
