@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -172,6 +172,32 @@ def run(
     # The server draws nothing
     draw_pictures(RunDirectory(folder), tell)
     return folder
+
+
+def plan_deployed_run(
+    experiment: str,
+    *,
+    deployment: Path | str = _FOLDER,
+    seed: int | None = None,
+    name: str | None = None,
+    **sources: Unpack[Sources],
+) -> Iterator[str]:
+    """Yield the lines of ``deploy run --dry-run``; the arguments are those of ``run``.
+
+    Raises:
+        FedsiloError: a member is down, or the run directory cannot be used.
+    """
+    from fedsilo.deployment.deployed_run import plan
+
+    there, settings, directory = plan(
+        experiment, Path(deployment), run_sources(sources), seed=seed, name=name
+    )
+    common = settings.common
+    rounds = format_count(common.rounds, "round")
+    yield f"plan: {common.method} on {common.dataset}, {rounds}, seed {common.seed}"
+    yield f"hospitals on this machine: {', '.join(there.sites) or 'none'}; others may have joined"
+    yield f"would write: {directory}"
+    yield "nothing was run or written; 'fedsilo doctor run' asks the hospitals whether it fits"
 
 
 @command

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, get_args, get_origin
 
 import click
@@ -192,6 +193,16 @@ def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
     return made
 
 
+_DRY_RUN = inspect.Parameter(
+    "dry_run",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--dry-run", help="show plan, cost and files; run nothing")
+    ],
+)
+
+
 def _add_commands(app: typer.Typer) -> None:
     """Add all commands to an app; a command of two words goes into a group named by the first."""
     groups: dict[str, typer.Typer] = {}
@@ -227,8 +238,14 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
         if option is not None and parameter.name not in options:
             options[parameter.name] = option
             signature.append(_typer_parameter(parameter, option))
+    if command.plan:
+        signature.append(_DRY_RUN)
 
     def call(**given: Any) -> None:
+        if given.pop("dry_run", False):
+            plan = resolve_name(command.plan)
+            print_result(plan(**_choose(given, parameters_of(plan))))
+            return
         _check_output_files({key: given.get(key) for key in showing.keys() - own.keys()})
         bar = results.progress_bar(name) if "watch" in own else nullcontext()
         with bar as watch:
@@ -309,9 +326,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list. A union becomes
-    its ``Path`` member, else its ``str`` member, else its first member. An optional type stays
-    optional.
+    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list, also if they are
+    optional. Other optional types stay optional. A union becomes ``Path`` if that is a member, else
+    ``str``, else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

@@ -120,10 +120,10 @@ def _row(run: Shown) -> list[str]:
 
 
 def _settings(runs: Runs) -> dict[str, Any]:
-    """List the settings that differ between runs, and those that all runs changed alike.
+    """Return the experiments' names, their settings and the software, for the page.
 
-    A setting with the same value in all runs is listed only if it is not the default. Differing
-    seeds are not listed.
+    ``differing`` has a row per setting that differs between runs, except the seed, with a column
+    per experiment. ``changed`` has the settings that all runs share and that are not the default.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:

@@ -118,13 +118,13 @@ def _over_sites(summaries: Summaries, metric: str) -> str:
 def _comparison(
     metric: str, label: str, samples: Mapping[str, BySeed], split: str
 ) -> dict[str, Any]:
-    """Build the picture, the tables and the tests of one metric.
+    """Build the template variables of one metric: pictures, the table of means, and tests.
 
     Tests compare seed by seed if every experiment has the same seeds.
 
     Args:
         metric: the metric's name.
-        label: the metric with its split, and the sites that its means are over.
+        label: the text for pictures: the split, the metric, and the sites averaged over.
         samples: experiment -> seed -> mean over sites.
         split: the split of the samples, for the heading of the tests.
     """

@@ -148,10 +148,10 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites with a hidden test count, in the run's order.
+        """The sites with any hidden test count, in the run's order.
 
-        Sites whose whole test split is below the floor are included. Sites that sent no counts are
-        not.
+        They include sites whose whole test split is below the floor, but not sites that sent no
+        counts.
         """
         withheld = []
         for site in self.silos:

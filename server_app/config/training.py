@@ -41,7 +41,14 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
+    If all training settings have their defaults, only early stopping is checked, and PyTorch is not
+    imported.
+
     If 'machine.vectorised' is above 1, also check that several sites can be trained as one batch.
+
+    Args:
+        common: the run's common settings.
+        is_table: whether the data set is a table and not images.
 
     Raises:
         SettingError: a site would refuse the settings, early stopping could never act, or the sites
