@@ -117,7 +117,8 @@ class SiteFacts:
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
-                entries are not valid facts, because server and site run different versions.
+                entries are not valid facts, perhaps because server and site run different versions.
+                The caller turns the error into one of the site.
         """
         config = {"software": "{}", **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
@@ -155,7 +156,7 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 
 
 def _find_split_fault(facts: SiteFacts) -> str:
-    """Return the first fault in the counts or splits, as a clause; empty if there is none.
+    """Return the first fault in the counts or splits as a clause, or an empty string.
 
     Label counts must have one number per class, must not be negative, and must include the split
     train unless there are none at all. The measured splits must be known.

@@ -166,7 +166,8 @@ class Survey(Part):
         """Yield a sentence for each part whose classes or features do not match ``about``.
 
         Labels need one count per class, a histogram must have its declared cells, and means and
-        percentiles may have only named features. ``samples`` and ``left_out`` are not checked.
+        percentiles may have only named features. ``samples`` and ``left_out`` are not checked. A
+        part that the site withholds has no problems.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -220,7 +221,7 @@ def _refuse_constant(text: str) -> Any:
 def _find_cell_problems(
     part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
 ) -> Iterator[str]:
-    """Yield a sentence for each feature whose counts do not match the cells of its histogram.
+    """Yield a sentence for each feature whose counts do not match the declared number of cells.
 
     A feature that is not declared is such a problem too.
 

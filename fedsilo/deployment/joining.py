@@ -37,6 +37,14 @@ class MadeKit:
 def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
     """Register new hospitals and make a kit for each.
 
+    Args:
+        folder: the deployment's folder.
+        names: the new hospitals. Each must be new and occur once.
+        say: prints each command that is run.
+
+    Returns:
+        A kit for each name, in the same order. Without names the list is empty.
+
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
             another command changes the deployment; in these cases nothing was written. Also raised
@@ -65,6 +73,11 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
     After a new key, the server refuses the hospital's old key. A certificate can be renewed while
     the server is down.
+
+    Args:
+        folder: the deployment's folder.
+        name: a local site, a hospital on another machine, or "server".
+        say: prints each command that is run.
 
     Returns:
         The new kit of a hospital on another machine. Otherwise a sentence that says what to do
@@ -103,7 +116,11 @@ def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
 
     The hospital's two registrations (at the SuperLink and in the registry) are removed, and so are
-    the server's copies of its kit and keys. The errors are those of ``renew``.
+    the server's copies of its kit and keys. A revoked name can be added again.
+
+    Raises:
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
+            command changes the deployment. In these cases nothing was changed.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -119,6 +136,8 @@ def revoke(folder: Path, name: str, say: Say) -> None:
 
 def register(deployment: Deployment, site: str, say: Say) -> Deployment:
     """Register a site's public key at the SuperLink, and return the deployment with its node id.
+
+    The node id is also written to deployment.json, but not to the registry.
 
     Raises:
         DeploymentError: the SuperLink refuses the key.
@@ -150,7 +169,7 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry and a kit for each site, and return the kits.
+    """Write the registry and a kit for each site, and return the kits. An older kit is replaced.
 
     ``keys`` maps each site to its private key.
     """
@@ -181,7 +200,7 @@ def _node_of(deployment: Deployment, site: str) -> str:
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
     """Unregister a node at the SuperLink, unless it is already unregistered.
 
-    It is already unregistered after an interrupted call.
+    It is already unregistered after an interrupted call. The registry is not changed.
     """
     if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)

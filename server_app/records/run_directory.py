@@ -104,6 +104,9 @@ class RunDirectory:
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file of the run, and return one mapping per row, column -> cell as a string.
 
+        For metrics.csv and traffic.csv, missing columns are an error. In any file, cells that a
+        known column cannot have are one.
+
         Raises:
             RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
         """
@@ -288,7 +291,11 @@ def _is_taken(path: Path) -> bool:
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Build the text of config.toml: all settings, the engine and resources, and the versions.
 
-    An empty ``launch`` (engine and resources) is left out.
+    An empty ``launch`` is left out.
+
+    Args:
+        settings: the run's settings, all of which are written, also those with their defaults.
+        launch: the engine and resources, which ``fedsilo resume`` uses again.
     """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
@@ -300,7 +307,8 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 def this_environment() -> dict[str, Any]:
     """Return config.toml's environment: the versions of fedsilo, Python and packages, and the CPU.
 
-    Packages that are not installed are left out. fedsilo's version is its git revision.
+    The keys are "fedsilo-revision" (a git revision), "python", "processor" and "packages" (name ->
+    version). Packages that are not installed are left out.
     """
     packages = {}
     for name in _PACKAGES:
@@ -317,8 +325,8 @@ def this_environment() -> dict[str, Any]:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Build silos.json: site -> its facts.
 
-    The facts are the distribution, sizes, label counts, fingerprints, number of left-out samples,
-    schema, class names and backbone. Hospitals also have their software, and with
+    For each site they are the keys "distribution", "sizes", label counts, fingerprints, number of
+    left-out samples, schema, class names and backbone. Hospitals also have their software, and with
     'run.site-weights' a site has its agreed number of training samples.
     """
     agreed = participants.agreed_samples()
@@ -346,7 +354,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
     If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
-    deleted. After any other exception it stays.
+    deleted. After any other exception it stays. The lock file is never removed.
 
     Args:
         directory: the run directory.
@@ -380,9 +388,10 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 @contextmanager
 def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Turn the OSError of a full disk in the block into a RunDirectoryError with the remedy.
+    """Replace the OSError of a full disk by a RunDirectoryError with the remedy.
 
-    Any other error is raised unchanged.
+    The remedy is to make room, and to start the run again or, if there is a checkpoint, to resume
+    it. Other errors pass through.
     """
     try:
         yield

@@ -60,8 +60,9 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    Events of an earlier attempt are removed. The settings are written as a table. ``resumed`` is
-    ignored.
+    The tracker is a generator, which gets lists of values by ``send`` and writes them at once;
+    closing it closes the files. Events of an earlier attempt are removed. The settings are written
+    as a table. ``resumed`` is ignored.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -80,9 +81,10 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
 
-    Without that variable, it writes to ``mlflow.db`` beside the run directory. If ``resumed``, the
-    MLflow run whose tag is the run directory continues, and receives only the values that it lacks.
-    If there is no such MLflow run, a new one begins.
+    The tracker is a generator, which gets lists of values by ``send``; closing it ends the MLflow
+    run. Without that variable, it writes to ``mlflow.db`` beside the run directory. If ``resumed``,
+    the MLflow run whose tag is the run directory continues, and receives only the values that it
+    lacks. If there is no such MLflow run, a new one begins.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -120,7 +122,13 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
-    """Return the id of the MLflow run whose tag is this run directory, or "" if there is none."""
+    """Return the id of the MLflow run whose tag is this run directory, or "" if there is none.
+
+    Args:
+        client: the MLflow client.
+        experiment: the id of the MLflow experiment to search.
+        run_dir: the run directory. Its path is the tag's value.
+    """
     quote = "'"
     # MLflow cannot escape a quote
     if quote in str(run_dir):
@@ -163,6 +171,7 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases.
 
+    The tracker is a generator, which gets lists of values by ``send``; closing it ends the run.
     Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
     ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
     machine data is sent. If ``resumed``, the same W&B run continues.
@@ -233,7 +242,10 @@ class TrackingHook(Hook):
         self.silos: Mapping[str, Any] = {}
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker, and send it all rows that a resumed run has restored."""
+        """Open the tracker, and send it all rows that a resumed run has restored.
+
+        A failure ends the tracking, but not the run.
+        """
         self.silos = silos_document(participants)
         with self._stop_on_failure():
             open_tracker = TRACKERS[self.common.track]
@@ -294,6 +306,9 @@ class TrackingHook(Hook):
 
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     """Return the mean of each metric and the sum of each traffic column over sites, by round.
+
+    The tag of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``. Means are
+    unweighted.
 
     Metrics per class, per bin, of another site's model, or with the prefix ``own-`` are left out.
     Metrics of the sites' own trained models are kept only on the training split. The traffic of

@@ -108,6 +108,10 @@ def write_end(
 def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
     """Build the entry 'seconds' of summary.json.
 
+    Args:
+        parts: the name of each part of the run -> its duration in seconds.
+        recorder: has the working time of each site.
+
     Returns:
         The duration of each part in seconds, rounded to three decimals, and under "sites" each
         site's total working time in seconds.
@@ -127,8 +131,9 @@ def _write_documents(
 ) -> None:
     """Write evidence.json and the method's own documents.
 
-    evidence.json is written only if ``evidence_document`` is not empty. If a document cannot be
-    built or written, ``say`` prints a line about it, and the other documents are still written.
+    evidence.json is written only if a site has reported evidence, which only evidential networks
+    do. If a document cannot be built or written, ``say`` prints a line about it, and the other
+    documents are still written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -227,6 +232,13 @@ def show_end(
 
     If the run knows only means over sites, a line of means replaces the table. If early stopping
     found no best round, a line says so. Parts that the summary does not have are left out.
+
+    Args:
+        directory: the run directory, whose path the last line names.
+        method: the run's method, for its settings and the sites' facts.
+        recorder: has the metrics of the last round, which decide what may be shown.
+        summary: the content of summary.json.
+        console: prints the lines.
     """
     say = printer(console)
     if summary["stopped"]:
@@ -286,8 +298,8 @@ def _show_table(
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return site -> metric -> value, without all metrics per class and per bin.
 
-    Metrics whose name ``read_metric`` does not recognise are left out too. A site stays even if
-    none of its metrics remain.
+    Metrics per site (routing) stay. Metrics whose name ``read_metric`` does not recognise are left
+    out too. A site stays even if none of its metrics remain.
     """
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():
@@ -307,6 +319,9 @@ def evidence_document(values: summaries.Values) -> dict[str, Any]:
 
     The families are "reliability" and "certainty". A site without bins is left out, and so is a
     family without sites, so the document is empty if no site reported bins.
+
+    Args:
+        values: site -> metric -> value, on the test samples.
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

@@ -41,6 +41,9 @@ def survey_sites(
         silos: the largest possible number of nodes; None if only the sites know it.
         registry: binds names to nodes; None if any node may take any name.
 
+    Returns:
+        The answers by site, and one line for each unusable answer.
+
     Raises:
         SiteError: too few or too many nodes are connected, or no answer is usable. In the second
             case the message has the reasons.

@@ -52,8 +52,10 @@ class FedCross(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train a model drawn for it, and mix each model with its collaborator.
 
-        A model whose site gave no usable reply is mixed as it was. The mean of all models after
-        mixing is the model that is measured.
+        Sites and models are paired by a permutation from the seed and the round. A mixed model is
+        'cross-alpha' times the model plus the rest of the collaborator. A model whose site gave no
+        usable reply is mixed as it was. The mean of all models after mixing is the model that is
+        measured.
         """
         # Drawn over all sites, also those that are not asked, so that each model has one site
         models, sites = self._models(state), self.participants.sites()
@@ -113,7 +115,7 @@ class FedCross(Method):
 
 
 def _mean(models: list[dict[str, NDArray]], weights: list[float]) -> dict[str, NDArray]:
-    """Return the mean of models with these weights, which sum to 1, float32."""
+    """Return the weighted mean of the models, float32. ``weights`` must sum to 1."""
     mean = {}
     for name in models[0]:
         total = np.zeros(models[0][name].shape)
@@ -125,7 +127,10 @@ def _mean(models: list[dict[str, NDArray]], weights: list[float]) -> dict[str, N
 
 
 def _vectors(models: list[dict[str, NDArray]]) -> NDArray:
-    """Return the weights of each model as a row, float64, without running statistics."""
+    """Return the models' weights as a float64 matrix (models, numbers), without running statistics.
+
+    A row holds a model's arrays, flattened, in the order of their names.
+    """
     # Sorted by name, so that the same places of two rows are the same weights
     rows = []
     for model in models:

@@ -35,7 +35,6 @@ ALIGNED = {
 
 CASES = (
     Case("fedavg", averaging.fedavg),
-    Case("fedavg", averaging.fedavg, NORMED, "fedavg, batch norm"),
     Case("fedprox", averaging.fedprox, {"fedprox.proximal-mu": 0.5}),
     Case("fedavgm", averaging.fedavgm, {"fedavgm.momentum": 0.5} | NORMED),
     Case("fedadam", averaging.fedadam, ADAPTIVE),
@@ -54,6 +53,8 @@ CASES = (
     Case("fedpac", recent.fedpac, {"fedpac.class-min-count": 1, "fedpac.head-share": 0.4}),
     Case("feddbe", recent.feddbe, {"feddbe.mean-weight": 2.0, "feddbe.mean-momentum": 0.6}),
     Case("local", personal.local),
+    Case("ensemble", personal.local),
+    Case("cross", personal.local),
     Case("fedper", personal.fedper),
     Case("fedrep", personal.fedrep),
     Case("fedbn", personal.fedbn, NORMED),

@@ -26,7 +26,8 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
     Args:
         path: the file. Its last part must not be a symbolic link; earlier parts may be.
-        flags: flags as for ``os.open``.
+        flags: flags as for ``os.open``, such as ``os.O_RDONLY``. Flags against blocking and links
+            are added.
         mode: permissions of a file that is created.
 
     Raises:
@@ -60,9 +61,9 @@ def read_regular(path: Path) -> bytes:
 def naming(name: Path | str) -> Iterator[None]:
     """Add ``name`` as the file name to an OSError in the block about a full or failing disk.
 
-    If a write fails, Python's error has no file name. An error that has one, and any other error,
-    is not changed; an error of a download, for example, has nothing to do with the file. All errors
-    are raised again.
+    Python's error of a failed write has no file name. An error that has one, and an OSError for any
+    other reason, is not changed; an error of a download, for example, has nothing to do with the
+    file. All errors are raised again.
     """
     try:
         yield
@@ -84,9 +85,13 @@ def write_atomically(
 ) -> None:
     """Write ``content`` to ``path`` so that a reader sees either the old content or all of the new.
 
-    The parent folder is made if it is missing. Processes that write the same path take turns. If
-    ``lasting``, the file is synchronised to the disk and survives a power cut. A string is written
-    as UTF-8.
+    Processes that write the same path take turns, and the last one wins.
+
+    Args:
+        path: the file. A missing parent folder is made.
+        content: bytes, or a string, which is written as UTF-8.
+        mode: the file's permissions, also if an earlier file had others.
+        lasting: whether to synchronise the file to the disk, so that it survives a power cut.
 
     Raises:
         OSError: the file cannot be written. The error names the file, and an earlier file stays
@@ -190,7 +195,7 @@ def _lock_name(held: Path) -> int | None:
 
 
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file or folder, and return whether it is now locked.
+    """Lock an open file or folder by ``flock``, and return whether it is now locked.
 
     By default the function waits for other processes. It returns False if the file system does not
     support locks or, with ``LOCK_NB`` in ``operation``, if another process holds the lock. Other
@@ -209,7 +214,8 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
 
-    Scratch folders with the same ``name`` that killed processes left behind are removed first.
+    Scratch folders with the same ``name`` that killed processes left behind are removed first;
+    those that a running process still uses stay, because they are locked. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
@@ -244,8 +250,14 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    With ``replace``, an existing ``target`` is deleted. Without it, a ``target`` that is not empty
-    stays, because another process made it meanwhile, and the new folder is deleted.
+    A missing parent folder is made. With ``replace``, an existing ``target`` is deleted. Without
+    it, a ``target`` that is not empty stays, because another process made it meanwhile, and the new
+    folder is deleted without an error.
+
+    Args:
+        target: the new folder's path.
+        fill: writes the content into an empty folder, whose path it gets.
+        replace: whether to delete an existing ``target``.
 
     Raises:
         OSError: the folder cannot be written. For a full disk, the error names ``target``. Errors
