@@ -174,7 +174,7 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
 
 
 def check_data_settings(settings: CommonSettings) -> None:
-    """Check that the settings fit the chosen data set.
+    """Check that the settings fit the chosen data set; the data themselves are not read.
 
     Raises:
         SettingError: a key that only other data sets read differs from its default, the partition
@@ -234,7 +234,11 @@ def silo_count(settings: CommonSettings) -> int | None:
 def data_fingerprint(settings: CommonSettings) -> str:
     """Compute one digest over all silos' names, schemas and split checksums under these settings.
 
-    Every silo is loaded, so equal digests mean equal data and equal splits.
+    Every silo is loaded, so equal digests mean equal data and equal splits. If only the sites know
+    the silos' names, the digest covers nothing.
+
+    Raises:
+        DataError: a silo cannot be loaded.
     """
     facts = []
     for name in silo_names(settings):
@@ -265,9 +269,13 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return the ``cut_document`` of a random partition.
+    """Return the ``cut_document`` of a random partition: its settings, and each silo's row numbers.
 
     Returns None for partitions 'own' and 'unseen', because nothing in them is random.
+
+    Raises:
+        SettingError: the partition is impossible with the data set's labels.
+        DataError: data are missing or unusable, or there are too few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None

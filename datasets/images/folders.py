@@ -54,7 +54,9 @@ class Image:
 def read_folder(folder: Path) -> dict[str, list[Image]]:
     """List the images of each site, ordered by part, class and file name.
 
-    If the top folders are parts or classes, all images belong to one site, ``ALONE``.
+    If the top folders are parts or classes, all images belong to one site, ``ALONE``. Top folders
+    are classes if any of them has images directly in it. Whether sites have the same classes is not
+    checked here.
 
     Raises:
         DataError: the folders match no layout, a name is invalid, a class is empty, or there is
@@ -323,7 +325,7 @@ def refuse_existing(*paths: Path) -> None:
 def write_images(manifest: Path, images: Sequence[Image]) -> None:
     """Write a manifest with a line per image; all images must be below the manifest's folder.
 
-    The column 'split' is written only if every image has a part.
+    An existing file is replaced. The column 'split' is written only if every image has a part.
     """
     width = len(COLUMNS)
     if not all(image.split for image in images):

@@ -40,6 +40,8 @@ def dirichlet_shares(
 ) -> Shares:
     """Draw how each label is shared out among the silos, from a symmetric Dirichlet distribution.
 
+    ``rng`` is advanced.
+
     Returns:
         Shares (classes, silos); each row sums to 1. Near a ``concentration`` of 0, one silo has all
         of a label, each silo with the same probability.
@@ -57,7 +59,7 @@ def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generat
     """Choose ``per_silo`` random labels per silo, and share each label equally among its silos.
 
     Labels are dealt in turn, so the number of silos that have a label differs by at most 1 between
-    labels.
+    labels. ``rng`` is advanced.
 
     Returns:
         Shares (classes, silos); each row sums to 1.
@@ -299,7 +301,12 @@ def _cut_unseen(
     """Compute the rows of every silo for partition 'unseen': one dictionary part -> rows per silo.
 
     Sizes come from the settings, or from the pool if a setting is 0. If both are 0, silos are as
-    large as possible. If 'split.use-test' is false, test rows are empty.
+    large as possible. If 'split.use-test' is false, the pool has no test samples, and test rows are
+    empty.
+
+    Raises:
+        SettingError: the labels cannot give this share.
+        DataError: the pool has too few samples for the sizes.
     """
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
@@ -429,7 +436,10 @@ def _cut_by_plugin(
 
 
 def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
-    """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate."""
+    """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate.
+
+    Empty arrays are ignored; without any row the answer is True.
+    """
     # An empty list becomes an array of floats, which would make all numbers floats
     filled = [own for own in rows if own.size]
     if not filled:

@@ -65,7 +65,10 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error for a network whose head does not end in a linear layer."""
+    """Build the error for a network whose head does not end in a linear layer.
+
+    The caller raises it.
+    """
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
         f"whose head ends in a linear layer, but '{common.network}' is neither: choose another "
@@ -104,7 +107,12 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
     """Draw a site's initial offset, (pixels, 1), uniform over the range of the network's inputs.
 
-    The same seed and ``key`` give the same offset. ``shape`` is that of an image.
+    The same seed and ``key`` give the same offset.
+
+    Args:
+        settings: the run's settings: its seed, and whether it trains on raw pixels.
+        shape: the shape of an image, (channels, height, width).
+        key: further parts of the random key besides the seed, such as the site's name.
     """
     rng = generator(settings.seed, "offset", *key)
     return to_pixels(2 * torch.rand(math.prod(shape), 1, generator=rng) - 1, settings)

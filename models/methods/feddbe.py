@@ -106,7 +106,7 @@ class MeanPull:
         self._running = torch.zeros_like(mean)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of a batch, and move the running mean on.
+        """Compute the loss of a batch, the network's own plus a pull, and move the running mean on.
 
         The pull is kappa times half the mean square of running mean minus ``mean``. The running
         mean has no bias, begins at 0, and has a gradient through this batch only.

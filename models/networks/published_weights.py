@@ -86,9 +86,18 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
 
 
 def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
-    """Check a file's arrays and load them into ``encoder`` as float32; see ``fill_vgg``.
+    """Load a file's arrays into ``encoder`` as float32, all of them or none.
 
-    Batch norm's counters of batches are not loaded.
+    Batch norm's counters of batches may be missing in the file, and are never loaded.
+
+    Args:
+        encoder: the network to fill, in place.
+        content: the file's content, which should map names to arrays.
+        where: the file, for errors.
+        source: the architecture that the file must hold.
+
+    Raises:
+        SettingError: arrays are missing, surplus, of another shape or not finite.
     """
     setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
     arrays = _select_arrays(content, where, source)
@@ -147,9 +156,18 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
 def _check_shapes(
     given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, source: _Architecture
 ) -> None:
-    """Raise a ``SettingError`` if the shape of an array in ``given`` differs from ``wanted``.
+    """Check that all arrays in a file have the shapes of the network's arrays.
 
-    A different number of image channels is reported first.
+    A different number of image channels is reported first, and then the first other difference.
+
+    Args:
+        given: the file's arrays by the network's names, with the first convolution.
+        wanted: the network's arrays.
+        where: the file, for errors.
+        source: the architecture, for errors.
+
+    Raises:
+        SettingError: an array has another shape. The error names the right channels or width.
     """
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]

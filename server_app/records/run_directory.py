@@ -271,10 +271,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Return whether a path is in use, so that a new run must not write to it.
 
-    A missing path is free, and a file is taken. A link to a missing target is free too. A folder is
-    free only if it has a lock, and otherwise nothing but files that a run writes before
-    config.toml. Such a folder belongs to a process that died before its run began. An empty folder
-    is taken.
+    A missing path is free, and a file is taken. A folder is free only if it has a lock, and
+    otherwise nothing but files that a run writes before config.toml. Such a folder belongs to a
+    process that died before its run began. An empty folder is taken.
     """
     if not path.is_dir():
         return path.exists()

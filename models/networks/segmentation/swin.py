@@ -31,7 +31,7 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     has half the size and twice the channels.
 
     Raises:
-        SettingError: the image is too small, or its sides are not multiples of 8.
+        SettingError: a side is below 16 pixels, or not a multiple of 8.
     """
     stages, window = swin_shape(size)
     import timm  # takes seconds
@@ -75,7 +75,11 @@ class SwinPyramid(Pyramid):
             self.project.append(nn.Conv2d(before, after, 1))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images to maps at 1/1, 1/2, 1/4, ... of their size, finest first."""
+        """Map images (batch, channels, h, w) to maps at 1/1, 1/2, 1/4, ...
+
+        of their size, finest first. The first two come from convolutions, the others from Swin. All
+        are channels first.
+        """
         fine = self.stem(images)
         maps = [fine, self.halved(fine)]
         for deep, project in zip(self.swin(images), self.project, strict=True):
@@ -180,6 +184,9 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     and the last grid must have at least 4 cells per side. The window is the largest number up to 8
     that divides the last grid, and therefore all grids. Images of 224 pixels get four stages and a
     window of 7, as published; images of 64 pixels get three stages and a window of 4.
+
+    Returns:
+        The number of stages (1 to 4) and the side of the window in cells (1 to 8).
 
     Raises:
         SettingError: the image is too small, or its sides are not multiples of 8.
