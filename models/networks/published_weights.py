@@ -210,16 +210,19 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 
     Raises:
         SettingError: the file lacks a classifier, or the classifier's arrays have other shapes or
-            are not finite. Arrays before the wrong one are already loaded then.
+            are not finite. ``head`` is unchanged then.
     """
     stored, wanted = content.get("model", content), head.state_dict()
-    for name, array in _head_arrays(stored, where).items():
+    arrays = _head_arrays(stored, where)
+    for name, array in arrays.items():
         if array.shape != wanted[name].shape or not array.isfinite().all():
             raise SettingError(
                 f"setting 'network.classifier' is 'published': in {where} the classifier's "
                 f"'{name}' is {tuple(array.shape)}, not {tuple(wanted[name].shape)}, or not "
                 "finite: set 'network.classifier' to 'seed'"
             )
+    # Only once all are checked: a head that is half published would be nobody's
+    for name, array in arrays.items():
         wanted[name].copy_(array)
 
 
