@@ -80,8 +80,11 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
 
-    ``arguments`` are those of ``flower-supernode``; None for the process's own. An error is
-    printed, and the code is then 2.
+    The code is the SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An
+    error at the start is printed, and the code is then 2.
+
+    Args:
+        arguments: those of ``flower-supernode``; None for the process's own.
     """
     if arguments is None:
         arguments = sys.argv[1:]
