@@ -16,7 +16,7 @@ class FedRepSite(FedPerSite):
         """Train only the personal head, then only the shared arrays.
 
         Together both parts take as many steps as a usual round; the method's settings divide them.
-        Afterwards both parts are trainable again.
+        Only the second training reports its loss. Afterwards both parts are trainable again.
 
         Raises:
             SiteError: a round has fewer than two steps, but each part needs one.

@@ -203,6 +203,8 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a run name that no directory has, and hold it while the block runs.
 
+    No other process that uses this function gets the name meanwhile.
+
     If the name is taken, or another process is about to use it, the first free number from 2 is
     appended, such as ``hearts-2``, and a line is printed. The name of a resumed run and an invalid
     name are not changed.
@@ -247,6 +249,11 @@ def _why_not_free(path: Path) -> str:
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Check that a run can use its directory, and return the directory. Nothing is written.
 
+    Args:
+        out: the folder of run directories; empty for $FEDSILO_RUNS or ~/.fedsilo/runs.
+        run_name: the name of the directory in that folder.
+        resume: whether the run continues in an existing directory.
+
     Raises:
         RunDirectoryError: the name is invalid, the directory of a new run is taken, the directory
             of a resumed run is missing, or the directory contains a link out of it.
@@ -271,10 +278,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Return whether a path is in use, so that a new run must not write to it.
 
-    A missing path is free, and a file is taken. A link to a missing target is free too. A folder is
-    free only if it has a lock, and otherwise nothing but files that a run writes before
-    config.toml. Such a folder belongs to a process that died before its run began. An empty folder
-    is taken.
+    A missing path is free, and a file is taken. A folder is free only if it has a lock, and
+    otherwise nothing but files that a run writes before config.toml. Such a folder belongs to a
+    process that died before its run began. An empty folder is taken.
     """
     if not path.is_dir():
         return path.exists()

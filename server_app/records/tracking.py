@@ -142,6 +142,8 @@ def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
 def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Settings) -> str:
     """Create an MLflow run with the settings as its parameters, and return its id.
 
+    Values become strings.
+
     The run has the name of the run directory, and the directory's path as a tag.
     """
     from mlflow.entities import Param

@@ -193,8 +193,7 @@ def assemble(
     """Build the round loop and its hooks. A resumed run starts from its newest checkpoint, if any.
 
     If the aggregation 'auto' becomes "norm-clip", a line is printed. Before that, the checks of the
-    sites (``SITE_CHECKS``) run. No file is written, except for those that the method itself reads
-    into its cache.
+    sites (``SITE_CHECKS``) run.
 
     Returns:
         The loop, at its starting state, and the hooks that the end of the run needs.

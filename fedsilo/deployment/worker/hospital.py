@@ -45,6 +45,9 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
         secret: the file of the secret that both processes read.
         pid: the id of this process, whose end ends the worker.
 
+    Returns:
+        The words of the SuperNode's command, then those of the worker's.
+
     Raises:
         SettingError: an argument is reserved for fedsilo, the host is not the loopback, or the node
             config cannot be read.
