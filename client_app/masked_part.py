@@ -63,7 +63,9 @@ class MaskedPart:
     def refuse_before_data(self) -> None:
         """Check everything that can make the secret sum fail, before the patients' data are opened.
 
-        Afterwards nothing may be refused, because a refusal could depend on a patient.
+        These are the record, the bounds of the metrics, the requested arrays, and the rules of
+        ``SecureSite.prepare_masking``. Afterwards nothing may be refused, because a refusal could
+        depend on a patient.
 
         Raises:
             FedsiloError: the sum is impossible or reveals too much. The error names site and round.
@@ -101,13 +103,15 @@ class MaskedPart:
         """Clip this site's update, quantise it together with its metrics, and add the masks.
 
         The result has the names and shapes that the server expects, whether or not the site could
-        answer.
+        answer. At a site that declares its data, non-finite values are replaced by finite ones
+        first.
 
         Args:
             update: the arrays minus the received arrays, by name; None if the site could not
                 answer, and zeros are masked instead.
             metrics: the measured metrics by name; only the metrics that the server asks for are
-                used.
+                used, clipped to their bounds. A metric that is missing or not finite counts no
+                samples.
 
         Raises:
             SiteError: the update's names or shapes differ from what the server asks for.

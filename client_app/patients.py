@@ -85,6 +85,8 @@ class PatientPrivacy:
     def measurements(self, bound: float) -> Release:
         """Charge the ledger for the metrics of one reply, and return the release that adds noise.
 
+        The noise comes from the operating system, in a simulation too.
+
         Args:
             bound: the largest L2 norm of one patient's part in the metrics.
 

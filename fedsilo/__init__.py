@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     )
     from fedsilo.api.privacy import plan as privacy_plan
     from fedsilo.api.running import new, pretrain, resume, simulate, watch
+    from fedsilo.api.running import runs as list_runs
     from fedsilo.core.errors import FedsiloError
     from fedsilo.runs.finished_run import FinishedRun as Run
     from fedsilo.runs.finished_run import load_run
@@ -127,6 +128,7 @@ __all__ = [
     "hospital_service",
     "hospital_start",
     "list_datasets",
+    "list_runs",
     "load_run",
     "manifest",
     "methods",

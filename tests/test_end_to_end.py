@@ -22,7 +22,7 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import inline_grid, run_inline
 from fedsilo.engines.process_engine import run_with_processes
-from fedsilo.pictures import learning_curves
+from fedsilo.pictures import picture_files
 from fedsilo.pictures.learning_curves import draw_pictures
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
@@ -71,7 +71,7 @@ def _bytes(directory: RunDirectory) -> dict[str, bytes]:
 def _make_figures(directory: RunDirectory) -> None:
     """Make the figures of a run as ``draw_pictures`` does, but write empty files."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learning_curves, "write_picture", lambda path, _: path.write_bytes(b""))
+        patch.setattr(picture_files, "write_picture", lambda path, _: path.write_bytes(b""))
         draw_pictures(directory, pytest.fail)
 
 
@@ -103,7 +103,7 @@ def copied(
     """
 
     def copy(variant: str) -> RunDirectory:
-        pictures = shutil.ignore_patterns("*.png")
+        pictures = shutil.ignore_patterns("*.png", "*.pdf")
         shutil.copytree(finished(variant).path, tmp_path / "run", ignore=pictures)
         return RunDirectory(tmp_path / "run")
 

@@ -50,6 +50,7 @@ UEFL: dict[str, Value] = {
 OWN: dict[str, dict[str, Value]] = {
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
     "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network.name": "mlp", "network.width": 8},
+    "fedpac": {"network": "mlp", "width": 8},
     "fedper": {"network": "mlp", "width": 8},
     "fedrep": {"network": "mlp", "width": 8},
     "fedswa": {"fedswa.averaged-rounds": 1},

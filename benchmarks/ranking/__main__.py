@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.ranking.runs import benchmark
-from fedsilo.cli.results import line, print_result
+from fedsilo.cli.printing import line, print_result
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import FedsiloError, error_line
 

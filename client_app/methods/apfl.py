@@ -26,8 +26,9 @@ class APFLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model w on its own loss and the own model v on the mixture's loss.
 
-        Both train on the same batches, with two optimisers of the same settings. w is sent and v is
-        stored. The network ends with the mixture's weights, so the mixture is measured.
+        Both train on the same batches, with two optimisers of the same settings. In the site's
+        first round v starts from the received weights. w is sent and v is stored. The network ends
+        with the mixture's weights, so the mixture is measured.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

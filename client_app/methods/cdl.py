@@ -49,7 +49,7 @@ class CDLSite(DecentralisedSite):
     def _divergence_loss(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
         """Return a function: the main model's loss plus both models' output divergence.
 
-        The divergence has gradients for both models.
+        Both models get gradients from the divergence. The support model has no other loss.
         """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -163,7 +163,8 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
 
-        It is 0 if the next round does not align. A negative request counts as 0.
+        It is 0 if the next round does not align. A negative request counts as 0. Whether the site
+        has that many samples is not checked here.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):

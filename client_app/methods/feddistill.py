@@ -36,8 +36,9 @@ class FedDistillSite(LocalSite):
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
         """Return a function: the network's own loss plus the weighted distance to the mean logits.
 
-        The mean logits are the other sites' logits for the sample's label. Returns None if no mean
-        logits were received, as in round 1; the network's own loss is then used.
+        Each sample's logits are compared with the other sites' mean logits for its label; a label
+        without received logits adds nothing. Returns None if no mean logits were received, as in
+        round 1; the network's own loss is then used.
         """
         classes = lab.silo.task.classes
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)

@@ -23,7 +23,11 @@ class FedPerSite(SiteMethod):
         return network
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network; send the shared arrays and store the personal ones."""
+        """Train the network; send the shared arrays and store the personal ones.
+
+        The received model, joined with the site's personal arrays, is measured first if the server
+        asks for metrics.
+        """
         network = lab.open()
         lab.measure(network)
         self.fit(lab, network)

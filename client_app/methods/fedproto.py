@@ -32,7 +32,8 @@ class FedProtoSite(LocalSite):
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
-        lab.fit(network, objective=self._prototype_loss(lab, network))
+        weight = self.settings.prototype_weight
+        lab.fit(network, objective=prototype_loss(lab, network, from_others(lab), weight))
 
         def embeddings(inputs: Tensor) -> Tensor:
             return network.encode(inputs).flatten(1)
@@ -47,30 +48,38 @@ class FedProtoSite(LocalSite):
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)
-            if (prototypes := _prototypes(lab, classifier)) is not None:
+            if (prototypes := _prototypes(lab, classifier, from_others(lab))) is not None:
                 return [Measured(NearestPrototype(classifier, prototypes))]
         return super().measured(lab, network)
 
-    def _prototype_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return a function: the loss plus the weighted distance to the label's prototype (eq. 7).
 
-        Returns None if no prototypes were received, as in round 1; the network's own loss is then
-        used.
-        """
-        prototypes, weight = _prototypes(lab, network), self.settings.prototype_weight
-        if prototypes is None:
-            return None
+def prototype_loss(
+    lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor], weight: float
+) -> Objective | None:
+    """Return a function: the loss plus the weighted distance to the label's prototype (eq. 7).
 
-        def loss(inputs: Tensor, labels: Tensor) -> Tensor:
-            tokens = network.encode(inputs)
-            task = network.criterion(network.classify(network.features(tokens)), labels)
-            return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
+    Returns None if ``arrays``, the received prototypes, are empty, as in round 1; the network's own
+    loss is then used.
+    """
+    prototypes = _prototypes(lab, network, arrays)
+    if prototypes is None:
+        return None
 
-        return loss
+    def loss(inputs: Tensor, labels: Tensor) -> Tensor:
+        tokens = network.encode(inputs)
+        task = network.criterion(network.classify(network.features(tokens)), labels)
+        return task + weight * matching_loss(tokens.flatten(1), labels, prototypes)
+
+    return loss
 
 
-def _prototypes(lab: Lab, network: TokenClassifier) -> ClassTargets | None:
-    """Return the received global prototypes on the device; None if there are none."""
+def _prototypes(
+    lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor]
+) -> ClassTargets | None:
+    """Return the received global prototypes on the device; None if there are none.
+
+    ``class_targets`` checks their classes and shapes (tokens * channels,).
+    """
     size, classes = network.tokens * network.channels, lab.silo.task.classes
-    prototypes = class_targets(from_others(lab), PROTOTYPE, classes, size)
+    prototypes = class_targets(arrays, PROTOTYPE, classes, size)
     return prototypes and prototypes.to(lab.compute.device)

@@ -2,6 +2,7 @@
 
 from fedsilo.client_app.methods.base import Lab, SiteNetwork
 from fedsilo.client_app.methods.fedper import FedPerSite
+from fedsilo.client_app.training.loop import Objective
 from fedsilo.core.errors import SiteError
 from fedsilo.models.methods.fedrep import FedRepSettings
 
@@ -15,7 +16,7 @@ class FedRepSite(FedPerSite):
         """Train only the personal head, then only the shared arrays.
 
         Together both parts take as many steps as a usual round; the method's settings divide them.
-        Afterwards both parts are trainable again.
+        Only the second training reports its loss. Afterwards both parts are trainable again.
 
         Raises:
             SiteError: a round has fewer than two steps, but each part needs one.
@@ -23,8 +24,9 @@ class FedRepSite(FedPerSite):
         steps = lab.privacy.steps(lab.sampling)
         if steps < 2:
             raise SiteError(
-                f"site {lab.site} takes {steps} step a round, but fedrep needs one for the head "
-                "and one for the rest: raise 'train.local-epochs' or 'train.local-steps'"
+                f"site {lab.site} takes {steps} step a round, but {lab.common.method} needs one "
+                "for the head and one for the rest: raise 'train.local-epochs' or "
+                "'train.local-steps'"
             )
         first = self.settings.head_steps(steps)
         own, trained = set(self.settings.personal(network)), dict(network.named_parameters())
@@ -34,6 +36,13 @@ class FedRepSite(FedPerSite):
             # Frozen parameters get no gradient, so each training moves only its own part
             for name in (*head, *rest):
                 trained[name].requires_grad_(name in part)
-            lab.fit(network, steps=count, aside=aside)
+            objective = None
+            if part is rest:
+                objective = self.body_objective(lab, network)
+            lab.fit(network, steps=count, aside=aside, objective=objective)
         for name in head:
             trained[name].requires_grad_(True)
+
+    def body_objective(self, lab: Lab, network: SiteNetwork) -> Objective | None:
+        """Return the loss of the shared arrays' steps; None for the network's own."""
+        return None

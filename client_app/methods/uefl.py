@@ -100,7 +100,10 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure, with a probe that measures its codeword use (eq. 11)."""
+        """Return the network to measure, with a probe that measures its codeword use (eq. 11).
+
+        Evidence probes and further networks of ``SiteMethod.measured`` are kept.
+        """
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)
         own = plain.probe

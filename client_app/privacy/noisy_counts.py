@@ -63,8 +63,8 @@ def noisy_counts(
 ) -> Counts:
     """Return the label counts that a site reports, by split and class, with stored noise.
 
-    For data that were never reported before, the noise is drawn and stored, and the ledger is
-    charged. Stored counts are returned unchanged, unless the hospital has paid for a new draw (see
+    For data that were never reported before, the ledger is charged, and then the noise is drawn and
+    stored. Stored counts are returned unchanged, unless the hospital has paid for a new draw (see
     ``draw_again``), which is then made without a further charge.
 
     Args:

@@ -92,7 +92,8 @@ class SecureSite:
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing.
 
-        These phases make keys, share secrets, sign the list of sites, and unmask the sum.
+        "secure-keys" makes keys, "secure-shares" shares secrets, and "secure-agree" signs the list
+        of sites. Any other phase unmasks the sum.
 
         Raises:
             SiteError: the message is malformed, or belongs to another round.

@@ -20,7 +20,7 @@ from fedsilo.core.messages import ROUND_KEYS, Instruction, state_key
 from fedsilo.core.plugins import PINS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import former_defaults, with_former_keys
-from fedsilo.core.settings_schema import as_mapping, keys_in, keys_with
+from fedsilo.core.settings_schema import Value, as_mapping, keys_in, keys_with
 
 _DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
@@ -96,9 +96,10 @@ class SiteState:
         return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server used the reply of the newest state before ``instruction``.
+        """Tell whether the server received the reply of the newest state before ``instruction``.
 
-        Returns True if no state is older than ``instruction``.
+        True if that state's key is not above ``instruction.expects_state``, or if there is no older
+        state.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
@@ -163,6 +164,9 @@ _FREE = frozenset(
     + ("rounds", "plugin-settings", "privacy.sums-min-count")
 )
 
+# Settings that version 0.1 lacked -> the value that does what it did. States of 0.1 open with it
+_ADDED: dict[str, Value] = {"fedefm.emd-gradient": False}
+
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return the SHA-256, in hexadecimal, of all settings that decide what a stored state means.
@@ -179,6 +183,9 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
     defaults_of_01 = former_defaults(values)
     for key in _FREE:
         values.pop(key, None)
+    for key, default in _ADDED.items():
+        if values.get(key) == default:
+            values.pop(key, None)
     if not values.get(PINS):  # so that states from before plugins have the same digest
         values.pop(PINS, None)
     # States of 0.1 open: the digest is over its names, and over the settings that it had
@@ -191,6 +198,10 @@ def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
 
     Called when no older state is on disk. Returns False in round 1, without any state, or if only
     states of the requested round exist, because this is then the site's first round.
+
+    Args:
+        keys: the (round, step) of all stored states.
+        instruction: the server's request.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}

@@ -58,7 +58,11 @@ class RunRecord:
             raise RefusedError(reason)
 
     def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
-        """Yield each reason to refuse a message; the server gets only the first reason."""
+        """Yield each reason to refuse a message; the server gets only the first reason.
+
+        In this order: an impossible phase name, round or step; a round more than one back; a phase
+        repeated 'max-repeats' times; all messages used; all seconds used.
+        """
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:

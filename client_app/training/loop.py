@@ -200,9 +200,9 @@ class LocalTraining:
     def run(self) -> float:
         """Train the network in place, and return the mean loss per sample in the last pass.
 
-        The numbers of steps and samples go into ``work``. Divergence is not checked if
-        ``minimum_steps`` is 0, or if the noise comes from the operating system, because an error
-        could reveal a patient.
+        The mean is 0 if the last pass had no sample. The numbers of steps and samples go into
+        ``work``. Divergence is not checked if ``minimum_steps`` is 0, or if the noise comes from
+        the operating system, because an error could reveal a patient.
 
         Raises:
             SiteError: the loss is not finite, or no step in fp16 had finite gradients.
@@ -343,14 +343,15 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 def continue_from_earlier_rounds(
     training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
 ) -> None:
-    """Let the learning rate and the evidential KL weight continue from earlier rounds.
+    """Make the learning rate and the evidential KL weight carry on from earlier rounds.
 
-    If the network has evidential losses, ``training.before_pass`` is set. ``training.counted`` is
-    set if 'train.rate-decay' is not 'none'. It is also set if there is a schedule or warm-up and
-    ``training.plan`` is None, because a schedule does not count the steps of a plan.
+    ``training.before_pass`` anneals the KL weight, if the network has evidential losses.
+    ``training.counted`` is set to the steps of earlier rounds and of all rounds, if the rate
+    decays, or if it has a schedule or warm-up and no plan.
 
     Args:
-        training: the training; its private mechanism and its minimums must be set already.
+        training: the training, changed in place; its private mechanism and its minimums must be set
+            already.
         settings: the run's settings, without the number of steps that is set only for ``training``.
         rounds: the number of finished rounds.
         aside: a key that names the training of another model; empty for the site's own model.

@@ -61,8 +61,9 @@ class OwnArrays(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read a site's arrays, split them, and load the silo through the cache.
 
-        Copies of a sample stay in one part, and a note for the site's log counts them. Without test
-        folds, a quarter of the samples are test samples.
+        The arrays are read even if the silo is cached. Copies of a sample stay in one part, and a
+        note for the site's log counts them. Without test folds, a quarter of the samples are test
+        samples.
 
         Raises:
             DataError: the arrays are invalid, or fewer than 2 training samples are left.
@@ -108,7 +109,10 @@ class OwnArrays(DataSet):
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
-    """Number the distinct samples of ``x`` (n, ...) from 0; equal samples get equal numbers."""
+    """Number the distinct samples of ``x`` (n, ...) from 0; equal samples get equal numbers.
+
+    The numbers follow the order of first appearance. Samples are compared byte by byte.
+    """
     numbers: dict[bytes, int] = {}
     contents = []
     for sample in x:
@@ -227,9 +231,11 @@ def write_arrays(
 ) -> None:
     """Write a file ``SITE.npz`` per site into ``folder``; every distinct label becomes a class.
 
+    Classes are sorted by label, over all sites, and named by the labels' text.
+
     Args:
-        folder: an existing folder.
-        silos: site -> (samples, labels). Samples may have their channels last.
+        folder: an existing folder; files of the same names are replaced.
+        silos: site -> (samples, labels), at least one. Samples may have their channels last.
 
     Raises:
         DataError: the samples' shapes differ between sites, a sample has no label, or the arrays

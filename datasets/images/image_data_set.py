@@ -198,8 +198,8 @@ class ImageDataSet(DataSet):
     ) -> tuple[ImageIndex, ImageIndex]:
         """Divide a site's images into the site's own images and the public ones, in this order.
 
-        Copies of a file are on the same side, because their groups are joined first. If
-        'split.public-share' is 0, no image is public.
+        If 'split.public-share' is above 0, copies of a file are on the same side, because their
+        groups are joined first. If it is 0, no image is public, and groups are not joined.
         """
         index = self.index(site, settings, places)
         if settings.public_share:

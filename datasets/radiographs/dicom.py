@@ -95,6 +95,8 @@ def read_dicom(path: Path, bits: int) -> Grey:
 def radiograph_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of a DICOM or picture without reading its pixels.
 
+    The bits of a DICOM are the stored ones (8 or 16), not the used ones.
+
     Raises:
         BrokenImageError: the file is neither a DICOM nor a picture, is missing or damaged, or its
             header lacks these values.
@@ -175,7 +177,10 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM is not a single grey image; '' if it is one."""
+    """Explain why a DICOM is not a single grey image; '' if it is one.
+
+    It must have pixel data, the header's keys in ``_NEEDED``, one grey channel and one frame.
+    """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"
     for key in _NEEDED:

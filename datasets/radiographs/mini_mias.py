@@ -75,7 +75,9 @@ class MiniMias(RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to int16 (1, size, size).
 
-        If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile.
+        If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile, with
+        noise that is the same in every run. The function raises ``BrokenImageError`` if the file is
+        unusable.
         """
         rows = _read_listing(index.folder.parent)
 

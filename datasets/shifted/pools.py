@@ -132,7 +132,8 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
     """Open the decoded pool in the cache, memory-mapped read-only; decode the files the first time.
 
     Returns:
-        The pool and its ``source_key``.
+        The pool and its ``source_key``, a digest of the source and its files that changes with
+        them.
 
     Raises:
         DataError: files are missing or unusable.
@@ -198,9 +199,9 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 
 
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
-    """Choose the last tenth of each label's tracks for validation, but at least one track.
+    """Hold out the last tenth of each label's tracks for validation, in order of first appearance.
 
-    If a label has a single track, that track is used for training.
+    The tenth is rounded down but is at least one track; a label's only track stays in training.
 
     Args:
         tracks: track number of each image, (n,).

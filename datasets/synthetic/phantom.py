@@ -136,7 +136,10 @@ class PhantomDataSet(ImageDataSet):
         return index_images(f"{self.key}, {site}", Path(), images)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that draws the image for a name of the form ``site/number``."""
+        """Return a function that draws the image for a name of the form ``site/number``.
+
+        ``index`` is not used. The same name, ``size`` and settings always give the same image.
+        """
 
         def make(name: str) -> npt.NDArray[Any]:
             site, number = name.split("/")

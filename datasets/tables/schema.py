@@ -134,10 +134,10 @@ class Column(FileModel):
         return Marks(self.unmeasured)
 
     def words(self) -> ColumnWords:
-        """Return the column's title and its levels' names for people.
+        """Return the column's title and level names as shown to people.
 
-        The title has the column's name, if it differs, and the unit in brackets. Levels without a
-        name are left out.
+        The title is followed by the column's name, if it differs, and the unit, in brackets: 'Age
+        (age, years)'. A level reads 'name (level)'; unnamed levels are omitted.
         """
         title = self.title or self.name
         within = []

@@ -226,8 +226,12 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
 
-    ``wanted`` maps array names to shapes. A grey image then gives the same patches as a colour
-    image with three equal channels.
+    In all other cases ``given`` stays as it is. A grey image then gives the same patches as a
+    colour image with three equal channels.
+
+    Args:
+        given: array name -> array.
+        wanted: array name -> shape.
     """
     name = "patch_embed.proj.weight"
     if given[name].ndim == 4 and given[name].shape[1] == 3 and wanted[name][1] == 1:

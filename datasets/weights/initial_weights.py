@@ -156,6 +156,11 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Load published weights into VGG16, a plugin's network (by its own ``fill``) or a ViT.
 
+    Args:
+        network: the network, changed in place.
+        state: array name -> array.
+        where: the origin of the weights for errors.
+
     Raises:
         SettingError: the weights do not fit the network.
     """
@@ -221,7 +226,10 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 
 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SAM's arrays under timm's names, without the prefix before 'blocks.'."""
+    """Return SAM's arrays under timm's names, without the prefix before 'blocks.'.
+
+    Names that need no change stay as they are.
+    """
     prefix = _find_prefix(state)
     renamed = {}
     for name, array in state.items():

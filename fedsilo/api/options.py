@@ -66,6 +66,7 @@ Split = Literal["train", "val", "test"]
 MeasuredSplit = Literal["test", "val"]
 Sampler = Literal["grid", "tpe"]
 TunedMetric = Literal["accuracy", "balanced-accuracy", "pooled-balanced-accuracy", "auc"]
+RunState = Literal["finished", "running", "interrupted", "failed", "unreadable"]
 Track = Literal["none", "tensorboard", "mlflow", "wandb"]
 
 # Parameters that several commands have

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from fedsilo.api import options
 from fedsilo.core.arguments import (
     AnyPath,
+    AnyRun,
     Tell,
     folder_of,
+    folders_of,
     path_of,
     plugin_texts,
     refuse_target,
+    several,
     silent,
     texts_of,
 )
@@ -26,6 +30,7 @@ from fedsilo.runs.finished_run import FinishedRun, load_run
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 if TYPE_CHECKING:
+    from fedsilo.reports.watch.run_list import ListedRun
     from fedsilo.reports.watch.view import View
     from fedsilo.server_app.records.run_directory import RunDirectory
 
@@ -98,12 +103,9 @@ def simulate(
         FedsiloError: the experiment, a setting or the data cannot be used, or the run failed.
     """
     from fedsilo.engines.planning import plan_run, start
-    from fedsilo.server_app.records.run_directory import with_free_name
+    from fedsilo.server_app.records.run_directory import free_name
 
-    # The options have the last word over the experiment, --config and --set
-    overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
-    overrides |= {"run.name": name} if name else {}
-    overrides |= {"run.track": track} if track else {}
+    overrides = _overrides(seed, name, track)
     overrides |= {"network.name": _network_name(network)} if network is not None else {}
     # Written before the run is planned, because planning reads the names of the silos
     if silos is not None:
@@ -115,8 +117,46 @@ def simulate(
         overrides=overrides,
         engine=engine,
     )
-    directory = start(with_free_name(settings), resources, engine, ray_address)
+    with free_name(settings) as named:
+        directory = start(named, resources, engine, ray_address)
     return _finish(directory, draw=not no_pictures)
+
+
+def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
+    """Return the settings that the options name: they override the experiment, a file and --set."""
+    given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
+    overrides: dict[str, Value] = {}
+    for key, value in given.items():
+        if value not in (None, ""):
+            overrides[key] = value
+    return overrides
+
+
+def plan_simulation(
+    experiment: str,
+    *,
+    engine: str = "auto",
+    supernodes: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    track: str | None = None,
+    **sources: Unpack[options.Sources],
+) -> Iterator[str]:
+    """Yield the lines of ``simulate --dry-run``; the arguments are those of ``simulate``.
+
+    Raises:
+        FedsiloError: the run could not begin.
+    """
+    from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
+    from fedsilo.engines.planning import plan_run
+    from fedsilo.server_app.records.run_directory import free_name
+
+    overrides = _overrides(seed, name, track)
+    given = options.run_sources(sources)
+    settings, resources = plan_run(experiment, given, supernodes=supernodes, overrides=overrides)
+    with free_name(settings) as named:
+        yield from describe_run(named, resources, engine)
+    yield NOTHING_RUN
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
@@ -135,7 +175,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     if draw:
         draw_pictures(directory, printer(console))
     headline = data_set(run.summary["dataset"]).headline
-    print_published(run.summary, run.paper, headline, console)
+    print_published(run.shown().summary, run.paper, headline, console)
     return run
 
 
@@ -242,6 +282,30 @@ def watch(
     if deployment is not None and run_dir is None:
         return partial(look_at_deployment, Path(deployment))
     raise SettingError("name either a run directory, or a deployment by --deployment")
+
+
+@options.command
+def runs(
+    folders: Annotated[
+        Sequence[AnyRun], "run directories, or folders with them (default: $FEDSILO_RUNS, or runs)"
+    ] = (),
+    *,
+    method: Annotated[str | None, "only runs with this method"] = None,
+    dataset: Annotated[str | None, "only runs on this data set"] = None,
+    state: Annotated[options.RunState | None, "only runs in this state"] = None,
+) -> list[ListedRun]:
+    """List the runs in a folder, with state and size; with --delete, delete them.
+
+    Folders are searched down to two levels, without following links. Runs are sorted by their
+    start, the oldest first. A run of another version is listed as unreadable.
+
+    Raises:
+        RunDirectoryError: a named folder does not exist.
+    """
+    from fedsilo.reports.watch.run_list import list_runs
+
+    places = folders_of(several(folders)) or [Path(os.environ.get("FEDSILO_RUNS") or "runs")]
+    return list_runs(places, {"method": method, "dataset": dataset, "state": state})
 
 
 @options.command

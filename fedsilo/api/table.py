@@ -14,10 +14,14 @@ from fedsilo.core.settings import removed
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its function as ``module:function``, and an example of its arguments."""
+    """A command: its function as ``module:function``, and an example of its arguments.
+
+    ``plan`` is the function that yields the lines of ``--dry-run``; empty without this option.
+    """
 
     function: str
     example: str
+    plan: str = ""
 
     def load(self) -> Callable[..., Any]:
         """Import the module of the function, and return the function."""
@@ -31,6 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "simulate": Command(
             "fedsilo.api.running:simulate",
             "simulate uefl-digits --engine inline --set rounds=5",
+            plan="fedsilo.api.running:plan_simulation",
         ),
         "resume": Command("fedsilo.api.running:resume", "resume runs/uefl-digits"),
         "watch": Command("fedsilo.api.running:watch", "watch runs/uefl-digits"),
@@ -42,6 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "compare": Command(
             "fedsilo.api.comparing:compare",
             "compare fedavg-heart local-heart --seeds 3 --markdown table.md",
+            plan="fedsilo.api.comparing:plan_comparison",
         ),
         "tune": Command("fedsilo.api.comparing:tune", "tune local-heart --trials 4"),
         "crossvalidate": Command(
@@ -50,6 +56,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         ),
     },
     "Look at finished runs": {
+        "runs": Command("fedsilo.api.running:runs", "runs --method mix --state failed --delete"),
         "plot": Command("fedsilo.api.drawing:plot", "plot runs/uefl-digits"),
         "attention": Command(
             "fedsilo.api.drawing:attention",
@@ -121,6 +128,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             "fedsilo.api.deploying:run",
             "deploy run uefl-digits --set split.silos=6 --set rounds=3 --set "
             "uefl.iteration-rounds=1",
+            plan="fedsilo.api.deploying:plan_deployed_run",
         ),
         "deploy down": Command("fedsilo.api.deploying:down", "deploy down"),
         "deploy service": Command(
@@ -174,7 +182,8 @@ _OTHERS = {
     "__version__": "fedsilo.core.versions:FEDSILO",
     "load_run": "fedsilo.runs.finished_run:load_run",
 }
-RENAMED = {"datasets": "list_datasets"}  # because ``fedsilo.datasets`` is a package
+# Because ``fedsilo.datasets`` and ``fedsilo.runs`` are packages
+RENAMED = {"datasets": "list_datasets", "runs": "list_runs"}
 
 
 def public_names() -> dict[str, str]:

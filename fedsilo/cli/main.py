@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated, Any, get_args, get_origin
 
 import click
@@ -23,6 +24,7 @@ import typer.main
 from fedsilo.api.options import Option, members_of, option_of, parameters_of
 from fedsilo.api.table import COMMANDS, GROUPS, Command
 from fedsilo.cli import results
+from fedsilo.cli.printing import line, print_result
 from fedsilo.cli.suggestions import suggest
 from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
 from fedsilo.core.one_line import as_word
@@ -191,6 +193,16 @@ def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
     return made
 
 
+_DRY_RUN = inspect.Parameter(
+    "dry_run",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--dry-run", help="show plan, cost and files; run nothing")
+    ],
+)
+
+
 def _add_commands(app: typer.Typer) -> None:
     """Add all commands to an app; a command of two words goes into a group named by the first."""
     groups: dict[str, typer.Typer] = {}
@@ -215,7 +227,7 @@ def _add_commands(app: typer.Typer) -> None:
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
     """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
-    show = getattr(results, name.replace(" ", "_"), results.print_result)
+    show = getattr(results, name.replace(" ", "_"), print_result)
     own = parameters_of(function)
     showing = parameters_of(show, skip=1)  # the first one is the result
     options: dict[str, Option] = {}
@@ -226,12 +238,18 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
         if option is not None and parameter.name not in options:
             options[parameter.name] = option
             signature.append(_typer_parameter(parameter, option))
+    if command.plan:
+        signature.append(_DRY_RUN)
 
     def call(**given: Any) -> None:
+        if given.pop("dry_run", False):
+            plan = resolve_name(command.plan)
+            print_result(plan(**_choose(given, parameters_of(plan))))
+            return
         _check_output_files({key: given.get(key) for key in showing.keys() - own.keys()})
         bar = results.progress_bar(name) if "watch" in own else nullcontext()
         with bar as watch:
-            given |= {"tell": results.line, "watch": watch}
+            given |= {"tell": line, "watch": watch}
             # Not the checked function: typer has checked the types, and lines appear as they come
             result = inspect.unwrap(function)(**_choose(given, own))
             show(result, **_choose(given, showing))
@@ -308,9 +326,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list. A union becomes
-    its ``Path`` member, else its ``str`` member, else its first member. An optional type stays
-    optional.
+    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list, also if they are
+    optional. Other optional types stay optional. A union becomes ``Path`` if that is a member, else
+    ``str``, else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

@@ -7,17 +7,19 @@ options of the command line; an argument with the same name as one of the comman
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsilo.api.options import MaybePath, Option
+from fedsilo.api.options import MaybePath
+from fedsilo.cli.printing import AsJson, line, print_columns, print_result
+from fedsilo.cli.run_results import runs as runs
 from fedsilo.core.arguments import AnyPath, path_of
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import as_word, format_count, terminal_text
+from fedsilo.core.one_line import as_word, format_count
 
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
@@ -35,34 +37,6 @@ if TYPE_CHECKING:
     from fedsilo.reports.audit import Audit
     from fedsilo.reports.watch.view import View
     from fedsilo.runs.finished_run import FinishedRun
-
-AsJson = Annotated[bool, Option("print JSON", name="--json")]
-
-
-def line(text: object) -> None:
-    """Print a line and flush it, so that a pipe or a log shows it while the command runs.
-
-    Control characters are removed first, because the line may quote somebody else's run.
-    """
-    print(terminal_text(str(text)), flush=True)
-
-
-def print_result(result: Any) -> None:
-    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these.
-
-    Any other object prints nothing.
-    """
-    if hasattr(result, "lines"):
-        result = result.lines()
-    if isinstance(result, str | Path):
-        line(result)
-    elif isinstance(result, Iterable):
-        for one in result:
-            print_result(one)
-    elif hasattr(result, "__rich_console__"):
-        from fedsilo.server_app.run.terminal import make_console, print_table
-
-        print_table(make_console(), result)
 
 
 def _print_labelled(label: str) -> Callable[[object], None]:
@@ -265,7 +239,7 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
     for member in members:
         process, log = str(member.pid or "-"), str(member.log or "-")
         rows.append((member.member, process, member.seen, log))
-    _print_table(("member", "process", "seen by the server", "log"), rows)
+    print_columns(("member", "process", "seen by the server", "log"), rows)
     run = look_at_deployment(Path(deployment)).run
     if run:
         line(run.line())
@@ -336,17 +310,7 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     cells = []
     for row in rows:
         cells.append([row[key] for key in keys])
-    _print_table(("data set", *keys[1:]), cells)
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table with column titles; ``rows`` are cells of text."""
-    from rich.table import Table
-
-    table = Table(*columns)
-    for row in rows:
-        table.add_row(*row)
-    print_result(table)
+    print_columns(("data set", *keys[1:]), cells)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from fedsilo.core.drawing.palette import colours
 from fedsilo.core.one_line import format_count, markdown_cell
 from fedsilo.pictures.learning_curves import CURVES
 from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.server_app.records.summary import NONE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,7 +179,7 @@ def group_lines(
     titles: Mapping[str, str],
     published: Mapping[str, str],
     cell: Callable[[Any], str],
-    missing: str = "",
+    missing: str = NONE,
 ) -> list[list[str]]:
     """Format spreads as rows of cells: the metrics' titles, then a row per experiment and group.
 

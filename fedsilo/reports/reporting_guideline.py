@@ -65,17 +65,16 @@ def _opening() -> list[Item]:
 
 
 def _methods(run: Shown) -> list[Item]:
-    common = run.settings.common
-    sites = join_names(run.silos)
-    outcome, predictors = describe_columns(run)
-    without_value = "images have no missing cells"
-    if isinstance(data_set(str(run.summary["dataset"])), TableDataSet):
-        without_value = "rows without a value are dropped, or cells imputed, as the schema says"
+    return [*_data(run), *_variables(run), *_analysis(run), *_outputs(run)]
+
+
+def _data(run: Shown) -> list[Item]:
+    """Return items 5 to 7: the sources of the data and their preparation."""
     return [
         Item(
             "5a, 6a",
             "sources of the data; number and location of centres",
-            f"data set {run.summary['dataset']}; {len(run.silos)} sites: {sites}",
+            f"data set {run.summary['dataset']}; {len(run.silos)} sites: {join_names(run.silos)}",
             "Sites",
             "kind of data (registry, trial, routine care), countries, level of care",
         ),
@@ -84,27 +83,41 @@ def _methods(run: Shown) -> list[Item]:
         Item(
             "7",
             "preparation of the data, also across groups of patients",
-            f"inputs standardised: {common.standardise}; {without_value}",
+            f"inputs standardised: {run.settings.common.standardise}; {_without_value(run)}",
             "config.toml",
             "quality checks before the data came to fedsilo",
         ),
+    ]
+
+
+def _variables(run: Shown) -> list[Item]:
+    """Return items 8 to 11: outcome, predictors, sample size and missing data."""
+    outcome, predictors = describe_columns(run)
+    return [
         Item("8a", "outcome: definition, horizon", outcome, "", "how and when it was assessed"),
         Item("8b-c", "outcome: assessors, and what they knew"),
         Item("9a, 9b", "predictors: choice and definition", predictors, "", "why, how measured"),
         Item("9c", "predictors: assessors, and what they knew"),
+        Item("10", "sample size", _sizes(run), "Sites", "how it was arrived at"),
         Item(
-            "10",
-            "sample size",
-            _sizes(run),
-            "Sites",
-            "how it was arrived at",
+            "11",
+            "missing data",
+            _without_value(run),
+            "fedsilo survey",
+            "reasons for missing values",
         ),
-        Item("11", "missing data", without_value, "fedsilo survey", "reasons for missing values"),
+    ]
+
+
+def _analysis(run: Shown) -> list[Item]:
+    """Return items 12 and 13: the model, its measures, and class imbalance."""
+    summary = run.summary
+    return [
         Item(
             "12a-c",
             "how the data were used; kind of model, its building and tuning",
-            f"{run.summary['title']}, network {common.network}, {run.summary['rounds']} rounds; "
-            "every setting and its origin",
+            f"{summary['title']}, network {run.settings.common.network}, {summary['rounds']} "
+            "rounds; every setting and its origin",
             "Settings, config.toml",
             "why this method; trials of 'fedsilo tune', if any",
         ),
@@ -131,6 +144,13 @@ def _methods(run: Shown) -> list[Item]:
             "",
         ),
         Item("13", "class imbalance", _class_counts(run), "Sites", "what was done about it"),
+    ]
+
+
+def _outputs(run: Shown) -> list[Item]:
+    """Return items 14 to 19: fairness, output, evaluation data, and the openness of the study."""
+    revision = run.config.environment.get("fedsilo-revision", "unknown")
+    return [
         Item(
             "14",
             "fairness",
@@ -149,22 +169,23 @@ def _methods(run: Shown) -> list[Item]:
         Item(
             "16",
             "differences between training and evaluation data",
-            "the test samples are of the same sites, split " + _split_text(run),
+            f"the test samples are of the same sites, split {_split_text(run)}",
             "Sites",
             "evaluation at hospitals that did not train",
         ),
         Item("17", "approval by an ethics committee, consent"),
         Item("18a-d", "funding, conflicts of interest, protocol, registration"),
         Item("18e", "availability of the data", *_availability(run)),
-        Item(
-            "18f",
-            "availability of the code",
-            f"fedsilo, revision {run.config.environment.get('fedsilo-revision', 'unknown')}",
-            "config.toml",
-            "",
-        ),
+        Item("18f", "availability of the code", f"fedsilo, revision {revision}", "config.toml", ""),
         Item("19", "involvement of patients and the public"),
     ]
+
+
+def _without_value(run: Shown) -> str:
+    """Describe what is done with missing values: as a table's schema says, or nothing."""
+    if isinstance(data_set(str(run.summary["dataset"])), TableDataSet):
+        return "rows without a value are dropped, or cells imputed, as the schema says"
+    return "images have no missing cells"
 
 
 def _results(run: Shown) -> list[Item]:

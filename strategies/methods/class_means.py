@@ -11,14 +11,17 @@ from typing import ClassVar
 
 import numpy as np
 
+from fedsilo.core.array_names import arrays_below, with_prefix
 from fedsilo.core.messages import TRAIN
 from fedsilo.core.settings_schema import keys_of
 from fedsilo.models.maths.class_means import large_classes
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.build import network_kind
+from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import Arrays, ArraySpec, Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.local import Local
+from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Specs
 
 
@@ -37,7 +40,8 @@ class ClassMeans(Local):
         """Return the classes whose means ``site`` sends: class -> number of its training samples.
 
         The site sends the mean of a class if it has at least 'class-min-count' training samples of
-        the class, and at least as many as its own minimum ('privacy.sums-min-count').
+        the class, and at least as many as its own minimum ('privacy.sums-min-count'). No such class
+        gives an empty mapping.
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
@@ -67,9 +71,10 @@ class ClassMeans(Local):
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """Describe the data sent by a site: class means.
+        """Describe the class means that a site sends.
 
-        If no site sends a mean, because every class is too small, the only sentence says so.
+        If every class at every site is too small to send, return one sentence that says no mean is
+        sent, and why.
         """
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
@@ -132,9 +137,10 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the prototypes, which name the prototype with the fewest samples.
+        """Return one or two sentences on the prototypes that leave a site.
 
-        For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
+        The first names the prototype with the fewest samples; at least one site must send a mean.
+        The second, for network "logistic", warns that a prototype is an exact mean of rows.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -168,6 +174,15 @@ class FedProto(ClassMeans):
             before[site] = {name: state.arrays[name] for name in sorted(known)}
         replies = ask(TRAIN, send, expect=expect, reference=before)
         arrays = dict(state.arrays)
+        self.merge_prototypes(replies, arrays)
+        return replace(state, arrays=arrays)
+
+    def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
+        """Put the mean of the returned prototypes of each class into ``arrays`` (eq. 6).
+
+        The mean is weighted by ``_prototype_weight``, float32. A class that no replying site sends
+        is left unchanged.
+        """
         for label in range(self.task.classes):
             name = f"{PROTOTYPE}{label}"
             sent, weights = [], []
@@ -178,7 +193,6 @@ class FedProto(ClassMeans):
                     weights.append(weight)
             if sent:  # a class that nobody sent keeps its prototype
                 arrays[name] = np.average(sent, axis=0, weights=weights).astype(np.float32)
-        return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the prototypes that ``site`` needs to measure the final model.
@@ -194,7 +208,7 @@ class FedProto(ClassMeans):
         """Return all global prototypes, or no arrays if ``site`` sends no prototype itself."""
         if not self.sent_classes(site):
             return {}
-        return state.arrays
+        return with_prefix(PROTOTYPE, arrays_below(PROTOTYPE, state.arrays))
 
     def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype: its number of training samples of the class.
@@ -229,7 +243,11 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return one sentence: who gets the mean logits, and the fewest samples behind any."""
+        """Return one sentence: who gets the mean logits, and the fewest samples behind any.
+
+        With one site nobody gets them, and with two the other site gets them unchanged. At least
+        one site must send a mean.
+        """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -241,7 +259,8 @@ class FedDistill(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train on the other sites' mean logits, and store the logits it returns.
 
-        A site that did not reply keeps its logits of an earlier round.
+        A site that did not reply keeps its logits of an earlier round. In round 1 there are no
+        logits to send.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -256,9 +275,10 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """Return the other sites' mean logits of each class that ``site`` sends itself, float32.
+        """For each class that ``site`` also sends, return the mean of the other sites' logits.
 
-        A class that no other site has sent yet is left out.
+        The mean is unweighted and float32, by name ``logits/<class>``. Classes that no other site
+        has sent yet are omitted.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

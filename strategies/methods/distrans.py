@@ -110,7 +110,8 @@ class DisTrans(FedAvg):
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after one gradient step towards each returned offset.
 
-        The steps run in the order of site names, in float64, from the weights in ``state``.
+        The steps run in the order of site names, in float64, from the weights in ``state``, which
+        stay unchanged. Without replies no step is taken.
         """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.task.classes

@@ -42,8 +42,9 @@ class FedAvg(Method):
     def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, Any]:
         """Return the arrays after a step from ``model`` towards the replies' mean, float32.
 
-        The step is ``rate`` times the distance, so a rate of 1 gives the mean itself. Running
-        statistics of batch norm always become the mean.
+        The step is ``rate`` times the distance, so a rate of 1 gives the mean itself, and a larger
+        rate goes beyond it. Running statistics of batch norm always become the mean. Without
+        replies the result equals ``model``.
         """
         after = self.average(replies, model)
         if rate == 1:
@@ -80,6 +81,7 @@ class Cyclic(FedAvg):
         """Pass the model through all silos: each trains the model that the previous silo returned.
 
         The order is drawn from the seed and the round. The last silo's model becomes the new model.
+        Nothing is averaged.
         """
         seed = derive_seed(self.common.seed, "cycle", state.round + 1)
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():

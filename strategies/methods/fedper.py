@@ -27,18 +27,14 @@ class FedPer(FedAvg):
         shared = dict(arrays)
         for name in self._personal:
             shared.pop(name, None)
-        if not 0 < len(shared) < len(arrays):
-            raise SettingError(
-                f"method '{self.common.method}' would share {len(shared)} of {len(arrays)} arrays "
-                "of this network: choose another 'network.name' or method"
-            )
+        refuse_one_part(self.common.method, len(shared), len(arrays) - len(shared))
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the shared arrays over the sites.
+        """Average the shared arrays over the sites, weighted by samples.
 
         The first message to a site may also hold initial weights for the arrays that stay at the
-        site.
+        site. If no reply is usable, the arrays do not change.
         """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
@@ -63,6 +59,19 @@ class FedPer(FedAvg):
     @cached_property
     def _personal(self) -> list[str]:
         return list(self.settings.personal(self.blueprint))
+
+
+def refuse_one_part(method: str, shared: int, personal: int) -> None:
+    """Check that a network has arrays of both kinds, those that are shared and the others.
+
+    Raises:
+        SettingError: one of the two numbers of arrays is 0.
+    """
+    if not shared or not personal:
+        raise SettingError(
+            f"method '{method}' would share {shared} of {shared + personal} arrays of this "
+            "network: choose another 'network.name' or method"
+        )
 
 
 class FedRep(FedPer):

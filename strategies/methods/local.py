@@ -87,7 +87,10 @@ class Cross(Ensemble):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: its model, once, and all models' metrics on its data."""
+        """List the data sent by a site: its model, once, and all models' metrics on its data.
+
+        The metrics are those in ``CROSSED``, on the site's validation and test samples.
+        """
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",

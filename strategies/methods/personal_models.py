@@ -53,7 +53,8 @@ class FedAvgFT(FedAvg):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
 
-        In those rounds sites return no arrays, so the global weights stay the same.
+        In those rounds sites return no arrays, so the global weights stay the same. The sites that
+        now keep a personal model are recorded in the state.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}

@@ -149,7 +149,10 @@ class PICSR(Method):
         return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Explain that an expert's output for its own prototype is not finite, or return None."""
+        """Explain that an expert's output for its own prototype is not finite, or return None.
+
+        The output is not checked otherwise.
+        """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
         arrays = _to_tensors(reply.arrays)
@@ -165,7 +168,8 @@ class PICSR(Method):
     ) -> dict[str, Any]:
         """Return routing.json: routing weights between sites, and distances between prototypes.
 
-        The mapping is empty if the run stopped before the experts were collected.
+        The routing weights come from the final test metrics in ``values``. The mapping is empty if
+        the run stopped before the experts were collected.
         """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made
@@ -176,7 +180,11 @@ class PICSR(Method):
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
     def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        """Return the experts and prototypes from the replies, and a new router's weights."""
+        """Return the experts and prototypes from the replies, and a new router's weights.
+
+        They are named ``expert_array(site, ...)``, ``PROTOTYPE<site>`` and ``ROUTER...``. The
+        router is drawn from the seed, with one output per reply.
+        """
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
         arrays = with_prefix(ROUTER, initial_weights(router))

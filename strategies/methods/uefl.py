@@ -167,8 +167,8 @@ class UEFL(Method):
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the network averaged over all sites, and each codebook averaged over its users.
 
-        The users of a codebook are the sites that have access to it. A codebook is unchanged if
-        none of its users replied.
+        Means are weighted by samples. The users of a codebook are the sites that have access to it.
+        A codebook is unchanged if none of its users replied.
         """
         network: dict[str, NDArray] = {}
         books: dict[str, NDArray] = {}

@@ -89,7 +89,8 @@ def retry_soon() -> bool:
     wait, so the default arguments of Flower's functions are replaced in this process.
 
     Returns:
-        Whether the waits were replaced; an unknown version of Flower keeps its own.
+        True if the waits were replaced; False for an unknown version of Flower, which stays as it
+        is.
     """
     try:
         module = importlib.import_module(_OBJECTS)

@@ -66,8 +66,12 @@ class Packing:
     def pack(self, message: Message) -> Parcel:
         """Pickle a message so that another process can unpack it; large parts go to shared memory.
 
-        If the large parts are the same objects as in the last packed message, their shared memory
-        is used again.
+        Bytes objects of 64 KiB or more are large. If the large parts are the same objects as in the
+        last packed message, their shared memory is used again.
+
+        Returns:
+            The pickle, and the tensor in shared memory; None instead of a tensor without large
+            parts.
 
         Raises:
             ProcessError: shared memory has no room.

@@ -77,6 +77,9 @@ Check = Callable[[Reply], str | None]
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """Decode a reply, and check its metrics, and the names, types and shapes of its arrays.
 
+    The reply's ``examples`` stays 1; the caller sets it. ``bytes_up`` counts a bundle's arrays as
+    if they were sent one by one.
+
     Args:
         site: the site that sent the reply.
         content: the content of the site's message.
@@ -213,7 +216,8 @@ class Spill:
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
         """Store the arrays of one reply in memory if the round's budget allows it, else in a file.
 
-        The file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist.
+        ``in_memory``, the rest of the budget in bytes, is reduced by arrays kept in memory. The
+        file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist.
 
         Returns:
             The same ``arrays``, or a mapping that reads them from the file, one at each access.

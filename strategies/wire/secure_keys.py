@@ -184,8 +184,8 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     so the caller must verify the result.
 
     Raises:
-        SiteError: the shares have different lengths, two shares have the same place, or the shares
-            cannot be combined.
+        SiteError: there are no shares, they have different or impossible lengths, two shares have
+            the same place, or the shares cannot be combined.
     """
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}

@@ -181,6 +181,14 @@ def star(p: Problem) -> Outcome:
     return Outcome(w)
 
 
+def mix(p: Problem) -> Outcome:
+    """Pooled data, of which the first site's steps are noted."""
+    w = p.start
+    for number in range(1, p.rounds + 1):
+        w = p.sgd(w, p.batches(number, "a"))
+    return Outcome(w)
+
+
 def cyclic(p: Problem) -> Outcome:
     """Chang et al. 2018: the model goes from site to site, a lap a round."""
     w = p.start

@@ -122,7 +122,7 @@ def apfl(p: Problem) -> Outcome:
     return Outcome(w, own)
 
 
-def _pulled(p: Problem, weight: float, to: Callable[[Weights, Tensor], Tensor], aims: Weights):
+def pulled(weight: float, to: Callable[[Weights, Tensor], Tensor], aims: Weights):
     """Return a term: weight times the mean over a batch of |output - aim of its label|^2 / size."""
 
     def term(y: Weights, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def fedproto(p: Problem) -> Outcome:
         sums: dict[str, Tensor] = {}
         counts: dict[str, int] = {}
         for site in p.sites:
-            term = _pulled(p, weight, embed, prototypes)
+            term = pulled(weight, embed, prototypes)
             own[site] = p.sgd(own[site], p.batches(number, site), term=term)
             inputs, labels = p.data[site]
             for label in labels.unique().tolist():
@@ -172,7 +172,7 @@ def feddistill(p: Problem) -> Outcome:
             for label in {k for s in p.sites if s != site for k in means[s]}:
                 others = [means[s][label] for s in p.sites if s != site and label in means[s]]
                 aims[label] = torch.stack(others).mean(0)
-            term = _pulled(p, weight, lambda y, x: p.logits(y, x), aims)
+            term = pulled(weight, lambda y, x: p.logits(y, x), aims)
             own[site] = p.sgd(own[site], p.batches(number, site), term=term)
             inputs, labels = p.data[site]
             sent[site] = {}

@@ -33,7 +33,8 @@ class Problem:
         start: the initial weights of the network.
         first: all arrays that each site got in round 1, which methods may have more of.
         data: each site's training samples.
-        rate: the learning rate of SGD.
+        validation: each site's validation samples.
+        rate: the learning rate of the sites.
         rounds: their number.
         trainings: (round, site) -> the batches of each training in it, in order.
         order: round -> the sites in the order in which they trained.
@@ -45,6 +46,7 @@ class Problem:
     start: Weights
     first: dict[str, Weights]
     data: dict[str, Batch]
+    validation: dict[str, Batch]
     rate: float
     rounds: int
     trainings: Mapping[tuple[int, str], list[list[Batch]]]
@@ -56,6 +58,11 @@ class Problem:
     def sites(self) -> list[str]:
         """The names of the sites."""
         return list(self.data)
+
+    @property
+    def classes(self) -> int:
+        """The number of classes, which are the last layer's outputs."""
+        return len(self.start["head.0.bias"])
 
     def share(self, site: str) -> float:
         """Return the site's share of all training samples."""
@@ -78,6 +85,10 @@ class Problem:
         }
         maps: Tensor = functional_call(self.network.encoder, encoder, (inputs,))
         return maps.flatten(2).transpose(1, 2)
+
+    def head(self, weights: Weights, tokens: Tensor) -> Tensor:
+        """Return logits (n, classes) of tokens (n, l, c): the network's one linear layer."""
+        return tokens.flatten(1) @ weights["head.0.weight"].T + weights["head.0.bias"]
 
     def loss(self, weights: Weights, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the mean cross-entropy of a batch."""

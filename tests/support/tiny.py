@@ -60,6 +60,7 @@ TINY_METHOD: dict[str, dict[str, Value]] = {
     "fedswa": {"fedswa.averaged-rounds": 2},
     "feddistill": {"feddistill.class-min-count": 1, "privacy.sums-min-count": 1},
     "fedevprompt": VIT | {"fedevprompt.distillation-weight": 1.0, "fedevprompt.buffer-maps": 2},
+    "fedpac": {"fedpac.class-min-count": 1, "privacy.sums-min-count": 1},
     "fedproto": {"fedproto.class-min-count": 1, "privacy.sums-min-count": 1},
     "picsr": {"picsr.expert-rounds": 1},
 }

@@ -22,7 +22,7 @@ from fedsilo.core.settings import removed
 PANELS = {
     "Run": "new simulate resume watch pretrain",
     "Compare": "compare tune crossvalidate",
-    "Look at finished runs": "plot attention histograms embeddings gradcam report",
+    "Look at finished runs": "runs plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
     "Deploy": "audit deploy hospital doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
@@ -136,7 +136,8 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
     [
         (
             "simulate",
-            "set config out file plugin engine ray-address supernodes seed name track no-pictures",
+            "set config out file plugin engine ray-address supernodes seed name track no-pictures "
+            "dry-run",
         ),
         ("resume", "engine ray-address supernodes track plugin"),
         ("watch", "deployment once port"),
@@ -144,7 +145,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired unequal csv markdown latex picture",
+            "median tests paired unequal no-floor csv markdown latex picture dry-run",
         ),
         ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
@@ -182,6 +183,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         ("monitor", "data site coverage calibration data-dir out overwrite plugin"),
         ("export", "format site out data-dir state-dir plugin"),
         ("card", "site out plugin"),
+        ("runs", "method dataset state delete yes json"),
     ],
 )
 def test_a_command_has_these_options_and_no_others(command: str, options: str) -> None:
@@ -278,3 +280,18 @@ def test_a_removed_option_names_what_to_use(
         said = capsys.readouterr().err
         assert removed.OPTIONS[command, option] in said
         assert said.count("\n") == 1
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--set", "dataset=heart-synthetic", "--out", str(tmp_path / "runs"), "--dry-run"]
+    assert main(["simulate", "picsr-heart", "--name", "hearts", *where]) == 0
+    printed = capsys.readouterr().out
+    assert "picsr on heart-synthetic, 4 sites" in printed
+    assert "would write: " in printed
+    assert main(["compare", "fedavg-heart", "local-heart", "--seeds", "2", *where]) == 0
+    assert "4 of 4 runs to do" in capsys.readouterr().out
+    assert main(["compare", "fedavg-heart", "--set", "train.batch-size=0", *where]) == 1
+    assert main(["deploy", "run", "fedavg-heart", "--dry-run", "--deployment", "nowhere"]) == 1
+    assert not list(tmp_path.iterdir())

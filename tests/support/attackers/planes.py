@@ -61,7 +61,7 @@ _FROM_START = Way(to="start/")
 _FROM_THETA = Way(to="model/")
 _PLAINLY = (
     *("apfl", "cyclic", "ditto", "fedadagrad", "fedadam", "fedavg", "fedavg-ft", "fedavgm"),
-    *("fedbabu", "fedbn", "feddyn", "fednova", "fedprox", "fedswa", "fedyogi"),
+    *("fedbabu", "fedbn", "fedcross", "feddyn", "fednova", "fedprox", "fedswa", "fedyogi"),
 )
 # Every method that trains weights of the server's choice and sends them
 WAYS: dict[str, Way] = {
@@ -72,7 +72,9 @@ WAYS: dict[str, Way] = {
         {"fedaligncl__align": False, "fedaligncl__noise_variance": 0.0, "local_steps": 0}
         | {"batch_size": 32, "epoch_steps": 2, "pace": 2}
     ),
+    "feddbe": Way(more={"mean/tokens": np.zeros((1, WIDTH))}),
     "fedefm": Way(to="visitor/other/", back="visitor/other/", asked={"phase": "overseas"}),
+    "fedpac": Way({"local_steps": 4, "fedpac__head_share": 0.5}, releases=4),
     "fedper": Way(personal=True),
     "fedrep": Way({"local_steps": 4}, personal=True, releases=4),
     "moon": Way(more={f"projection/{name}": a.numpy() for name, a in _PROJECTION.items()}),

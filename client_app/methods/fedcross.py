@@ -1,0 +1,24 @@
+"""FedCross at a site: measure the mean of all models, and train the model drawn for this site."""
+
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, load_exchanged
+from fedsilo.models.methods.decentralised import MODEL
+
+
+class FedCrossSite(SiteMethod):
+    """Trains the received model, and keeps nothing."""
+
+    def train(self, lab: Lab) -> Outgoing:
+        """Measure the mean of all models if it was sent, then train the drawn model and send it.
+
+        If no mean was sent, nothing is measured before the training.
+        """
+        network = lab.open()
+        mean = lab.arrays(MODEL)
+        # Rounds without measurements save the traffic of a second model
+        if mean:
+            drawn = {name: a for name, a in lab.arrays().items() if not name.startswith(MODEL)}
+            load_exchanged(network, mean)
+            lab.measure(network)
+            load_exchanged(network, drawn)
+        lab.fit(network)
+        return Outgoing(network)

@@ -1,0 +1,79 @@
+"""FedDBE at a site: train with a bias of its own, near the mean feature of all sites."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
+from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.training.site_class_means import class_means
+from fedsilo.core.errors import SiteError
+from fedsilo.models.methods.feddbe import (
+    BIAS,
+    MEAN,
+    BiasedNetwork,
+    FedDBESettings,
+    MeanPull,
+    why_mean_stays,
+)
+
+
+class FedDBESite(SiteMethod):
+    """Sends the network and once the mean feature; stores the bias."""
+
+    settings: FedDBESettings
+
+    def admit(self, session: SiteSession) -> None:
+        """Check that the mean feature rests on enough training samples.
+
+        Raises:
+            SiteError: there are fewer than 'privacy.sums-min-count'.
+        """
+        samples = sum(session.reported["train"])
+        reason = why_mean_stays(samples, session.settings.sums_min_count)
+        if reason:
+            raise SiteError(
+                f"site {session.silo.name}: {reason}: lower 'privacy.sums-min-count' here, or "
+                "choose another method"
+            )
+
+    def open(self, lab: Lab) -> SiteNetwork:
+        """Build the network from the received weights, with the site's stored bias or zeros."""
+        network = BiasedNetwork(lab.classifier(lab.arrays()), lab.state().get(BIAS))
+        return cast(SiteNetwork, lab.compute.place(network))
+
+    def train(self, lab: Lab) -> Outgoing:
+        """Train the network and the bias; without a mean feature, train only the network.
+
+        A received mean feature of only zeros counts as missing. Then the site's own mean feature is
+        sent, otherwise the received one is sent back. The bias is stored.
+        """
+        network, mean = cast(BiasedNetwork, lab.open()), lab.arrays()[MEAN]
+        lab.measure(network)
+        if mean.any():
+            goal = lab.compute.bring(mean)
+            lab.fit(network, objective=MeanPull(network, goal, self.settings).loss)
+        else:
+            # Not the wrapped one: its bias would learn before there is a mean to stay near
+            lab.fit(network.network)
+            mean = mean_feature(lab, network)
+        sent = exchanged_arrays(network.network) | {MEAN: mean}
+        return Outgoing(network, send=sent, keep={BIAS: network.bias.detach()})
+
+
+def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
+    """Return the mean of the network's tokens over all training samples, (l, c), in eval mode.
+
+    The result is exact: it gets no noise here, and there must be at least one sample.
+    """
+
+    def rows(inputs: Tensor) -> Tensor:
+        return network.network.encode(inputs).flatten(1)
+
+    # The means of all classes, however small, because only their mean leaves
+    means = class_means(network, lab.silo, lab.compute, rows, 1)
+    # Weighted by counts, the classes' means give the mean over all samples
+    counts = torch.bincount(lab.silo.train.labels)
+    total = torch.stack([counts[label] * mean for label, mean in means.items()]).sum(dim=0)
+    return (total / len(lab.silo.train)).reshape(network.bias.shape)

@@ -1,0 +1,71 @@
+"""FedPAC at a site: the classifier first, then the rest near the prototypes; class means leave."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.methods.base import (
+    Lab,
+    Outgoing,
+    SiteMethod,
+    SiteNetwork,
+    TokenClassifier,
+    exchanged_arrays,
+)
+from fedsilo.client_app.methods.fedproto import prototype_loss
+from fedsilo.client_app.methods.fedrep import FedRepSite
+from fedsilo.client_app.training.loop import Objective
+from fedsilo.client_app.training.site_class_means import class_means
+from fedsilo.core.array_names import with_prefix
+from fedsilo.models.methods.fedpac import RECEIVED, FedPACSettings
+from fedsilo.models.methods.fedproto import PROTOTYPE
+
+
+class FedPACSite(FedRepSite):
+    """Receives the shared arrays and its own mix of classifiers, and keeps nothing."""
+
+    settings: FedPACSettings
+
+    def open(self, lab: Lab) -> SiteNetwork:
+        """Build the network from the received arrays, of which the server knows all."""
+        return SiteMethod.open(self, lab)
+
+    def train(self, lab: Lab) -> Outgoing:
+        """Train, and send the network and the class means before and after training.
+
+        ``received/<class>`` (d + 1,) holds the mean embedding by the received network, and its mean
+        squared length. ``prototype/<class>`` (d,) holds the mean embedding by the trained network.
+        Classes with too few training samples have neither. Nothing is stored.
+        """
+        network = cast(TokenClassifier, lab.open())
+        lab.measure(network)
+        # All sites received the same encoder, so the server can compare its statistics
+        before = self._class_means(lab, network)
+        self.fit(lab, network)
+        after = self._class_means(lab, network)
+        sent = exchanged_arrays(network) | with_prefix(RECEIVED, before)
+        return Outgoing(
+            network, send=sent | {f"{PROTOTYPE}{label}": a[:-1] for label, a in after.items()}
+        )
+
+    def body_objective(self, lab: Lab, network: SiteNetwork) -> Objective | None:
+        """Return the loss with the distance to the prototypes (eq. 4); None without prototypes."""
+        classifier = cast(TokenClassifier, network)
+        prototypes = with_prefix(PROTOTYPE, lab.arrays(PROTOTYPE))
+        return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
+
+    def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
+        """Return each class's mean embedding (d,) followed by its mean squared length, (d + 1,).
+
+        Keys are classes as text. Classes with fewer training samples than 'class-min-count' or
+        'privacy.sums-min-count' are left out.
+        """
+
+        def rows(inputs: Tensor) -> Tensor:
+            found = network.encode(inputs).flatten(1)
+            return torch.cat([found, found.square().sum(dim=1, keepdim=True)], dim=1)
+
+        least = max(self.settings.class_min_count, lab.common.sums_min_count)
+        means = class_means(network, lab.silo, lab.compute, rows, least)
+        return {str(label): mean for label, mean in means.items()}

@@ -1,0 +1,48 @@
+"""Prints lines and tables on standard output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from fedsilo.api.options import Option
+from fedsilo.core.one_line import terminal_text
+
+AsJson = Annotated[bool, Option("print JSON", name="--json")]
+
+
+def line(text: object) -> None:
+    """Print a line and flush it, so that a pipe or a log shows it while the command runs.
+
+    Control characters are removed first, because the line may quote somebody else's run.
+    """
+    print(terminal_text(str(text)), flush=True)
+
+
+def print_result(result: Any) -> None:
+    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these.
+
+    Any other object prints nothing.
+    """
+    if hasattr(result, "lines"):
+        result = result.lines()
+    if isinstance(result, str | Path):
+        line(result)
+    elif isinstance(result, Iterable):
+        for one in result:
+            print_result(one)
+    elif hasattr(result, "__rich_console__"):
+        from fedsilo.server_app.run.terminal import make_console, print_table
+
+        print_table(make_console(), result)
+
+
+def print_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table from the titles of its columns and the cells of its rows."""
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    print_result(table)

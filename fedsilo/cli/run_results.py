@@ -1,0 +1,74 @@
+"""Shows the list of runs, and deletes runs after a question."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from fedsilo.cli.printing import AsJson, line, print_columns
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import as_word, format_count
+from fedsilo.reports.watch.run_list import ListedRun
+from fedsilo.server_app.records.progress import bytes_text
+
+_RUN_COLUMNS = ("run", "state", "method", "data set", "seed", "rounds", "started (UTC)", "size")
+
+
+def runs(
+    found: list[ListedRun],
+    *,
+    delete: Annotated[bool, "delete the listed runs, after a question"] = False,
+    yes: Annotated[bool, "delete without a question"] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a table of runs, or JSON; delete the runs if asked, each with a line.
+
+    Raises:
+        SettingError: the question cannot be asked, because there is no terminal.
+        RunDirectoryError: a run cannot be deleted; the runs before it are deleted.
+    """
+    if as_json:
+        line(json.dumps([run.document() for run in found], indent=2))
+    elif not found:
+        line("no runs here")
+    else:
+        print_columns(_RUN_COLUMNS, [_run_cells(run) for run in found])
+        for run in found:
+            if run.note:
+                line(f"{as_word(run.path)}: {run.note}")
+    if delete and found:
+        _delete_runs(found, yes, quietly=as_json)
+
+
+def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
+    """Delete runs, each with a line unless ``quietly``; ask before, unless ``yes``.
+
+    Raises:
+        SettingError: the question cannot be asked, because there is no terminal.
+        RunDirectoryError: a run cannot be deleted.
+    """
+    size = bytes_text(sum(run.bytes for run in found))
+    what = f"{format_count(len(found), 'run')} ({size})"
+    if not yes:
+        if not sys.stdin.isatty():
+            raise SettingError(f"--delete asks before it deletes {what}: add --yes to confirm")
+        if not typer.confirm(f"delete {what}? This cannot be undone", err=True):
+            return
+    for run in found:
+        run.delete()
+        # JSON is one document, which has the deleted runs already
+        if not quietly:
+            line(f"deleted {as_word(run.path)}")
+
+
+def _run_cells(run: ListedRun) -> list[str]:
+    """Format a run as the cells of a table row; an unknown value is "-"."""
+    seed = "-"
+    if run.seed is not None:
+        seed = str(run.seed)
+    facts = [run.method, run.dataset, seed, run.rounds, run.started]
+    known = [fact or "-" for fact in facts]
+    return [as_word(run.path), run.state, *known, bytes_text(run.bytes)]

@@ -1,0 +1,53 @@
+"""FedDBE at the server: FedAvg, and in round 1 the mean of the sites' mean features.
+
+Messages, both ways: FedAvg's, and ``mean/tokens`` (l, c), float32: zeros until the mean is known.
+Sites return their own mean then, and later what they received. So all that the server needs is a
+mean over sites, which can be a secret sum.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedsilo.core.messages import TRAIN
+from fedsilo.models.methods.feddbe import MEAN
+from fedsilo.strategies.loop.method import Ask, Disclosures, State
+from fedsilo.strategies.methods.fedavg import FedAvg
+
+
+class FedDBE(FedAvg):
+    """Averages the networks, and once the mean features; biases stay at the sites."""
+
+    beside = (MEAN,)
+    # A site that joins a round late would train without its bias; epochs have a mean of their own
+    capabilities = replace(FedAvg.capabilities, some_sites=False, paced_epochs=False)
+
+    def initial_state(self) -> State:
+        """Return the network's initial weights, and a mean feature of zeros: unknown."""
+        network = self.blueprint
+        mean = np.zeros((network.tokens, network.channels), np.float32)
+        return State(self.starting_weights() | {MEAN: mean})
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Average the networks by samples; until the mean feature is known, average that too.
+
+        The mean feature counts as known if it is not all zeros. From then on it does not change.
+        """
+        send = dict.fromkeys(ask.sites, state.arrays)
+        # Without the mean, which is no update of weights: its length must not count as one
+        before = dict.fromkeys(ask.sites, self.model(state))
+        trained = ask(TRAIN, send, expect=send, reference=before)
+        after = self.average(trained, state.arrays)
+        if state.arrays[MEAN].any():
+            # The mean of what all sites returned unchanged would round
+            after[MEAN] = state.arrays[MEAN]
+        return replace(state, arrays=after)
+
+    def disclosures(self) -> Disclosures:
+        """List the data sent by a site: the weights, and once its mean feature."""
+        mean = (
+            "once, in the first round: the mean over all training samples of what the encoder "
+            "makes of them, with the weights and protected like them; the mean over all sites "
+            "goes to all sites"
+        )
+        return super().disclosures().also(mean)
