@@ -174,10 +174,10 @@ def _first_answer(
 
 
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
-    """Return the parts of a stored answer, by name.
+    """Return the parts of a stored answer, by name; the stored file does not change.
 
     Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now. The data are read with the settings of the first answer.
+    fingerprint now. The data are read again, with the settings of the first answer.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)

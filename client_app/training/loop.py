@@ -83,9 +83,10 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Split a batch of ``count`` samples into slices of ``size``; a ``size`` of 0 gives one slice.
+    """Split a batch of ``count`` samples into slices of ``size``, in order.
 
-    A last slice of one sample is joined to the previous slice.
+    A ``size`` of 0 gives one slice, and so does a batch of at most ``size`` samples. A last slice
+    of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]

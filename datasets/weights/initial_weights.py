@@ -115,6 +115,8 @@ def _file_named(settings: CommonSettings) -> str:
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the network's exchanged arrays, with the encoder's arrays taken from ``state``.
 
+    Shapes are not checked here. Other arrays of ``state`` are ignored.
+
     Raises:
         SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
     """

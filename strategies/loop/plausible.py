@@ -241,6 +241,7 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
     """Return the L2 norm of a site's update, over all arrays ``names`` together, in float64.
 
     The update is the reply's arrays minus the arrays in ``before``, which the site started from.
+    Both must have all the names. Without names the norm is 0.
     """
     squared = 0.0
     # Sorted, because the bits of a sum of floats depend on the order

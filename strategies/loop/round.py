@@ -143,7 +143,9 @@ class Round(Ask):
         """Build the message that asks ``site`` a question: the instruction, records and arrays.
 
         A table's pooled statistics are added, except in the phases of secure aggregation. Weights
-        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
+        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16". The
+        message's type is "evaluate" in the final evaluation and "train" in all other phases.
+        Nothing is sent here.
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder

@@ -174,7 +174,11 @@ class SecureAsk(Ask):
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
         """Ask ``sites`` the question of a protocol phase, and return the usable replies.
 
-        The messages hold a secure aggregation record, but no arrays.
+        The messages hold a secure aggregation record, but no arrays. A reply with an invalid record
+        is not usable (``_find_fault``).
+
+        Raises:
+            SiteError: fewer than 'run.min-sites' replies are usable.
         """
         records = {site: sum_.record(phase, site) for site in sites}
         nothing: dict[str, Arrays] = dict.fromkeys(records, MappingProxyType({}))

@@ -35,7 +35,7 @@ class FedCross(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def initial_state(self) -> State:
-        """Return equal models, all with the network's initial weights.
+        """Return one model per site, all with the network's initial weights.
 
         Raises:
             SettingError: a single site takes part, so no model has a collaborator.
@@ -87,7 +87,10 @@ class FedCross(Method):
         return self.model(state) or state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, which another site gets nearly unchanged."""
+        """List the data sent by a site: weights, which another site gets nearly unchanged.
+
+        The sentence gives the share of another site's weights that is mixed in, 1 - 'cross-alpha'.
+        """
         share = self.settings.cross_alpha
         return Disclosures(
             "all weights and batch-norm statistics of the network as this site trained it, each "
