@@ -16,6 +16,7 @@ class FedNovaSite(SiteMethod):
         """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)
+        # Counted, not computed: in fp16 a step with infinite gradients is skipped
         steps: list[object] = []
         lab.fit(network, after_step=lambda *_: steps.append(None))
         sent = exchanged_arrays(network)

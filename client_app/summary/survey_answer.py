@@ -344,6 +344,7 @@ class AnswerBuilder:
                 continue
             clipped = one
             if not self.site.simulated:  # simulated patients need no protection
+                # A single outlier could otherwise be read off the mean
                 within = one.values[split].clip(one.edges[0], one.edges[-1])
                 clipped = replace(one, values={split: within})
             values = self._known_values(clipped, split)

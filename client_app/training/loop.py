@@ -47,6 +47,7 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
         smallest: the minimum number of samples in a batch, if the epoch has that many.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
+    # The joined batch is larger than ``size``, which harms less than a batch of one
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts

@@ -276,6 +276,7 @@ class ImageDataSet(DataSet):
         read = self.settings
         folder = f"{name}-silo"
         if kind == "public":
+            # The public part is the same for every split, so it is decoded and stored once
             read = read - frozenset(SPLIT_KEYS)
             folder = "all-public"
         values = as_mapping(settings)

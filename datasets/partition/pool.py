@@ -195,5 +195,6 @@ def _relative_places(labels: Labels) -> Labels:
     place = np.empty(len(labels))
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
+        # Centres of equal parts of 0..1: a small silo's samples spread as widely as a large one's
         place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
     return place

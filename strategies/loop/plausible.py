@@ -335,6 +335,7 @@ def update_statistics(
             sums[site] += float(np.square(own).sum()), squared, float((own * step).sum())
     statistics: dict[str, UpdateStatistics] = {}
     for site, (own_squared, step_squared, product) in sums.items():
+        # Two roots instead of the root of a product, which could overflow or become 0
         norms = math.sqrt(own_squared) * math.sqrt(step_squared)
         cosine = None
         if norms:

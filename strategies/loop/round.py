@@ -366,6 +366,8 @@ class Round(Ask):
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)
+        # A site whose epsilon is spent has trained as agreed, so the final evaluation goes on
+        # without it
         owed = asked - spent * (phase == EVALUATE)
         needed = min(self.method.common.min_sites or owed, owed)
         if answered >= needed:

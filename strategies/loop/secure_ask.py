@@ -110,6 +110,7 @@ class SecureAsk(Ask):
         sum_.take_masked(ask.put(masked))
         sum_.take_signatures(self._put(sum_, SECURE_AGREE, sum_.replies))
         unmasking = self._put(sum_, SECURE_UNMASK, sum_.signatures)
+        # The masks are removed here, so from now on the server knows the sums
         sums, means = sum_.mean(unmasking, everything)
         self._judge_failures(sum_, phase, len(send))
         for name in sum_.metrics:

@@ -315,6 +315,7 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
     if not new_nodes:
         return participants, []
+    # No site sends label counts at trust 'sums', so a latecomer need not either
     needs_counts = all(facts.label_counts for facts in participants.facts.values())
     hellos, refused = ask_nodes(
         grid, new_nodes, HELLO, partial(read_hello, needs_counts=needs_counts)

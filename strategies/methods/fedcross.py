@@ -68,6 +68,7 @@ class FedCross(Method):
         # Updates are measured from the drawn model, not from the mean that is sent beside it
         for site, reply in ask(TRAIN, send, reference=before).items():
             models[drawn[site]] = dict(reply.arrays)
+        # Partners are chosen after the training, so similarity counts what was learnt in this round
         partners = collaborators(_vectors(models), self.settings.collaborator, state.round + 1)
         alpha = self.settings.cross_alpha
         mixed = []

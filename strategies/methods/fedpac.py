@@ -150,6 +150,7 @@ class FedPAC(FedProto):
             sent = reply.arrays[f"{RECEIVED}{label}"].astype(np.float64)
             means[label], squares[label] = sent[:-1], sent[-1]
             shares[label] = count / samples
+        # A class that was not sent has share 0 and a mean of zeros, so it adds nothing
         weighted = shares[:, None] * means
         return weighted.ravel(), variance_of(shares, means, squares, samples)
 

@@ -109,6 +109,7 @@ class Cross(Ensemble):
         document = {}
         for metric in CROSSED:
             matrix: list[list[float | None]] = []
+            # A metric that no site could measure would be a matrix of only None
             has_values = False
             for trained in sites:
                 key = metric_from(metric, trained)

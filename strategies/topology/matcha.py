@@ -216,6 +216,7 @@ def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[flo
     Any surplus is subtracted from the largest probability.
     """
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
+    # Rounded up to whole units of the last digit, so that the sum stays within the budget
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
     largest = int(rounded.argmax())
     rounded[largest] = max(0.0, round(rounded[largest] - surplus, _DIGITS))

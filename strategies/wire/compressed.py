@@ -36,6 +36,7 @@ def to_bf16(values: Floats) -> Bits:
     # Adding just below half a unit, and one more if the kept part is odd, carries exactly when
     # "nearest, ties to even" rounds up. A NaN could become infinite here
     bits = values.view(np.uint32)
+    # Just under half of the dropped bits, plus 1 if the last kept bit is odd: ties go to even
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return ((bits + half) >> np.uint32(16)).astype(np.uint16)
 

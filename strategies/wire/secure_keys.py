@@ -194,6 +194,7 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
         SiteError: there are no shares, they have different or impossible lengths, two shares have
             the same place, or the shares cannot be combined.
     """
+    # A share begins with its place, 4 bytes, and the secret comes in blocks of 16
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
     # A share is its place, 4 bytes, and blocks of 16 bytes; Flower's function does not check this
