@@ -8,6 +8,7 @@ manifests that ``fedsilo manifest folder`` writes.
 import csv
 import io
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,9 @@ def _read_site(folder: Path) -> list[Image]:
                     f"{class_folder} has no image ({', '.join(ENDINGS)}), but a folder next to "
                     f"it does: add some, remove it, or sort all images into {LAYOUTS}"
                 )
-            images += [Image(file, class_folder.name, split=part) for file in files]
+            # A Mac writes an umlaut as a letter and an accent; elsewhere it is the same class
+            label = unicodedata.normalize("NFC", class_folder.name)
+            images += [Image(file, label, split=part) for file in files]
     return images
 
 

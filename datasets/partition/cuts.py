@@ -43,12 +43,16 @@ def dirichlet_shares(
     ``rng`` is advanced.
 
     Returns:
-        Shares (classes, silos). A row sums to 1, or is all 0 if the draw underflows, which happens
-        for a ``concentration`` near 0.
+        Shares (classes, silos); each row sums to 1. Near a ``concentration`` of 0, one silo has all
+        of a label, each silo with the same probability.
     """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
-    # Near concentration 0 all draws underflow, and numpy divides 0 by 0
-    return np.nan_to_num(shares)
+    # Near concentration 0 all draws underflow, and numpy divides 0 by 0. The limit of the
+    # distribution at 0 gives the whole label to one silo
+    for label in np.flatnonzero(~np.isfinite(shares).all(axis=1)):
+        shares[label] = 0.0
+        shares[label, rng.integers(silos)] = 1.0
+    return shares
 
 
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
@@ -88,7 +92,6 @@ def deal_rows(
     Args:
         labels: split -> label of each row, (n,).
         shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
-            A label whose shares are all 0 goes to the last silo.
         rng: chooses the rows; it is advanced.
 
     Returns:

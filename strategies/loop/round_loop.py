@@ -153,7 +153,8 @@ class RoundLoop:
         any, and for each refused node. A refusal does not stop the run.
         """
         known = self.method.participants
-        participants, refused = meet_latecomers(self._grid, known)
+        away_timeout = self.method.common.away_timeout
+        participants, refused = meet_latecomers(self._grid, known, away_timeout)
         joined = []  # new sites, and known ones that came back on another node
         for site, node in sorted(participants.nodes.items()):
             if node != known.nodes.get(site):
