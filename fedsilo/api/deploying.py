@@ -29,7 +29,9 @@ _FOLDER = "deployment"
 
 @command
 def up(
-    experiment: Annotated[str, "the experiment whose silos become the sites"] = "uefl-digits",
+    experiment: Annotated[
+        str | None, "the experiment whose silos become the sites [default: uefl-digits]"
+    ] = None,
     *,
     deployment: DeploymentFolder = _FOLDER,
     tell: Tell = silent,
@@ -40,8 +42,8 @@ def up(
     A folder that does not exist is created as a new deployment of ``experiment``.
 
     Raises:
-        FedsiloError: the options contradict each other or the existing deployment, or a server or
-            site does not start.
+        FedsiloError: the options contradict each other or the existing deployment, the silos of
+            ``experiment`` are not its sites, or a server or site does not start.
     """
     from fedsilo.deployment.commands import up
 

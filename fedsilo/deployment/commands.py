@@ -39,6 +39,7 @@ from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import parse_pair
 
+_EXPERIMENT = "uefl-digits"  # whose silos are the sites of a new deployment by default
 _PORT = "9092"  # Flower's default port of the Fleet API
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
@@ -113,6 +114,27 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
                 f"{option} is {wanted}, but the deployment in {deployment.folder} has "
                 f"{present or 'none'}: remove the option, or choose another --deployment"
             )
+
+
+def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
+    """Check that the silos of ``experiment`` are the sites of the existing deployment.
+
+    The check passes if ``plan_deployment`` would not take the sites from the experiment either.
+
+    Raises:
+        SettingError: the silos are others, or the experiment is unknown.
+    """
+    count, sites = options.get("sites"), several(options.get("site"))
+    if sites or (deployment.address and not deployment.sites and not count):
+        return
+    wanted = _silos(experiment, count, path_of(options.get("file")))
+    if sorted(wanted) != deployment.sites:
+        raise SettingError(
+            f"{experiment} has the silos {', '.join(wanted) or 'that the sites name'}, but the "
+            f"deployment in {deployment.folder} has the sites "
+            f"{', '.join(deployment.sites) or 'of hospitals only'}: leave the experiment out, or "
+            "choose another --deployment"
+        )
 
 
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
@@ -271,14 +293,15 @@ class MemberStatus:
     log: Path | None  # log file of its process; None if the hospital is on another machine
 
 
-def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> Deployment:
+def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Say) -> Deployment:
     """Make the deployment if it is new, and start every member that does not run.
 
     The call returns when all are online.
 
     Args:
         folder: the deployment's folder, which may be relative.
-        experiment: the experiment that a new deployment takes its sites from; otherwise ignored.
+        experiment: the experiment that a new deployment takes its sites from, None for
+            ``_EXPERIMENT``. Its silos must be the sites of an existing deployment.
         options: options for a new deployment. For an existing one, they must agree with it.
         say: prints one line, such as a command that is run.
 
@@ -298,7 +321,9 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
     planned = None
     # Planned before locking, because that makes the folder, and a refused plan must not
     if not is_deployment(folder):
-        planned = plan_deployment(folder, experiment, options)
+        planned = plan_deployment(folder, experiment or _EXPERIMENT, options)
+    elif experiment:
+        refuse_other_silos(read_deployment(folder), experiment, options)
     with locked(folder):
         # Another 'up' may have made the deployment during the planning, which took seconds
         if planned and not is_deployment(folder):

@@ -48,7 +48,7 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
             another command changes the deployment; in these cases nothing was written. Also raised
-            if a registration fails.
+            if a registration fails; the names before it are then registered.
     """
     with open_locked(folder) as deployment:
         # All names are checked before the first is registered, so after an error none is registered
@@ -85,8 +85,10 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
         new key.
 
     Raises:
-        FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
-            command changes the deployment. In these cases nothing was written.
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, another
+            command changes the deployment, or the new key cannot be registered. In these cases
+            nothing was written. If the old key cannot be removed, the hospital still has it; the
+            command can be repeated.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -134,15 +136,17 @@ def revoke(folder: Path, name: str, say: Say) -> None:
             path.unlink(missing_ok=True)
 
 
-def register(deployment: Deployment, site: str, say: Say) -> Deployment:
+def register(deployment: Deployment, site: str, say: Say, public: Path | None = None) -> Deployment:
     """Register a site's public key at the SuperLink, and return the deployment with its node id.
 
     The node id is also written to deployment.json, but not to the registry.
+    ``public`` is the file of the key; None for the site's own file in the deployment.
 
     Raises:
         DeploymentError: the SuperLink refuses the key.
     """
-    command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
+    key = public or deployment.secrets / f"{site}.pub"
+    command = ("supernode", "register", str(key), FEDERATION)
     try:
         answer = flwr(deployment, *command, "--name", site, say=say)
     except DeploymentError as error:
@@ -160,12 +164,27 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
     Only the public key is written to disk. The key admits the hospital at this server. Other
     hospitals do not know it: for secure sums they identify a hospital by its signing key, which the
     hospital makes itself.
+
+    Args:
+        deployment: the deployment, whose server must answer.
+        site: the hospital's name.
+        say: prints the command.
+
+    Returns:
+        The deployment with the site's new node id, and the private key in OpenSSH's format.
     """
     from fedsilo.deployment.certificates import make_hospital_key
 
     private, public = make_hospital_key()
-    write_atomically(deployment.secrets / f"{site}.pub", public, mode=0o600)
-    return register(deployment, site, say), private
+    # The site's own file stays as it is until the SuperLink has taken the new key
+    new = deployment.secrets / f"{site}.pub.new"
+    try:
+        write_atomically(new, public, mode=0o600)
+        deployment = register(deployment, site, say, new)
+        new.rename(deployment.secrets / f"{site}.pub")
+    finally:
+        new.unlink(missing_ok=True)
+    return deployment, private
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:

@@ -170,10 +170,10 @@ class UEFLSettings(OwnSettings):
 
         Raises:
             SettingError: 'uefl.max-iterations' is above 1, and the site has 0 validation samples
-                or, if 'uefl.refresh' is 'kmeans', fewer features than 'uefl.codes'. A site whose
-                ``sizes`` lack the validation split passes.
+                or, if 'uefl.refresh' is 'kmeans', fewer features than 'uefl.codes'. A site that
+                reports no sizes at all passes.
         """
-        if self.max_iterations > 1 and sizes.get("val") == 0:
+        if self.max_iterations > 1 and sizes and not sizes.get("val"):
             raise SettingError(
                 f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
                 "'split.val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
@@ -209,6 +209,10 @@ class UEFLSettings(OwnSettings):
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that uncertainty is measured, and that new codewords can be added before the end.
+
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
 
         Raises:
             SettingError: private training would send centroids; the dropout rate or the number of

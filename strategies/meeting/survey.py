@@ -50,7 +50,7 @@ def survey_sites(
     """
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)
-    received, refused = ask_nodes(grid, nodes, SURVEY, read)
+    received, refused = ask_nodes(grid, nodes, SURVEY, read, settings.away_timeout)
     answers = _answers_by_site(received, registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
