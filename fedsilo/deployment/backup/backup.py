@@ -60,7 +60,7 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
     with open_locked(folder) as deployment, naming(target):
         _refuse_target(target, deployment)
         # A scratch folder beside the target is on the same disk, so the last step is a renaming.
-        # What is not sealed yet stays in the deployment's folder, and not beside the target
+        # Unsealed copies stay in the deployment's folder, because the target may be on another's disk
         with (
             scratch_folder(target.parent, target.name) as sealed,
             scratch_folder(deployment.folder, "backup") as unsealed,
@@ -100,7 +100,7 @@ def _write_consistent(
         BackupError: no copy is consistent, or a file cannot be used.
     """
     for attempt in range(_ATTEMPTS):
-        # What is left out is told once
+        # Later attempts leave out the same links, so only the first one names them
         tell = say
         if attempt:
             tell = _say_nothing
@@ -229,6 +229,7 @@ def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restor
         def fill(scratch: Path) -> None:
             scratch.chmod(0o700)
             reader.extract(keys, scratch)
+            # The folder does not have its final name yet, so only texts are changed
             _move(scratch, reader.manifest.deployment.folder, str(folder))
 
         build_folder(folder, fill)
@@ -270,6 +271,7 @@ def _move(folder: Path, before: str, now: str) -> None:
 
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
     """Write the sentences that the operator of a restored deployment must know."""
+    # Other versions may refuse the hospitals' messages, or number them differently
     notes = []
     own = _versions()
     for software in ("fedsilo", "revision", "flower"):

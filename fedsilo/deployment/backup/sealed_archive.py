@@ -63,7 +63,7 @@ class Origin(FileModel):
     """The deployment that a backup is of."""
 
     authority: str  # SHA-256 of the authority's certificate, which identifies the deployment
-    folder: str  # where the deployment was
+    folder: str  # absolute path of the deployment's folder
     address: str  # the server's address for hospitals on other machines, or empty
     sites: list[str]  # the sites on the server's machine
     hospitals: list[str]  # the sites on other machines
@@ -113,6 +113,7 @@ def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
 
 def _chunks(source: IO[bytes], size: int) -> Iterator[tuple[bytes, bool]]:
     """Yield pieces of ``size`` bytes and whether each is the last; an empty file has one piece."""
+    # One piece is read ahead, because the last one is sealed as such
     piece = source.read(size)
     while True:
         following = source.read(size)
@@ -222,10 +223,12 @@ class SealedReader:
         """Describe the first file that is missing, extra or unlike the manifest, or return ""."""
         listed = {_FILES + name for name in self.manifest.files}
         present = {entry.filename for entry in self._zip.infolist()} - {MANIFEST}
+        # An extra file would be harmless, but nobody made such a backup
         differing = sorted(listed ^ present)
         if differing:
             return f"{differing[0]} is in only one of the manifest and the zip"
         for name, file in self.manifest.files.items():
+            # The names are checked before the seal, so they may be anybody's
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:
                 return f"the name '{name}' leads out of the deployment"

@@ -202,6 +202,7 @@ def _refusal_of(error: OSError, address: str, authority: Path, is_connected: boo
 
     ``is_connected`` tells whether the TCP connection was made, so that only TLS failed.
     """
+    # The most general cause first; the classes below are all OSErrors
     fault = f"does not answer ({error.strerror or error})"
     fix = "ask the operator whether it runs, and whether a firewall blocks this machine"
     if isinstance(error, socket.gaierror):

@@ -120,6 +120,7 @@ def _systemctl(*words: str) -> str:
     Raises:
         ServiceError: it failed; the message has its last line.
     """
+    # systemctl explains itself on the last line of standard error
     done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]

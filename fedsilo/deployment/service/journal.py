@@ -46,6 +46,7 @@ class LogLines:
     def format(self, line: str) -> str:
         """Format one line of output; the result is empty if nothing is printed in the line."""
         text = _COLOURS.sub("", line).rstrip()
+        # The first form that fits decides; other lines belong to the line before
         for form in _FORMS:
             found = form.fullmatch(text)
             if found:
@@ -96,6 +97,7 @@ def run_logged(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, pass_on)
     assert process.stdout is not None
+    # The loop ends when the command and all that it started have closed their output
     for line in process.stdout:
         text = lines.format(line)
         if text:

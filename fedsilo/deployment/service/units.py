@@ -200,6 +200,7 @@ def _list_writable(kit: Kit, folder: Path, node_config: Sequence[str]) -> list[P
         ) from None
     if log:
         named.append(Path(str(log)).parent)
+    # systemd refuses nothing if a folder is named twice, but a reader would wonder
     outside = [path for path in named if not path.resolve().is_relative_to(folder)]
     return sorted(set(outside))
 
@@ -222,6 +223,7 @@ def _escape(text: str) -> str:
 
 def _quote(word: str) -> str:
     """Quote a word for ExecStart and for lists of paths in a unit file."""
+    # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)
     text = text.replace("%", "%%").replace("$", "$$")
     if text[1:-1] == word and not any(character in " \t;'" for character in word):
