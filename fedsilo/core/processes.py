@@ -134,7 +134,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 def process_of(pid: int, started: float) -> psutil.Process | None:
-    """Return the running process with this id and start time; None if it has ended.
+    """Return the running process with the id ``pid`` and this start time; None if it has ended.
 
     ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
     because the system reuses ids. A zombie counts as ended.

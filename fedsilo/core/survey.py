@@ -202,6 +202,9 @@ class Survey(Part):
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
         """Build the answer from the entries of a ConfigRecord.
 
+        Args:
+            config: key -> JSON text for each part that the site did not withhold.
+
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps
                 because server and site run different versions.

@@ -91,10 +91,24 @@ def plan(
     name: str | None = None,
     overrides: Mapping[str, Value] | None = None,
 ) -> tuple[Deployment, RunSettings, Path]:
-    """Plan what ``run`` starts, with the same arguments and errors, and start nothing.
+    """Plan what ``run`` starts, and start nothing.
+
+    Whether the local members run and are online is checked.
+
+    Args:
+        experiment: the experiment, or a method.
+        folder: the deployment's folder.
+        sources: the files and changed settings of the run. Its ``out`` is ignored.
+        seed: the run's seed; None for the experiment's.
+        name: the run's name; None for the experiment's, or a generated one.
+        overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Returns:
         The deployment, the settings of the run, and the run directory, which may not exist yet.
+
+    Raises:
+        FedsiloError: a member is down, the settings are not valid, or the run directory cannot be
+            used.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}

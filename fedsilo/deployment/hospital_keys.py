@@ -64,6 +64,8 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 def describe_keys(folder: Path) -> list[str]:
     """Return one line for this hospital's key, then one for the key of each other hospital.
 
+    If no other key is known, a second line says how to enter one.
+
     Listing a key also allows 'compared' without a code to mark it later.
     """
     known = KnownKeys(folder).show()

@@ -164,6 +164,14 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
     Only the public key is written to disk. The key admits the hospital at this server. Other
     hospitals do not know it: for secure sums they identify a hospital by its signing key, which the
     hospital makes itself.
+
+    Args:
+        deployment: the deployment, whose server must answer.
+        site: the hospital's name.
+        say: prints the command.
+
+    Returns:
+        The deployment with the site's new node id, and the private key in OpenSSH's format.
     """
     from fedsilo.deployment.certificates import make_hospital_key
 

@@ -45,8 +45,9 @@ class RulesError(FedsiloError):
 def read_rules_given(options: RuleOptions) -> dict[str, Any]:
     """Return the rules that the options give, by key of the site file.
 
-    Options that were not given are left out. The value of a rule is parsed as YAML. Whether a rule
-    of that key exists is not checked.
+    Options that were not given are left out. The keys are 'trust', 'methods' and 'datasets'
+    (lists), and those of ``rule``, whose values are parsed as YAML. Whether a rule of that key
+    exists is not checked.
 
     Raises:
         SettingError: a rule lacks '=', a key is given twice or is 'site', or a value is not valid

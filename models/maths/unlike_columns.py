@@ -237,7 +237,7 @@ def _spread_of(sums: Sums, place: int) -> Spread:
 
 
 def _ratio(first: float, second: float) -> float:
-    """Divide the larger absolute value by the smaller one; the result is at least 1.
+    """Divide the larger absolute value of two numbers by the smaller; the result is at least 1.
 
     It is 1 if both values are 0, and infinite if only one value is 0.
     """

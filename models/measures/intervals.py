@@ -41,7 +41,7 @@ def of_share(successes: int, samples: int) -> Estimate:
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
-    """Compute the 95 % interval of an AUC; None for an AUC of 0 or 1.
+    """Compute the 95 % interval of the AUC ``auc``; None for an AUC of 0 or 1.
 
     ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC, at least 1
     each. The standard error is Hanley and McNeil's (Radiology 143:29, 1982) in Newcombe's form

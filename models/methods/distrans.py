@@ -57,6 +57,10 @@ class DisTransSettings(OwnSettings):
 
         Other networks are checked when they are built, by ``double_channels``.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: the network is a classifier of timm.
         """
@@ -79,8 +83,15 @@ def no_head_to_double(common: CommonSettings) -> SettingError:
 def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Shift images x towards the offset t and away from it, as inputs of the two channels.
 
-    The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x. ``images``
-    and ``offsets`` are (batch, channels, height, width).
+    The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x.
+
+    Args:
+        images: x, (batch, channels, height, width).
+        offsets: t, of the same shape.
+        alpha: the strength of the shift, 0 for none.
+
+    Returns:
+        The images shifted towards t, then those shifted away from it.
     """
     # Both formulas are x -+ alpha (x - t), so the difference is computed only once
     shift = alpha * (images - offsets)

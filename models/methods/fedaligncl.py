@@ -91,6 +91,10 @@ class FedAlignCLSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that epochs span rounds, and that the warm-up ends before the run does.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: 'train.epoch-steps' is 0; the run aligns in fp16, which needs a loss
                 scaling that the alignment loss lacks; or alignment or curriculum are on, but the

@@ -49,7 +49,10 @@ class FedDBESettings(OwnSettings):
 
 
 def why_mean_stays(samples: int, floor: int) -> str | None:
-    """Return the reason why a mean over ``samples`` features must stay, or None if it may leave."""
+    """Return the reason why a mean over ``samples`` features must stay, or None if it may leave.
+
+    It may leave if there are at least ``floor`` samples ('privacy.sums-min-count').
+    """
     if samples >= floor:
         return None
     return (

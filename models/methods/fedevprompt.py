@@ -62,6 +62,10 @@ class FedEvPromptSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that the network is a frozen ViT with prompts and evidential loss.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: one of four conditions fails. The network must be a ViT with prompts and a
                 frozen backbone. 'train.loss' must not be cross-entropy. If 'shared-prompts' is

@@ -38,6 +38,10 @@ class FedRepSettings(FedPerSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that a round can have two steps, because head and body take turns.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: 'train.local-steps' is 1.
         """

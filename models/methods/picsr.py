@@ -97,6 +97,10 @@ class PICSRSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that silos' prototypes differ and that rounds are left for the router.
 
+        Args:
+            common: the run's common settings.
+            is_table: whether the data set is a table.
+
         Raises:
             SettingError: data are standardised per site, which makes all prototypes equal; a table
                 is standardised by pooled sums, and a site too small to send a prototype could still

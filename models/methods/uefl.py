@@ -210,6 +210,10 @@ class UEFLSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that uncertainty is measured, and that new codewords can be added before the end.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: private training would send centroids; the dropout rate or the number of
                 Monte Carlo passes is 0; or 'uefl.max-iterations' is above 1, but the first

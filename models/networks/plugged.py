@@ -351,7 +351,7 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
 
 
 def _pixels(name: str, module: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
-    """Return the scale and the offset that are applied to a network's inputs.
+    """Return the scale and the offset by which a network's inputs are changed, x * scale + offset.
 
     For networks of timm they are (channels, 1, 1) and map -1..1 to the range of the published
     weights. A plugin's network gets inputs unchanged: the scalars 1 and 0.

@@ -133,6 +133,15 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
 
     The prefix is the first of ``source.prefixes`` for which the file has the first convolution.
 
+    Args:
+        content: the file's content. If it is not a mapping, it counts as empty.
+        where: the file, for errors.
+        source: the architecture that the file should hold.
+
+    Returns:
+        The arrays whose names begin with ``source.part`` after the prefix, by name without the
+        prefix. Their shapes are not checked.
+
     Raises:
         SettingError: the file lacks the first convolution under all prefixes.
     """
@@ -192,7 +201,12 @@ def _check_shapes(
 def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Load the classifier from Wu et al.'s file into ``head``, in place.
 
-    ``head`` comes from ``resnet22.build_published_head``; ``where`` names the file in errors.
+    Only the two outputs for malignant findings are used.
+
+    Args:
+        head: the classifier that ``build_published_head`` built.
+        content: the file's content; its entry "model" is used if there is one.
+        where: the file, for errors.
 
     Raises:
         SettingError: the file lacks a classifier, or the classifier's arrays have other shapes or
@@ -217,6 +231,10 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
 
     From the output layer, only the two rows for malignant findings are taken. The left
     cranio-caudal view is preferred to layers without a view's suffix.
+
+    Args:
+        stored: the file's arrays by name.
+        where: the file, for errors.
 
     Raises:
         SettingError: the file lacks a classifier.

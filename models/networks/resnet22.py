@@ -168,6 +168,10 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 
     Its weights are still random; ``fill_published_head`` loads them.
 
+    Args:
+        channels: the number of features, which is also the width of the hidden layer.
+        classes: the number of classes of the data.
+
     Raises:
         SettingError: the data do not have exactly two classes; the weights have two, malignant or
             not.

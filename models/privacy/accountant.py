@@ -51,8 +51,12 @@ def epsilon(releases: Releases, delta: float) -> float:
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     """Compute ``epsilon`` for at least one release; the result is cached.
 
-    ``releases`` are ((noise multiplier, sampling rate), number), sorted by the caller so that runs
-    with equal releases share a cached result.
+    The result is infinite if a kind has noise 0.
+
+    Args:
+        releases: ((noise multiplier, sampling rate), number) for each kind, sorted by the caller so
+            that runs with equal releases share a cached result.
+        delta: the delta of (epsilon, delta).
     """
     orders: tuple[float, ...] = _FINE
     for (noise, rate), _ in releases:

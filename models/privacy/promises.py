@@ -43,6 +43,10 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
     norm is 0, further messages are about settings that then have no effect. Otherwise they are
     about a method or a setting that DP-SGD does not allow.
+
+    Args:
+        common: the run's common settings.
+        table: whether the data are a table, for which standardisation matters.
     """
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):

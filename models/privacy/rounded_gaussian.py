@@ -114,6 +114,8 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
     """Compute the Gaussian numbers u f and v f for n points, and a bound on their errors.
 
+    The factor f is sqrt(-2 ln w / w).
+
     The bound is four times the derived one. The first bits leave w uncertain by less than 2^-50
     sqrt(w) + 2^-104, rounding included. The relative error of f is |1/2 - 1/(2 ln w)| times the
     relative error of w. The error of u f has two parts: u times the error of f, and f times the
@@ -139,8 +141,14 @@ def _decide_by_more_bits(
 ) -> tuple[int, int] | None:
     """Convert a random point (u, v) to two Gaussian numbers, rounded to whole numbers.
 
-    ``u`` and ``v`` are the first 53 random bits of the coordinates. Each step draws 64 more bits
-    for each coordinate, until the rounding of both Gaussian numbers is certain.
+    Each step draws 64 more bits for each coordinate, until the rounding of both Gaussian numbers is
+    certain.
+
+    Args:
+        deviation: the standard deviation of both numbers.
+        u: the first 53 random bits of the first coordinate, as a whole number.
+        v: the first 53 random bits of the second coordinate.
+        random_bytes: a function of n that returns n random bytes.
 
     Returns:
         The two whole numbers, or None if the point is outside the unit circle.

@@ -134,7 +134,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def _describe_fault(error: ValidationError) -> str:
-    """Describe why a progress file is invalid, and the remedy, as a predicate of the file.
+    """Describe why a progress file is invalid, and the remedy; the text follows its name.
 
     If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
     other fault means that another version wrote the file, or that somebody altered it.

@@ -65,10 +65,10 @@ class FileModel(BaseModel):
 
     @classmethod
     def _find_key_fault(cls, content: Any) -> str | None:
-        """Return the first fault in the content's keys as a predicate; None if all keys are right.
+        """Return the first fault in the content's keys; None if all keys are right.
 
-        An example is "lacks the key 'mean'". Unknown keys are reported before missing keys. Content
-        that is not a mapping is a fault too.
+        The fault follows the content's name, as in "lacks the key 'mean'". Unknown keys are
+        reported before missing keys. Content that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():

@@ -70,7 +70,7 @@ def _why_none() -> str:
 
 
 def _free_memory(index: int) -> str:
-    """Describe the free memory of a GPU: "30.1 of 80.0 GB free", for example.
+    """Describe the free memory of GPU ``index``, as in "30.1 of 80.0 GB free".
 
     Raises:
         Refused: less than 2 GB are free.

@@ -45,6 +45,9 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
         secret: the file of the secret that both processes read.
         pid: the id of this process, whose end ends the worker.
 
+    Returns:
+        The words of the SuperNode's command, then those of the worker's.
+
     Raises:
         SettingError: an argument is reserved for fedsilo, the host is not the loopback, or the node
             config cannot be read.
@@ -77,8 +80,11 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
 
-    ``arguments`` are those of ``flower-supernode``; None for the process's own. An error is
-    printed, and the code is then 2.
+    The code is the SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An
+    error at the start is printed, and the code is then 2.
+
+    Args:
+        arguments: those of ``flower-supernode``; None for the process's own.
     """
     if arguments is None:
         arguments = sys.argv[1:]

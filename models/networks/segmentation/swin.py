@@ -30,6 +30,11 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     The first map, at 1/4 of the image's size, has about ``6 * width`` channels; each further map
     has half the size and twice the channels.
 
+    Args:
+        in_channels: the channels of an image.
+        size: (height, width) of an image in pixels.
+        width: the setting 'network.width'.
+
     Raises:
         SettingError: a side is below 16 pixels, or not a multiple of 8.
     """
@@ -75,10 +80,10 @@ class SwinPyramid(Pyramid):
             self.project.append(nn.Conv2d(before, after, 1))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images (batch, channels, h, w) to maps at 1/1, 1/2, 1/4, ...
+        """Map images (batch, channels, h, w) to maps, finest first.
 
-        of their size, finest first. The first two come from convolutions, the others from Swin. All
-        are channels first.
+        The maps have 1/1, 1/2, 1/4 and so on of the images' size. The first two come from
+        convolutions, the others from Swin. All are channels first.
         """
         fine = self.stem(images)
         maps = [fine, self.halved(fine)]
@@ -161,7 +166,13 @@ class PatchExpand(nn.Module):
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
     """Build two Swin blocks for the decoder, on the grid of the encoder's ``stage`` (from 0).
 
-    ``size`` is the (height, width) of the image in pixels.
+    The window is that of the encoder.
+
+    Args:
+        channels: the channels of the maps, in and out.
+        size: (height, width) of the image in pixels.
+        stage: the encoder's stage, from 0, whose grid the maps have.
+        heads: the number of attention heads.
     """
     from timm.models.swin_transformer import SwinTransformerStage
 
