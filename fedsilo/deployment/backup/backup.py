@@ -60,7 +60,7 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
     with open_locked(folder) as deployment, naming(target):
         _refuse_target(target, deployment)
         # A scratch folder beside the target is on the same disk, so the last step is a renaming.
-        # Unsealed copies stay in the deployment's folder, because the target may be on another's disk
+        # Unsealed copies stay in the deployment's folder, as the target may be elsewhere
         with (
             scratch_folder(target.parent, target.name) as sealed,
             scratch_folder(deployment.folder, "backup") as unsealed,
