@@ -72,6 +72,8 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 def _download(base_url: str, file: RemoteFile, target: Path) -> None:
     """Download a file into a scratch folder, and move it to ``target`` once its MD5 is right.
 
+    The address is ``base_url`` followed by the file's name.
+
     Raises:
         DataError: the address cannot be read, the disk is full, or the MD5 differs. ``target`` is
             then unchanged.

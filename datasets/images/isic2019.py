@@ -89,7 +89,7 @@ class Isic2019(ImageDataSet):
         """List a centre's images, grouped by lesion, and keep 'split.sample-share' of the lesions.
 
         If ``available.csv`` exists, images that it does not list are left out. An image without a
-        lesion id is a group of its own.
+        lesion id is a group of its own. ``site`` is one of ``CENTRES``.
 
         Raises:
             DataError: a table is missing or invalid, or no table names any image of this centre,

@@ -98,6 +98,8 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
 def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:
     """Read a batch: images (n, 32, 32, 3) uint8, and labels (n,) int64.
 
+    ``is_binary`` tells the binary form from the Python pickle.
+
     Raises:
         DataError: the file cannot be read, has the wrong size or digest, or a label is out of
             range.

@@ -297,6 +297,8 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     """Copy ``arrays`` into ``vit`` as float32; each parameter keeps its ``requires_grad``.
 
+    ``where`` is the origin of the arrays, for errors.
+
     Raises:
         SettingError: an array has NaN or infinity.
     """
