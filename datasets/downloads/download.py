@@ -153,7 +153,7 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
-    """Unpack a tar archive whose names and sizes ``_open_archive`` has checked into ``work``.
+    """Unpack a tar archive into ``work``; ``_open_archive`` has checked its names and sizes.
 
     ``tarfile`` never writes more of a file than its checked size. Its filter 'data' checks the
     names a second time; Debian's Python 3.11.2 does not have it.

@@ -372,8 +372,8 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a bool mask (height, width) of the padding pixels around the image.
 
-    The header gives the value or range of padding. Without such a value, no pixel is padding.
-    ``raw`` are the stored values, to which it is compared.
+    The header gives the value or range of padding, which is compared with the stored values
+    ``raw``. Without such a value, no pixel is padding.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

@@ -229,7 +229,7 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
 
-    In all other cases ``given`` stays as it is. A grey image then gives the same patches as a
+    Otherwise ``given`` is not changed. With the sum, a grey image gives the same patches as a
     colour image with three equal channels.
 
     Args:

@@ -234,7 +234,7 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return SAM's arrays under timm's names, without the prefix before 'blocks.'.
 
-    Names that need no change stay as they are.
+    Other names do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}
