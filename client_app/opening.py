@@ -215,6 +215,8 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
     """Check that a run clips and adds noise; otherwise its epsilon would be infinite.
 
+    The caller skips this check at a site without a cap on epsilon.
+
     Raises:
         RefusedError: the run is not private.
     """

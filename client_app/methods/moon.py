@@ -28,7 +28,7 @@ class MoonSite(SiteMethod):
     settings: MoonSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received weights.
+        """Build the network with the received weights, on the compute device.
 
         Except in the final evaluation, it also has the projection head.
         """

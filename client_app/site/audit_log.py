@@ -231,6 +231,8 @@ def group_names(names: Iterable[str]) -> dict[str, int]:
 def _open_log(path: Path) -> Iterator[int]:
     """Open the log for reading and appending, create it if absent, and close it after the block.
 
+    Yields the file descriptor.
+
     Raises:
         RefusedError: the block or the opening raised an OSError.
     """

@@ -136,7 +136,8 @@ class Limits:
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
         """Yield a reason for each clip norm or noise of a private run that is outside its limits.
 
-        With an extreme value a run would train nothing and only probe the site.
+        The limits themselves are allowed. With an extreme value a run would train nothing and only
+        probe the site.
         """
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise

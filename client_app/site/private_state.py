@@ -138,7 +138,10 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted; empty without a folder."""
+        """Return the (round, step) of each stored state, sorted; empty without a folder.
+
+        Files whose name is not a state's are ignored.
+        """
         if not self.folder.is_dir():
             return []
         keys = []

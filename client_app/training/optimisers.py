@@ -87,6 +87,8 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     """Parse 'train.optimiser-arguments'; lists, such as Adam's betas, become tuples.
 
+    Whether the optimiser takes the arguments is not checked here.
+
     Raises:
         SettingError: the text is malformed, or names an argument that has its own setting.
     """

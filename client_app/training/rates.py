@@ -114,6 +114,7 @@ def _scheduler(
     rounds, warm_up = settings.rounds, settings.warm_up
     if warm_up < 1:  # a share of all rounds; a larger number counts rounds
         warm_up *= rounds
+    # Schedulers count optimiser steps, not rounds
     warm_up = round(warm_up * steps)
     total = rounds * steps
     schedulers: list[lr_scheduler.LRScheduler] = []

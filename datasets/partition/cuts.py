@@ -361,6 +361,8 @@ def _refuse_small_silos(
 ) -> None:
     """Check that each silo has at least two training samples, which batch norm needs.
 
+    Validation and test parts may be empty.
+
     Raises:
         DataError: a silo has fewer. The error counts these silos and says what to change.
     """

@@ -196,7 +196,10 @@ def _kind_fault(dataset: FileDataset) -> str:
 
 
 def _syntax_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be."""
+    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be.
+
+    This depends on the installed plugins of pydicom. The data themselves are not read.
+    """
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
@@ -342,6 +345,9 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Return the smallest and the largest value that are possible after the modality step.
+
+    They follow from the header's lookup table, or else from the stored bits, the sign and the
+    rescaling, not from the pixels.
 
     Raises:
         ValueError: the rescale slope is not above 0.

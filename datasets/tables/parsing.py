@@ -368,7 +368,9 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the class number of a line.
+        """Return the class number of a line, in the order of the schema's classes.
+
+        The label is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
             DataError: the label is not declared.

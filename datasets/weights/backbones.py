@@ -79,7 +79,10 @@ def backbone_digest(settings: CommonSettings) -> str:
 
 
 def _origin(settings: CommonSettings) -> str:
-    """Describe where weights without a file come from: 'random', or timm's version and address."""
+    """Describe where weights without a file come from: 'random', or timm's version and address.
+
+    The address is 'unknown' if timm publishes no weights under the name.
+    """
     if settings.backbone_weights == "random":
         return "random"
     import timm

@@ -71,7 +71,10 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text if updates are compressed but the method does not average updates."""
+        """Yield an error text if updates are compressed but the method does not average updates.
+
+        This yields at most one text.
+        """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (

@@ -105,7 +105,8 @@ class ClassMeans(Local):
     def describe_smallest_mean(self) -> str:
         """Describe the mean over the fewest training samples: their number, its site and class.
 
-        The text ends a sentence about the means. At least one site must send a mean.
+        The text ends a sentence about the means, such as "of as few as 10 (site a, class 2)". With
+        equal numbers the first site and class are named. At least one site must send a mean.
         """
         means = []
         for site in self.participants.sites():

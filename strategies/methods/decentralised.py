@@ -185,7 +185,10 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its weights for its neighbours, and their mean for all."""
+        """List the data sent by a silo: its weights for its neighbours, and their mean for all.
+
+        The one sentence names the topology.
+        """
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours in the topology '{self.kind()}', and their mean over all silos to all "

@@ -129,7 +129,10 @@ class DisTrans(FedAvg):
         return embedding
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
-        """Return the embedding's weights and the offset that it computes for each site, float32."""
+        """Return the embedding's weights and the offset that it computes for each site, float32.
+
+        The weights have the prefix ``_EMBEDDING``; a site's offset is ``OFFSETS<site>``.
+        """
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
             for site in self.participants.sites():

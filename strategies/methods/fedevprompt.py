@@ -83,7 +83,8 @@ class FedEvPrompt(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Send prompts and the other sites' maps, average the prompts, and replace the maps.
 
-        A site that did not reply has no maps in the new state.
+        The prompts are weighted by samples. A site that did not reply has no maps in the new state.
+        A reply with an invalid map is unusable.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}

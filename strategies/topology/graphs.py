@@ -235,7 +235,7 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 def _path_latencies(base: nx.Graph) -> Matrix | None:
     """Return the latencies of the quickest paths in milliseconds, (sites, sites).
 
-    Returns None if no link is known, or if any link has no latency.
+    Returns None if no link is known, or if any link has no latency. Two sites without a path get 0.
     """
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):

@@ -145,7 +145,8 @@ def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
 def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
     """Split the edges into matchings by a greedy edge colouring.
 
-    Edges of one colour share no site, so they form a matching.
+    Edges of one colour share no site, so they form a matching. The edges (a, b) have a < b. The
+    number of matchings need not be the smallest.
     """
     colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
     matchings: dict[int, list[Edge]] = {}
@@ -215,6 +216,7 @@ def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[flo
     Any surplus is subtracted from the largest probability.
     """
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
+    # Rounded up to whole units of the last digit, so that the sum stays within the budget
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
     largest = int(rounded.argmax())
     rounded[largest] = max(0.0, round(rounded[largest] - surplus, _DIGITS))
@@ -226,7 +228,8 @@ def algebraic_connectivity(
 ) -> float:
     """Return lambda_2, the second smallest eigenvalue of the expected Laplacian.
 
-    It is above 0 if and only if all sites are connected over time.
+    The expected Laplacian is the sum of the matchings' Laplacians, each times its probability.
+    lambda_2 is above 0 if and only if all sites are connected over time.
     """
     expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
