@@ -381,6 +381,7 @@ def plan(
     if name_fault:
         raise SettingError(name_fault)
     names = sorted(sites)  # a site's port must not depend on the order of the names
+    # The sites start later in processes of this user, which load only files that the user trusts
     remember_files(str(shared.get("plugin", "")))
     node_config: dict[str, dict[str, Value]] = {}
     for site in names:

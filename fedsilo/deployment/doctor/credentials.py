@@ -73,6 +73,7 @@ def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
         return "is missing", "copy the file there, or mount it"
     except PermissionError:
         return f"is not readable by user {os.getuid()}", "chown it to that user"
+    # A wrong file, such as the key in place of the certificate, is the commonest mistake
     if marker not in text:
         return f"does not contain '{marker}'", "mount the right file there"
     if private and mode & 0o077:

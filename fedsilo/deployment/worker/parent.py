@@ -172,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
         return CANNOT
+    # The digests are computed once, before the first fork, and every task uses them
     by_installed = answer_by(installed)
 
     def answer(token: str) -> int:
@@ -340,6 +341,7 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    # Without a sign of life the SuperNode would give the task up during a long training
     heartbeat.start()
     context, status, details = None, SubStatus.FAILED, "the task was not answered"
     try:
