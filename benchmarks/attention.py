@@ -2,7 +2,7 @@
 
     python benchmarks/attention.py distance                    # closed form against upsampling
     python benchmarks/attention.py steps [--batches 4 16 32]   # seconds and memory of a step
-    python benchmarks/attention.py throughput                  # images per second, on a GPU bf16
+    python benchmarks/attention.py throughput --csv FILE       # images per second, on a GPU bf16
     python benchmarks/attention.py influence RUN-DIR [RUN-DIR] # norms of both gradients
 
 ``distance``: eq. 7 for a batch of maps against the buffer of five other sites (M = 5), once by
@@ -190,22 +190,32 @@ def steps(console: Console, batches: list[int], threads: int) -> None:
     console.print(table)
 
 
-def throughput(console: Console) -> None:
-    """Print images per second of training steps, fp32 and bf16, on the device there is."""
-    table = Table("precision", "batch", "step", "images / s", "peak MiB")
+def throughput(
+    console: Console, csv: Path | None, batches: Sequence[int] = (32, 128), repeats: int = 10
+) -> None:
+    """Print images per second of training steps, fp32 and bf16, on the device there is.
+
+    The same rows are written to ``csv``, unless it is None.
+    """
+    rows = []
     for precision in ("fp32", "bf16"):
-        for batch in (32, 128):
+        for batch in batches:
             for kind in _KINDS:
                 settings = build(CommonSettings, {**_VALUES, "machine.precision": precision})
                 step, compute = training_step(settings, batch, kind)
-                if compute.device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats()
-                seconds = seconds_of(step, 10)
                 cuda = compute.device.type == "cuda"
+                if cuda:
+                    torch.cuda.reset_peak_memory_stats()
+                seconds = seconds_of(step, repeats)
                 peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0
-                row = (precision, str(batch), kind, f"{batch / seconds:.0f}", f"{peak:,.0f}")
-                table.add_row(*row)
+                rows.append((precision, batch, kind, round(batch / seconds), round(peak)))
+    names = ("precision", "batch", "step", "images/s", "peak MiB")
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*map(str, row))
     console.print(table)
+    if csv:
+        pd.DataFrame(rows, columns=names).to_csv(csv, index=False)
 
 
 def influence(console: Console, run_dirs: Sequence[Path], csv: Path | None) -> None:
@@ -262,7 +272,8 @@ def main() -> None:
     table = commands.add_parser("steps")
     table.add_argument("--batches", type=int, nargs="+", default=[4, 16, 32])
     table.add_argument("--threads", type=int, default=2)
-    commands.add_parser("throughput")
+    fast = commands.add_parser("throughput")
+    fast.add_argument("--csv", type=Path)
     runs = commands.add_parser("influence")
     runs.add_argument("run_dirs", type=Path, nargs="+")
     runs.add_argument("--csv", type=Path)
@@ -277,7 +288,7 @@ def main() -> None:
     elif options.command == "steps":
         steps(console, options.batches, options.threads)
     elif options.command == "throughput":
-        throughput(console)
+        throughput(console, options.csv)
     elif options.command == "influence":
         influence(console, options.run_dirs, options.csv)
     else:

@@ -1,7 +1,7 @@
 """What a training step of ResNet-22 on radiographs costs: peak memory and seconds.
 
     python benchmarks/radiographs.py steps [--sizes 512,1024,2048] [--batch 4] [--width 16]
-    python benchmarks/radiographs.py gpu [--size 2048] [--batch 4]     # fp32 and bf16, on a GPU
+    python benchmarks/radiographs.py gpu [--size 2048] [--batch 4] [--csv FILE]  # on a GPU
 
 A step is one of the app's own training (Adam, cross-entropy, two classes) on made-up int16 images.
 Each row is a process of its own, whose peak memory it is: resident size, on a GPU what its tensors
@@ -9,10 +9,13 @@ took. The first step, which sets things up, is not timed; the least of the other
 """
 
 import argparse
+import csv
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -106,18 +109,31 @@ def steps(options: argparse.Namespace) -> None:
 
 
 def gpu(options: argparse.Namespace) -> None:
-    """Print a row per precision and way of keeping values, on the GPU."""
+    """Print a row per precision and way of keeping values, on the GPU, and write them to a CSV."""
     if not torch.cuda.is_available():
         sys.exit("there is no usable GPU on this machine: run 'steps', which measures the CPU")
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}")
     header = ("precision", *_HEADER)
     print(line(header), line(["---"] * len(header)), sep="\n", flush=True)
     options.device = "cuda"
+    rows = []
     for precision in ("fp32", "bf16"):
         options.precision = precision
         for checkpointing in (False, True):
-            row = measured(options.size, 0, checkpointing, options)
-            print(line([precision, *row]), flush=True)
+            row = [precision, *measured(options.size, 0, checkpointing, options)]
+            rows.append(row)
+            print(line(row), flush=True)
+    if options.csv:
+        write_rows(options.csv, rows)
+
+
+def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Write the rows of ``gpu`` as CSV, numbers without separators of thousands."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("precision", *_HEADER))
+        for row in rows:
+            writer.writerow(cell.replace(",", "") for cell in row)
 
 
 def sizes(text: str) -> list[int]:
@@ -142,6 +158,7 @@ def main() -> None:
     on_gpu = commands.add_parser("gpu")
     on_gpu.add_argument("--size", type=int, default=2048)
     on_gpu.add_argument("--batch", type=int, default=4)
+    on_gpu.add_argument("--csv", type=Path, help="also write the rows to this file")
     on_gpu.set_defaults(run=gpu)
     one = commands.add_parser("one")
     for name in ("size", "batch", "micro"):

@@ -185,7 +185,8 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
-        Does nothing if the server did not ask for metrics.
+        The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``; empty splits have
+        none. Does nothing if the server did not ask for metrics.
         """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))

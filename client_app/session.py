@@ -162,8 +162,9 @@ class SiteSession(OpenedSite):
     def silo_for(self, content: RecordDict) -> Silo:
         """Return the site's table with standardised features; missing values become 0.
 
-        The last result is cached by the mean and standard deviation. When a new result is made,
-        columns that seem to be in another unit are named in the site's own log.
+        The site's data must be a table. The last result is cached by the mean and standard
+        deviation. When a new result is made, columns that seem to be in another unit are named in
+        the site's own log.
 
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
@@ -381,6 +382,8 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
     """Build a simulated site's session without limits, to use the models of a finished run.
+
+    Nothing is checked and no noise is added: the reported counts are the true ones.
 
     Args:
         settings: the run's common settings.

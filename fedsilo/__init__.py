@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         plot,
         report,
     )
+    from fedsilo.api.hospital import audit
     from fedsilo.api.hospital import counts as hospital_counts
     from fedsilo.api.hospital import keys as hospital_keys
     from fedsilo.api.hospital import start as hospital_start
@@ -91,6 +92,7 @@ __all__ = [
     "Run",
     "__version__",
     "attention",
+    "audit",
     "calibrate",
     "card",
     "compare",

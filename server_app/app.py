@@ -42,9 +42,13 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 def main(grid: Grid, context: Context) -> None:
     """Do what 'run.purpose' in the run config states: a meeting, a survey or a training run.
 
+    Args:
+        grid: connects the server with the sites.
+        context: Flower's context, which holds the run config.
+
     Raises:
-        FedsiloError: something failed. The error is logged before it is raised. An OSError becomes
-            a RunDirectoryError.
+        FedsiloError: something failed, now logged as one line. An OSError is logged too and becomes
+            a RunDirectoryError. Any other exception passes through unlogged.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")

@@ -47,9 +47,14 @@ class Benchmarked:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The mean test metric by method and experiment, in the benchmark's order."""
+        """The mean test metric in percent by method and experiment, in the benchmark's order.
+
+        Means are rounded as the page shows them, so that equal means in the table share a rank.
+        """
         wide = self.results.pivot(index="method", columns="experiment", values="mean")
-        return wide[[name for name in self.values if name in wide]]
+        return wide[[name for name in self.values if name in wide]].map(
+            lambda mean: float(_percent(mean))
+        )
 
     @property
     def unranked(self) -> list[str]:
@@ -159,12 +164,17 @@ def page_text(found: Benchmarked, page: Path) -> str:
     )
 
 
+def _percent(mean: float) -> str:
+    """Format a mean as the page shows it: percent with one decimal."""
+    return f"{100 * mean:.1f}"
+
+
 def _metric_lines(found: Benchmarked) -> Iterator[list[str]]:
     cells = {(row.experiment, row.method): row for row in found.results.itertuples()}
 
     def cell(experiment: str, method: str) -> str:
         row: Any = cells.get((experiment, method))
-        return f"{100 * row.mean:.1f}" if row else "-"
+        return _percent(row.mean) if row else "-"
 
     costs = relative_costs(found.results)
     yield ["", *(f"rank, {title}" for title in found.rankings), *found.metrics, "bytes", "seconds"]

@@ -76,7 +76,10 @@ def prototype_loss(
 def _prototypes(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor]
 ) -> ClassTargets | None:
-    """Return the received global prototypes on the device; None if there are none."""
+    """Return the received global prototypes on the device; None if there are none.
+
+    ``class_targets`` checks their classes and shapes (tokens * channels,).
+    """
     size, classes = network.tokens * network.channels, lab.silo.task.classes
     prototypes = class_targets(arrays, PROTOTYPE, classes, size)
     return prototypes and prototypes.to(lab.compute.device)

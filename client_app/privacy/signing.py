@@ -124,6 +124,10 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
     """Check that all sites of a simulation sign with the keys that follow from the run's seed.
 
+    Args:
+        seed: the run's seed.
+        codes: site -> code of the key that it signs with.
+
     Raises:
         RefusedError: a site signs with another key. The error gives the key's code.
     """
@@ -184,7 +188,10 @@ class KnownKeys:
 
     @property
     def file(self) -> OwnFile[dict[str, KnownKey]]:
-        """The JSON file of the list."""
+        """The file of known keys as JSON, with the lock that its readers and writers hold.
+
+        Opening it neither reads nor creates anything.
+        """
         return OwnFile(
             self.folder / KNOWN,
             dict[str, KnownKey],
@@ -203,7 +210,8 @@ class KnownKeys:
     def show(self) -> dict[str, KnownKey]:
         """Return the known keys by site, and record that each received code is shown to a person.
 
-        Without a typed code, ``mark`` later accepts only a key that was shown.
+        Without a typed code, ``mark`` later accepts only a key that was shown. If all codes were
+        shown before, nothing is written.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.

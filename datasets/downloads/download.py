@@ -123,7 +123,8 @@ def unpack(archive: Path, folder: Path) -> int:
     """Unpack a zip or tar archive into ``folder``, creating it; return the number of files.
 
     All files are first unpacked into a scratch folder and then moved, so that a bad archive leaves
-    ``folder`` unchanged. Existing files of the same names are replaced.
+    ``folder`` unchanged. Existing files of the same names are replaced. Empty folders are not
+    created.
 
     Raises:
         DataError: the archive is damaged or too large, holds a link or a path outside its folder,
@@ -150,7 +151,7 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
-    """Unpack a tar archive whose names and sizes ``_open_archive`` has checked.
+    """Unpack a tar archive whose names and sizes ``_open_archive`` has checked into ``work``.
 
     ``tarfile`` never writes more of a file than its checked size. Its filter 'data' checks the
     names a second time; Debian's Python 3.11.2 does not have it.
@@ -179,6 +180,8 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
 
 def is_unpacked(archive: Path, folder: Path) -> bool:
     """Tell whether every file of an archive is in ``folder`` with the same name and size.
+
+    The contents are not compared. An archive without files counts as unpacked.
 
     Raises:
         DataError: the archive is damaged, or holds a link or a path outside its folder.

@@ -142,7 +142,8 @@ def read_fault(error: Exception) -> str:
 def check_file(path: Path) -> None:
     """Check that a path can be read as a whole; opening a pipe would wait forever.
 
-    A missing file passes, because reading it raises a better error.
+    A missing file passes, because reading it raises a better error. Whether it is an image is not
+    checked.
 
     Raises:
         BrokenImageError: the path is a pipe, a device or a file that is too large.
@@ -154,6 +155,8 @@ def check_file(path: Path) -> None:
 
 def check_pixels(height: int, width: int) -> None:
     """Check an image's size before the image is decoded.
+
+    Only the number of pixels counts, not the proportions.
 
     Raises:
         BrokenImageError: the image has no pixels, or more than ``MOST_PIXELS``.
@@ -200,6 +203,9 @@ def refuse_wide(image: Image) -> None:
 
 def _central_square(image: Image, size: int) -> Pixels:
     """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
+
+    The result is uint8. The opened image is turned in place, and may be decoded at a lower
+    resolution of at least twice ``size``.
 
     Raises:
         BrokenImageError: the image has more than 8 bits per channel.

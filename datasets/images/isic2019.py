@@ -190,7 +190,8 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
     """Read the lesion of each image from the tables: image -> lesion id, '' if the cell is empty.
 
-    If two tables give an image's lesion, the first table wins. Images in no table are left out.
+    If two tables give an image's lesion, the first table with a non-empty cell wins. Images in no
+    table are left out.
 
     Args:
         folder: the data set's folder.

@@ -153,8 +153,14 @@ def _read_edges(path: Path) -> SiloSet:
 def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
     """Read a cell of a CSV row as a number; None if the cell is empty or the column is missing.
 
+    Args:
+        row: column -> text.
+        column: the column to read.
+        where: the file and line, for errors.
+        zero: whether 0 is allowed.
+
     Raises:
-        DataError: the value is not finite or not above 0; with ``zero``, 0 is allowed too.
+        DataError: the value is not a finite number above 0 (or, with ``zero``, from 0).
     """
     text = row.get(column)
     if not text:

@@ -95,6 +95,8 @@ def read_dicom(path: Path, bits: int) -> Grey:
 def radiograph_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of a DICOM or picture without reading its pixels.
 
+    The bits of a DICOM are the stored ones (8 or 16), not the used ones.
+
     Raises:
         BrokenImageError: the file is neither a DICOM nor a picture, is missing or damaged, or its
             header lacks these values.
@@ -175,7 +177,10 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM is not a single grey image; '' if it is one."""
+    """Explain why a DICOM is not a single grey image; '' if it is one.
+
+    It must have pixel data, the header's keys in ``_NEEDED``, one grey channel and one frame.
+    """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"
     for key in _NEEDED:
@@ -191,7 +196,10 @@ def _kind_fault(dataset: FileDataset) -> str:
 
 
 def _syntax_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be."""
+    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be.
+
+    This depends on the installed plugins of pydicom. The data themselves are not read.
+    """
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
@@ -337,6 +345,9 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Return the smallest and the largest value that are possible after the modality step.
+
+    They follow from the header's lookup table, or else from the stored bits, the sign and the
+    rescaling, not from the pixels.
 
     Raises:
         ValueError: the rescale slope is not above 0.

@@ -52,11 +52,13 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batches in ``folder``: the binary files or, without any, the Python pickles.
+    """List the batch files in ``folder``: the binary files, or else the Python pickles.
+
+    The pickles are listed only if there is no binary training batch.
 
     Returns:
-        Name, size and modification time of each training batch, then of the test batch if it
-        exists. The list is empty without a training batch.
+        Name, size and modification time of each training batch, followed by the test batch if it
+        exists; [] if there is no training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can
@@ -111,6 +113,8 @@ def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, La
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     """Read a binary batch: pixels (n, 3072) uint8, by colour plane, and labels (n,) int64.
+
+    Of a record's label bytes the last one is the label. Its range is not checked here.
 
     Raises:
         DataError: the file cannot be read, is empty, or does not consist of complete records.

@@ -54,7 +54,10 @@ def distributions(silos: int) -> list[str]:
 
 
 def silo_names(silos: int) -> list[str]:
-    """Return the silos' names as in the paper's table 5: s1a, s1b, ... for D1, s2a, ... for D2."""
+    """Return the silos' names as in the paper's table 5: s1a, s1b, ... for D1, s2a, ... for D2.
+
+    The names are in the order of ``distributions``; 0 silos give [].
+    """
     seen: dict[str, int] = {}
     names = []
     for distribution in distributions(silos):
@@ -107,10 +110,12 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
     """Explain what the silos need, what the pool has, and which settings would fit.
 
+    If no size and no number of silos would fit, the advice is general.
+
     Args:
         name: the data set's name.
         silos: number of silos.
-        need: part that falls short -> images per silo.
+        need: part that falls short -> images per silo, above 0.
         have: part -> images in the pool.
     """
     causes = []
@@ -232,7 +237,8 @@ class ShiftedImages(DataSet):
     def found(self, places: Places) -> str:
         """Describe the files in the data directory, in any readable form; '' if there are no files.
 
-        A data set without files of its own gives 'comes with scikit-learn'.
+        For a source in several forms this is 'N files in FOLDER'. A data set without files of its
+        own gives 'comes with scikit-learn'.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -292,7 +298,14 @@ class ShiftedImages(DataSet):
         )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Cut the silo from the pool, shift and scale it, and cache it."""
+        """Cut the silo from the pool, shift and scale it, and cache it.
+
+        Silo k has the k-th block of training and of test images. If the pool has a validation part,
+        silo k also has the k-th equal block of that part.
+
+        Raises:
+            DataError: the pool has too few images, or its files are missing or unusable.
+        """
         import torch
 
         pool, pool_key = open_pool(self.source, places)

@@ -118,6 +118,8 @@ def _training_signs(folder: Path) -> list[_Sign]:
 def _test_signs(folder: Path) -> list[_Sign]:
     """Read the signs in the test images' CSV, which may be in either of two folders.
 
+    If both have it, the first of ``_TEST_CSVS`` is used.
+
     Raises:
         DataError: neither folder has the CSV, or a line is invalid.
     """

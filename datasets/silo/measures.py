@@ -146,7 +146,8 @@ def unit_pixels(batch: Tensor) -> Tensor:
 def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
     """Compute the statistics of each image, (n, 5): mean, standard deviation, means of 3 channels.
 
-    The column of a channel that the images do not have is 0.
+    The mean and the deviation cover all channels. The column of a channel that the images do not
+    have is 0. Large images are computed in strips, which limits the memory.
     """
     import torch
 

@@ -155,6 +155,14 @@ def cut_fold(
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
     """Check that rows can be cut into ``folds`` stratified folds.
 
+    A class with fewer rows than folds is allowed if another class has enough.
+
+    Args:
+        labels: class of each row, (n,).
+        groups: group number of each row, (n,); None if each row is its own group.
+        folds: number of folds.
+        where: the site's name for errors.
+
     Raises:
         DataError: there are fewer rows or groups than folds, or every class has fewer rows than
             folds.
@@ -276,7 +284,10 @@ def draw_test_groups(
 
 
 def _group_counts(labels: Indices, groups: Indices) -> Indices:
-    """Count each group's rows per class, (groups, classes + 1); the last column is the total."""
+    """Count each group's rows per class, (groups, classes + 1); the last column is the total.
+
+    Only classes with rows have a column, in ascending order.
+    """
     classes, column = np.unique(labels, return_inverse=True)
     counts = np.zeros((len(np.unique(groups)), len(classes) + 1))
     np.add.at(counts, (groups, column), 1)

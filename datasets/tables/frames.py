@@ -214,7 +214,7 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
     """Log a warning if some of a column's texts are probably not levels of their own.
 
     The warning names texts that differ only by case and words for a missing value, and says if many
-    texts are numbers.
+    texts are all numbers. Nothing is logged otherwise, and nothing is raised.
     """
     remarks = []
     by_case: dict[str, str] = {}

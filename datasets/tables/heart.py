@@ -50,7 +50,7 @@ class Heart(TableDataSet):
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files.
+        """Return the schema of the UCI files; ``places`` is not used.
 
         The values in ``self.cholesterol`` replace keys of the column 'chol'.
         """

@@ -155,7 +155,8 @@ class _Counts:
         """Return the number of rows left out, with the number per column.
 
         A column's number counts left-out rows without a value there and, if the schema drops them,
-        rows with a value out of range.
+        rows with a value out of range. A row may count for several columns, so these numbers may
+        sum to more than the total.
         """
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":
@@ -163,7 +164,11 @@ class _Counts:
         return LeftOutRows(self.rows_left_out, dict(without))
 
     def notes(self) -> tuple[str, ...]:
-        """Describe the values that will be imputed or are out of range, for the site's own log."""
+        """Describe the values that will be imputed or are out of range, for the site's own log.
+
+        Returns:
+            At most one sentence on each; () if there are no such values.
+        """
         notes = []
         if self.outside:
             fate = {"drop": "left out", "keep": "kept"}[self._schema.out_of_range]
@@ -282,7 +287,10 @@ class RowReader:
         return [name for name in columns if tokens[name] in self.missing]
 
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns whose value in a row (features,) is out of range; NaN is in range."""
+        """Return the columns whose value in a row (features,) is out of range.
+
+        The ends of a range are in range, and so is NaN. Columns without a range are skipped.
+        """
         outside = []
         for place, column in self.ranged.items():
             low, high = column.range
@@ -360,7 +368,9 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the class number of a line.
+        """Return the class number of a line, in the order of the schema's classes.
+
+        The label is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
             DataError: the label is not declared.

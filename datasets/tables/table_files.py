@@ -159,6 +159,8 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
     """Convert rows to numbered lines, from 1, with cells as texts.
 
+    Empty rows are kept and counted.
+
     Raises:
         DataError: the texts together have more characters than ``most_unpacked`` allows.
     """
@@ -176,7 +178,10 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Convert a cell to the text that a CSV file would have; '' for every kind of missing value."""
+    """Convert a cell to the text that a CSV file would have; '' for every kind of missing value.
+
+    Missing are None, NaN, NaT and pandas's NA. Outer blanks are removed.
+    """
     if isinstance(value, str):
         return value.strip()
     if value is None:
@@ -211,7 +216,13 @@ def _unpack_text(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> DataFrame:
-    """Read a Parquet file; a named index that pandas stored becomes ordinary columns again."""
+    """Read a Parquet file; a named index that pandas stored becomes ordinary columns again.
+
+    An unnamed index is dropped by the caller.
+
+    Raises:
+        DataError: the file needs more memory than ``most_unpacked`` allows.
+    """
     import pandas as pd
 
     # Texts stay what they are in the file, a number each, and are not written out per row
@@ -264,11 +275,12 @@ def _read_workbook(path: Path) -> list[list[Any]]:
 
 
 def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a workbook's first sheet.
+    """Yield the rows of a workbook's first sheet; rows may differ in length.
 
     Args:
         path: the workbook.
-        stored: True yields the stored values of formulas, False the formulas themselves.
+        stored: True yields the stored values of formulas (None if there is no value), False the
+            formulas themselves.
     """
     from openpyxl import load_workbook
 
@@ -286,7 +298,10 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _trim(row: Sequence[Any]) -> list[Any]:
-    """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int."""
+    """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int.
+
+    Empty cells are None and ''. ``row`` is not changed.
+    """
     cells = list(row)
     for place, cell in enumerate(cells):
         if isinstance(cell, float) and cell.is_integer():
@@ -432,7 +447,11 @@ class _WorkbookPart:
         self.parser.CharacterDataHandler = None
 
     def _end(self, name: str) -> None:
-        """Handle the end of an XML element in a formula's cell; note if the cell has a value."""
+        """Handle the end of an XML element in a formula's cell; note if the cell has a value.
+
+        At the end of a cell without a value, its place is added to ``open_formulas``, and the watch
+        ends.
+        """
         element = name.rpartition(" ")[2]
         if element == "f":
             self.parser.CharacterDataHandler = self._take_text

@@ -79,7 +79,10 @@ def backbone_digest(settings: CommonSettings) -> str:
 
 
 def _origin(settings: CommonSettings) -> str:
-    """Describe where weights without a file come from: 'random', or timm's version and address."""
+    """Describe where weights without a file come from: 'random', or timm's version and address.
+
+    The address is 'unknown' if timm publishes no weights under the name.
+    """
     if settings.backbone_weights == "random":
         return "random"
     import timm
@@ -226,8 +229,12 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
 
-    ``wanted`` maps array names to shapes. A grey image then gives the same patches as a colour
-    image with three equal channels.
+    In all other cases ``given`` stays as it is. A grey image then gives the same patches as a
+    colour image with three equal channels.
+
+    Args:
+        given: array name -> array.
+        wanted: array name -> shape.
     """
     name = "patch_embed.proj.weight"
     if given[name].ndim == 4 and given[name].shape[1] == 3 and wanted[name][1] == 1:

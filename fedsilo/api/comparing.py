@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.api import options
 from fedsilo.core.arguments import Tell, refuse_below, several, silent
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import format_count
+from fedsilo.core.one_line import as_word, format_count
 
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
+    from fedsilo.comparison.jobs import Job
     from fedsilo.comparison.over_seeds import Comparison
     from fedsilo.comparison.tune import Tuned
 
@@ -50,6 +51,9 @@ def compare(
     unequal: Annotated[
         bool, "compare and mark rows that differ in rounds, steps, start or tuning"
     ] = False,
+    no_floor: Annotated[
+        bool, "also compare values that rest on fewer samples than 'privacy.sums-min-count'"
+    ] = False,
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Comparison:
@@ -68,21 +72,14 @@ def compare(
             is False (checked before the first run and after the last); or a run failed.
     """
     from fedsilo.comparison import over_seeds as study
-    from fedsilo.comparison.jobs import plan_job, run_all, runs_of
+    from fedsilo.comparison.jobs import run_all, runs_of
     from fedsilo.comparison.slurm import read_jobs
 
-    refuse_below(1, "seeds", seeds)
-    names, given = _read_names(experiments), options.run_sources(sources)
-    at_once = read_jobs(str(jobs), several(slurm))
     shown, tested = ",".join(several(metrics)) or None, ",".join(several(tests)) or None
-    # All runs are planned, and their settings compared, before the first run starts
-    planned = []
-    for name in names:
-        for number in range(seeds):
-            job = plan_job(name, number, given, engine, supernodes, own_splits)
-            planned.append(job)
+    at_once = read_jobs(str(jobs), several(slurm))
+    planned = _plan_jobs(experiments, seeds, engine, supernodes, own_splits, sources)
     study.check_jobs(planned, shown, tested, paired, seeds)
-    budgets = study.plan_budgets(planned, given)
+    budgets = study.plan_budgets(planned, options.run_sources(sources))
     if not unequal:
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
     if own_splits:
@@ -90,13 +87,79 @@ def compare(
     # Only missing runs are started, so an interrupted comparison can be repeated
     unfinished = [job for job in planned if not job.is_finished()]
     if unfinished:
-        study.refuse_without(split, unfinished)
+        study.refuse_without(split, unfinished, no_floor)
     run_all(unfinished, at_once, tell)
     # Steps, bytes and seconds are known only now: a run may have ended early
     budgets = budgets.with_costs(runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
-    return study.compare_runs(planned, split, shown, tested, paired, budgets)
+    return study.compare_runs(planned, split, shown, tested, paired, budgets, no_floor)
+
+
+def _plan_jobs(
+    experiments: Sequence[str],
+    seeds: int,
+    engine: str,
+    supernodes: int | None,
+    own_splits: bool,
+    sources: options.Sources,
+) -> list[Job]:
+    """Plan a run for each experiment and seed; the arguments are those of ``compare``.
+
+    Raises:
+        SettingError: no experiment is named, ``seeds`` is below 1, or a setting is wrong.
+    """
+    from fedsilo.comparison.jobs import plan_job
+
+    refuse_below(1, "seeds", seeds)
+    names, given = _read_names(experiments), options.run_sources(sources)
+    # All runs are planned, and their settings compared, before the first run starts
+    planned = []
+    for name in names:
+        for number in range(seeds):
+            planned.append(plan_job(name, number, given, engine, supernodes, own_splits))
+    return planned
+
+
+def plan_comparison(
+    experiments: Sequence[str],
+    *,
+    engine: str = "inline",
+    supernodes: int | None = None,
+    seeds: int = 3,
+    own_splits: bool = False,
+    tests: Sequence[str] = (),
+    paired: bool = False,
+    unequal: bool = False,
+    **sources: Unpack[options.Sources],
+) -> Iterator[str]:
+    """Yield the lines of ``compare --dry-run``; the arguments are those of ``compare``.
+
+    Raises:
+        FedsiloError: the comparison could not begin, see ``compare``.
+    """
+    from fedsilo.comparison import over_seeds as study
+    from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
+
+    planned = _plan_jobs(experiments, seeds, engine, supernodes, own_splits, sources)
+    study.check_jobs(planned, None, ",".join(several(tests)) or None, paired, seeds)
+    if not unequal:
+        budgets = study.plan_budgets(planned, options.run_sources(sources))
+        budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
+    missing = 0
+    for job in planned:
+        state = "finished, is used again"
+        if not job.is_finished():
+            missing += 1
+            state = "to be run"
+            if job.directory.path.is_dir():
+                state = "to be resumed"
+        # The runs of an experiment differ only in their seed, so the first one stands for all
+        if job.settings.common.seed == 0 and state == "to be run":
+            yield from describe_run(job.settings, job.resources, engine)
+        yield f"{as_word(job.directory.path)}: {state}"
+    yield f"{missing} of {format_count(len(planned), 'run')} to do"
+    yield NOTHING_RUN
 
 
 @options.command

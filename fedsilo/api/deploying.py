@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
@@ -29,7 +29,9 @@ _FOLDER = "deployment"
 
 @command
 def up(
-    experiment: Annotated[str, "the experiment whose silos become the sites"] = "uefl-digits",
+    experiment: Annotated[
+        str | None, "the experiment whose silos become the sites [default: uefl-digits]"
+    ] = None,
     *,
     deployment: DeploymentFolder = _FOLDER,
     tell: Tell = silent,
@@ -40,8 +42,8 @@ def up(
     A folder that does not exist is created as a new deployment of ``experiment``.
 
     Raises:
-        FedsiloError: the options contradict each other or the existing deployment, or a server or
-            site does not start.
+        FedsiloError: the options contradict each other or the existing deployment, the silos of
+            ``experiment`` are not its sites, or a server or site does not start.
     """
     from fedsilo.deployment.commands import up
 
@@ -170,6 +172,32 @@ def run(
     # The server draws nothing
     draw_pictures(RunDirectory(folder), tell)
     return folder
+
+
+def plan_deployed_run(
+    experiment: str,
+    *,
+    deployment: Path | str = _FOLDER,
+    seed: int | None = None,
+    name: str | None = None,
+    **sources: Unpack[Sources],
+) -> Iterator[str]:
+    """Yield the lines of ``deploy run --dry-run``; the arguments are those of ``run``.
+
+    Raises:
+        FedsiloError: a member is down, or the run directory cannot be used.
+    """
+    from fedsilo.deployment.deployed_run import plan
+
+    there, settings, directory = plan(
+        experiment, Path(deployment), run_sources(sources), seed=seed, name=name
+    )
+    common = settings.common
+    rounds = format_count(common.rounds, "round")
+    yield f"plan: {common.method} on {common.dataset}, {rounds}, seed {common.seed}"
+    yield f"hospitals on this machine: {', '.join(there.sites) or 'none'}; others may have joined"
+    yield f"would write: {directory}"
+    yield "nothing was run or written; 'fedsilo doctor run' asks the hospitals whether it fits"
 
 
 @command

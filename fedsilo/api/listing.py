@@ -231,8 +231,8 @@ def experiments(
             fedsilo's own.
 
     Raises:
-        SettingError: more than one of the three is given, a name is unknown, the file is malformed,
-            or ``check`` finds a mistake.
+        SettingError: more than one of ``experiment``, ``method`` and ``check`` is given, a name is
+            unknown, the file is malformed, or ``check`` finds a mistake.
     """
     from fedsilo.api.experiment_list import (
         check_all,

@@ -103,12 +103,9 @@ def simulate(
         FedsiloError: the experiment, a setting or the data cannot be used, or the run failed.
     """
     from fedsilo.engines.planning import plan_run, start
-    from fedsilo.server_app.records.run_directory import with_free_name
+    from fedsilo.server_app.records.run_directory import free_name
 
-    # The options have the last word over the experiment, --config and --set
-    overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
-    overrides |= {"run.name": name} if name else {}
-    overrides |= {"run.track": track} if track else {}
+    overrides = _overrides(seed, name, track)
     overrides |= {"network.name": _network_name(network)} if network is not None else {}
     # Written before the run is planned, because planning reads the names of the silos
     if silos is not None:
@@ -120,8 +117,46 @@ def simulate(
         overrides=overrides,
         engine=engine,
     )
-    directory = start(with_free_name(settings), resources, engine, ray_address)
+    with free_name(settings) as named:
+        directory = start(named, resources, engine, ray_address)
     return _finish(directory, draw=not no_pictures)
+
+
+def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
+    """Return the settings that the options name: they override the experiment, a file and --set."""
+    given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
+    overrides: dict[str, Value] = {}
+    for key, value in given.items():
+        if value not in (None, ""):
+            overrides[key] = value
+    return overrides
+
+
+def plan_simulation(
+    experiment: str,
+    *,
+    engine: str = "auto",
+    supernodes: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    track: str | None = None,
+    **sources: Unpack[options.Sources],
+) -> Iterator[str]:
+    """Yield the lines of ``simulate --dry-run``; the arguments are those of ``simulate``.
+
+    Raises:
+        FedsiloError: the run could not begin.
+    """
+    from fedsilo.engines.dry_run import NOTHING_RUN, describe_run
+    from fedsilo.engines.planning import plan_run
+    from fedsilo.server_app.records.run_directory import free_name
+
+    overrides = _overrides(seed, name, track)
+    given = options.run_sources(sources)
+    settings, resources = plan_run(experiment, given, supernodes=supernodes, overrides=overrides)
+    with free_name(settings) as named:
+        yield from describe_run(named, resources, engine)
+    yield NOTHING_RUN
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
@@ -140,7 +175,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     if draw:
         draw_pictures(directory, printer(console))
     headline = data_set(run.summary["dataset"]).headline
-    print_published(run.summary, run.paper, headline, console)
+    print_published(run.shown().summary, run.paper, headline, console)
     return run
 
 

@@ -14,10 +14,14 @@ from fedsilo.core.settings import removed
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its function as ``module:function``, and an example of its arguments."""
+    """A command: its function as ``module:function``, and an example of its arguments.
+
+    ``plan`` is the function that yields the lines of ``--dry-run``; empty without this option.
+    """
 
     function: str
     example: str
+    plan: str = ""
 
     def load(self) -> Callable[..., Any]:
         """Import the module of the function, and return the function."""
@@ -31,6 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "simulate": Command(
             "fedsilo.api.running:simulate",
             "simulate uefl-digits --engine inline --set rounds=5",
+            plan="fedsilo.api.running:plan_simulation",
         ),
         "resume": Command("fedsilo.api.running:resume", "resume runs/uefl-digits"),
         "watch": Command("fedsilo.api.running:watch", "watch runs/uefl-digits"),
@@ -42,6 +47,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "compare": Command(
             "fedsilo.api.comparing:compare",
             "compare fedavg-heart local-heart --seeds 3 --markdown table.md",
+            plan="fedsilo.api.comparing:plan_comparison",
         ),
         "tune": Command("fedsilo.api.comparing:tune", "tune local-heart --trials 4"),
         "crossvalidate": Command(
@@ -122,6 +128,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             "fedsilo.api.deploying:run",
             "deploy run uefl-digits --set split.silos=6 --set rounds=3 --set "
             "uefl.iteration-rounds=1",
+            plan="fedsilo.api.deploying:plan_deployed_run",
         ),
         "deploy down": Command("fedsilo.api.deploying:down", "deploy down"),
         "doctor site": Command(

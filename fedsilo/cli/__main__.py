@@ -2,45 +2,78 @@
 
 import gc
 import io
+import os
 import sys
 
 from fedsilo.cli.main import main
-from fedsilo.core.files.atomic_files import STANDARD_OUTPUT, naming
 
 
-class _NamedOutput(io.TextIOWrapper):
-    """Standard output that names itself in its errors.
+class StandardOutput(io.TextIOWrapper):
+    """Standard output that no longer raises once it cannot be written, so that a run goes on.
 
-    The system's errors do not name the file that is full.
+    Attributes:
+        fault: the first error: a full disk, or a closed pipe whose reader has left. None so far.
+            From then on, everything is written to the null device.
     """
 
+    fault: OSError | None = None
+
     def write(self, text: str) -> int:
-        with naming(STANDARD_OUTPUT):
+        """Write ``text`` and return its length, also if the text can no longer be written."""
+        try:
             return super().write(text)
+        except OSError as error:
+            self._give_up(error)
+            return len(text)
 
     def flush(self) -> None:
-        with naming(STANDARD_OUTPUT):
+        """Flush the buffer; an error is noted, but not raised."""
+        try:
             super().flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Note the error, send all later text to the null device, and print why on standard error.
+
+        A closed pipe is not printed, because its reader wanted no more.
+        """
+        self.fault = error
+        # The descriptor itself, because this process's buffers and its children write there too
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self.fileno())
+        os.close(nothing)
+        if not isinstance(error, BrokenPipeError):
+            line = f"fedsilo: standard output cannot be written ({error.strerror})"
+            print(f"{line}; the command continues", file=sys.stderr)
 
 
 def run() -> None:
     """Run the command line as a process of its own, and end with its exit code.
+
+    The exit code is 1 if standard output could not be written.
 
     The garbage collector runs less often, and not at the end, because it took a third of the time
     of PyTorch's import and found nothing. If Triton was imported (by timm), it also runs at the
     end; otherwise Triton's bindings print 30 lines of "leaks" for objects that remain.
     """
     gc.set_threshold(20_000)
+    output = None
     if isinstance(sys.stdout, io.TextIOWrapper):
         usual = sys.stdout
         encoding, errors = usual.encoding, usual.errors
         by_line, at_once = usual.line_buffering, usual.write_through
-        sys.stdout = _NamedOutput(usual.detach(), encoding, errors, None, by_line, at_once)
+        output = StandardOutput(usual.detach(), encoding, errors, None, by_line, at_once)
+        sys.stdout = output
     try:
         code = main()
     finally:
         if "triton" not in sys.modules:
             gc.freeze()
+    if output:
+        output.flush()
+        if output.fault:
+            code = code or 1
     sys.exit(code)
 
 

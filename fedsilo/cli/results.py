@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,13 +111,18 @@ def compare(
     picture: Annotated[
         MaybePath, "also draw each metric by site or distribution (.png, .svg or .pdf)"
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the table and the tests of a comparison; write files and draw a picture if asked."""
-    print_result(result.lines(median))
+    """Print the table and the tests of a comparison, or JSON; write the files that are named."""
+    if as_json:
+        line(json.dumps(result.document(), indent=2))
+    else:
+        print_result(result.lines(median))
     result.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
     if picture is not None:
         result.draw(Path(picture))
-        line(f"picture: {picture}")
+        if not as_json:
+            line(f"picture: {picture}")
 
 
 def crossvalidate(
@@ -124,9 +130,13 @@ def crossvalidate(
     *,
     csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a table for each metric; also write the files that ``csv`` and ``markdown`` name."""
-    print_result(result)
+    """Print a table for each metric, or JSON; also write the files that are named."""
+    if as_json:
+        line(json.dumps(result.document(), indent=2))
+    else:
+        print_result(result)
     result.write(path_of(csv), path_of(markdown))
 
 
@@ -212,8 +222,13 @@ def deploy_renew(made: MadeKit | str) -> None:
         deploy_add([made])
 
 
-def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
-    """Print a table of a deployment's members, then the progress of its newest run."""
+def deploy_status(
+    members: list[MemberStatus], *, deployment: AnyPath, as_json: AsJson = False
+) -> None:
+    """Print a table of a deployment's members, or JSON, then the progress of its newest run."""
+    if as_json:
+        line(json.dumps([asdict(member) for member in members], indent=2, default=str))
+        return
     from fedsilo.reports.watch.view import look_at_deployment
 
     rows = []

@@ -131,7 +131,7 @@ class _ResultsTable:
                 upper.append(self._cell(row, best, int(most[experiment])))
                 lower.append(self._interval(row))
                 if metric in known:
-                    upper.append(_published(row))
+                    upper.append(_format_published(row))
                     lower.append("")
             yield upper
             if any(lower):
@@ -219,7 +219,7 @@ def _format_range(numbers: Sequence[float], noun: str) -> str:
     return f"{low:,} to {format_count(high, noun)}"
 
 
-def _published(row: Any) -> str:
+def _format_published(row: Any) -> str:
     """Format the paper's number as LaTeX; empty without a row or a number."""
     if row is None:
         return ""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -17,10 +18,8 @@ from fedsilo.comparison.budgets import Budgets, planned_budgets, refuse_mixed_op
 from fedsilo.comparison.jobs import Job, runs_of
 from fedsilo.comparison.latex import latex_text
 from fedsilo.comparison.results import (
-    Summary,
     chosen_metrics,
     constant_results,
-    describe_partial_means,
     experiment_results,
     refuse_unmeasured,
     shared_metrics,
@@ -41,6 +40,7 @@ from fedsilo.comparison.tables import (
     comparison_table,
     csv_text,
     draw_comparison,
+    json_records,
     markdown_table,
     over_seeds,
     rich_table,
@@ -49,11 +49,17 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.common_settings import SERVER, CommonSettings
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.pages.notebook import html_of_lines
 from fedsilo.pictures.picture_files import write_picture
 from fedsilo.runs.finished_run import FinishedRun, same_split
+from fedsilo.server_app.records.partial_means import (
+    Summary,
+    describe_hidden,
+    describe_partial_means,
+    find_hidden,
+)
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Summary]]
@@ -101,6 +107,19 @@ class Comparison:
         text = f"{markdown_table(lines)}\n{self.budgets.title()}\n\n"
         text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
+
+    def document(self) -> dict[str, Any]:
+        """Return results over seeds, budgets, tests and remarks as plain values for JSON."""
+        tests: list[dict[str, Any]] = []
+        for test in self.tested:
+            tests += test.records()
+        return {
+            "split": self.split,
+            "results": json_records(over_seeds(self.results)),
+            "budgets": json_records(self.budgets.frame()),
+            "tests": json_records(pd.DataFrame(tests)),
+            "notes": list(self.notes),
+        }
 
     def latex(self, median: bool = False) -> str:
         """Build the tables of results and tests as LaTeX; see ``latex_text`` for its errors."""
@@ -172,8 +191,11 @@ def compare_runs(
     tests: str | None,
     paired: bool,
     budgets: Budgets,
+    no_floor: bool = False,
 ) -> Comparison:
     """Compare finished runs: collect their metrics, test differences, and add remarks.
+
+    The metrics are those that a report may show, so both have the same means.
 
     Args:
         jobs: the runs, which have ended.
@@ -182,21 +204,28 @@ def compare_runs(
         tests: names and patterns of metrics to test for differences; None for no tests.
         paired: whether to test the differences seed by seed.
         budgets: the budget of each experiment, with the costs of its runs.
+        no_floor: whether to compare all metrics, also those that no page may show.
 
     Raises:
         SettingError: no site has samples in the split, a name matches no metric, or paired tests
             lack a seed.
     """
-    runs = [job.directory for job in jobs]
+    whole = [job.directory for job in jobs]
+    runs: Sequence[FinishedRun] = whole
+    if not no_floor:
+        runs = [run.shown() for run in whole]
     summaries = summaries_by_seed([job.experiment for job in jobs], runs, split)
     every: list[Summary] = []
     for by_seed in summaries.values():
         every += by_seed.values()
     if not any(summary["mean"] for summary in every):
-        raise _nothing_to_compare(split)
-    results = _results(jobs, summaries, split, metrics)
-    remarks = describe_partial_means(every, list(results["metric"].unique()))
+        too_few = any(run.last_metrics(split) for run in whole)
+        raise _nothing_to_compare(split, too_few=too_few)
+    results = _results(jobs, runs, summaries, split, metrics)
+    compared = list(results["metric"].unique())
+    remarks = describe_partial_means(every, compared)
     remarks += _left_out(runs, split)
+    remarks += _explain_hidden(runs, split, compared)
     tested = []
     if tests:
         for metric in chosen_metrics(tests, every, "--tests"):
@@ -220,12 +249,38 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
     return all(answers)
 
 
-def _nothing_to_compare(split: str) -> SettingError:
-    """Build the error for runs whose sites have no samples in ``split``."""
+def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
+    """Build the error that no metric of ``split`` can be compared.
+
+    ``too_few`` tells that there are samples, but too few to show a metric of them.
+    """
+    if too_few:
+        return SettingError(
+            f"each site has fewer {split} samples than 'privacy.sums-min-count', so no metric may "
+            "be shown: give --no-floor if you may see them"
+        )
     return SettingError(
         f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', or "
         "use 'fedsilo tune'"
     )
+
+
+def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
+    """Build a sentence for each group of ``metrics`` that some run hides at the same sites.
+
+    The list is empty if ``runs`` are not views from ``shown``, or hide nothing.
+    """
+    sites_of: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run.whole:
+            every, shown = run.whole.last_metrics(split), run.last_metrics(split)
+            for metric, sites in find_hidden(every, shown, metrics).items():
+                sites_of.setdefault(metric, {}).update(dict.fromkeys(sites))
+    if not sites_of:
+        return []
+    hidden = {metric: list(sites) for metric, sites in sites_of.items()}
+    sentences = describe_hidden(hidden, runs[0].settings.common)
+    return [*sentences, "to compare all values, if you may see them: --no-floor"]
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
@@ -246,13 +301,17 @@ def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
 
 
 def _results(
-    jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
+    jobs: Sequence[Job],
+    runs: Sequence[FinishedRun],
+    summaries: Summaries,
+    split: str,
+    wanted: str | None,
 ) -> pd.DataFrame:
     """Collect the tidy results of each experiment, then the results of a constant baseline.
 
-    The baseline always predicts class 1. It is added once per data set; if the seeds have different
-    splits, once per seed. ``wanted`` has names and patterns of metrics, None for the data set's
-    headline metrics.
+    ``runs`` has the run of each job. The baseline always predicts class 1. It is added once per
+    data set; if the seeds have different splits, once per seed. ``wanted`` has names and patterns
+    of metrics, None for the data set's headline metrics.
     """
     metrics = None
     if wanted:
@@ -260,29 +319,39 @@ def _results(
         metrics = chosen_metrics(wanted, list(every), "--metrics")
     frames = []
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
+    by_experiment: dict[str, list[FinishedRun]] = {}
+    for job, run in zip(jobs, runs, strict=True):
+        by_experiment.setdefault(job.experiment, []).append(run)
     last_runs: dict[str, list[FinishedRun]] = {}  # data set -> runs of its last experiment
-    for name, runs in runs_of(jobs).items():
+    for name, of_experiment in by_experiment.items():
         data = data_sets[name]
-        last_runs[data] = runs
+        last_runs[data] = of_experiment
         shown = metrics or data_set(data).headline
         frames.append(experiment_results(name, summaries[name], shown))
-    for runs in last_runs.values():
-        cuts = runs
-        if same_split(runs) is not False:
-            cuts = runs[:1]  # the same samples would give the same numbers for each seed
+    for on_data in last_runs.values():
+        cuts = on_data
+        if same_split(on_data) is not False:
+            cuts = on_data[:1]  # the same samples would give the same numbers for each seed
         for seed, run in enumerate(cuts):
             frames.append(constant_results(run.silos, split, metrics, seed))
     return pd.concat(frames, ignore_index=True)
 
 
-def refuse_without(split: str, jobs: Sequence[Job]) -> None:
+def refuse_without(split: str, jobs: Sequence[Job], no_floor: bool = False) -> None:
     """Check before any run that some site has samples in ``split``, ``test`` or ``val``.
 
     If the data are not on this machine, the check passes, because finished runs can be shown.
 
+    Args:
+        split: the split to compare.
+        jobs: the planned runs.
+        no_floor: whether to compare all metrics. If False, some site must have as many samples as
+            'privacy.sums-min-count', since nothing is shown of fewer.
+
     Raises:
-        SettingError: no site of any job has samples in the split.
+        SettingError: no site of any job has (enough) samples in the split.
     """
+    has_samples = False
     for job in jobs:
         common = job.settings.common
         try:
@@ -290,9 +359,11 @@ def refuse_without(split: str, jobs: Sequence[Job]) -> None:
         except DataError:
             return
         # One job with samples is enough, because other jobs only lack columns
-        if any(len(silo.splits()[split]) for silo in silos):
+        most = max(len(silo.splits()[split]) for silo in silos)
+        if most >= common.sums_min_count or (most and (no_floor or common.trust != SERVER)):
             return
-    raise _nothing_to_compare(split)
+        has_samples |= most > 0
+    raise _nothing_to_compare(split, too_few=has_samples)
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:

@@ -21,14 +21,10 @@ from fedsilo.comparison.tables import tidy
 from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.metric_names import OVERALL, read_metric
 from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.server_app.records.partial_means import SiteMetrics, Summary, sites_without
 from fedsilo.server_app.records.summary import by_distribution, means
 
-Summary = Mapping[str, Any]
-SiteMetrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
-
 CONSTANT = "always positive (class 1)"
-ALL_SITES = "over sites"  # the text for a mean that leaves out no site
-_NAMED = 5  # largest number of sites that a sentence names
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
@@ -118,7 +114,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
         if split == "test":
             summary["published"] = run.paper.numbers
         # Readers would take a mean over some hospitals for one over all, so record its gaps
-        summary["lacking"] = _sites_without(shared, list(run.silos))
+        summary["lacking"] = sites_without(shared, list(run.silos))
         summary["site_count"] = len(run.silos)
         if shared != own:
             groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
@@ -132,63 +128,6 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
             summary["distributions"] = by_distribution(rows, groups)
         summaries.append(summary)
     return summaries
-
-
-def _sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
-    """Return metric -> the sites that lack it, for metrics that some of ``sites`` have.
-
-    Metrics of all sites are left out.
-    """
-    known: dict[str, None] = {}
-    for site in sites:  # not 'all', the only row of a run at trust 'sums'
-        known |= dict.fromkeys(metrics.get(site, {}))
-    lacking: dict[str, list[str]] = {}
-    for metric in known:
-        without = [site for site in sites if metric not in metrics.get(site, {})]
-        if without:
-            lacking[metric] = without
-    return lacking
-
-
-def over_sites(summaries: Iterable[Summary], metric: str) -> str:
-    """Describe in a phrase the sites that a mean is over.
-
-    Examples are "over sites" and "over 3 of 4 sites, without va". A site is left out if any of
-    ``summaries`` lacks ``metric`` there; they are from ``shared_summaries`` and on one data set.
-    More than five left-out sites are counted, but not named.
-    """
-    without: dict[str, None] = {}
-    most_sites = 0
-    for summary in summaries:
-        without |= dict.fromkeys(summary["lacking"].get(metric, ()))
-        most_sites = max(most_sites, summary["site_count"])
-    if not without:
-        return ALL_SITES
-    text = f"over {most_sites - len(without)} of {most_sites} sites"
-    if len(without) <= _NAMED:
-        text += f", without {', '.join(without)}"
-    return text
-
-
-def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
-    """Build a sentence for each group of metrics whose means leave out the same sites.
-
-    A reader would otherwise take the row 'all' for the mean over all hospitals. ``summaries`` are
-    from ``shared_summaries``; each data set has its own sentences. The list is empty if all means
-    are over all sites.
-    """
-    by_data: dict[str, list[Summary]] = {}
-    for summary in summaries:
-        by_data.setdefault(str(summary["dataset"]), []).append(summary)
-    sentences: dict[str, None] = {}
-    for on_data in by_data.values():
-        metrics_of: dict[str, list[str]] = {}
-        for metric in metrics:
-            metrics_of.setdefault(over_sites(on_data, metric), []).append(metric)
-        for text, partial in metrics_of.items():
-            if text != ALL_SITES:
-                sentences[f"'all' of {', '.join(partial)} is the mean {text}"] = None
-    return list(sentences)
 
 
 def summaries_by_seed(
@@ -317,7 +256,8 @@ def constant_results(
     """Build the tidy results of a baseline that always predicts the second of two classes.
 
     Its accuracy is the share of that class. Its balanced accuracy and AUC are 0.5 at sites with
-    both classes. Without sites with two classes, the table is empty.
+    both classes. Sites with a hidden count are left out. Without sites with two classes, the table
+    is empty.
 
     Args:
         silos: the content of ``silos.json``.
@@ -329,7 +269,8 @@ def constant_results(
     for site, facts in silos.items():
         counts = facts["label_counts"].get(split, [])
         # Label counts are [class 0, class 1]; always predicting 1 is right for the second
-        if len(counts) == 2 and sum(counts):
+        # A count that may not be shown is None
+        if len(counts) == 2 and None not in counts and sum(counts):
             scores[site] = {"accuracy": counts[1] / sum(counts)}
             if all(counts):
                 scores[site] |= {"balanced-accuracy": 0.5, "auc": 0.5}

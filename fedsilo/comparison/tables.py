@@ -7,6 +7,7 @@ tables for the terminal, Markdown, CSV and the picture from them.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from fedsilo.core.drawing.palette import colours
 from fedsilo.core.one_line import format_count, markdown_cell
 from fedsilo.pictures.learning_curves import CURVES
 from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.server_app.records.summary import NONE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -178,7 +180,7 @@ def group_lines(
     titles: Mapping[str, str],
     published: Mapping[str, str],
     cell: Callable[[Any], str],
-    missing: str = "",
+    missing: str = NONE,
 ) -> list[list[str]]:
     """Format spreads as rows of cells: the metrics' titles, then a row per experiment and group.
 
@@ -279,6 +281,12 @@ def csv_text(frame: pd.DataFrame) -> str:
         texts[name] = cells
     titles = [name.replace("_", " ") for name in frame.columns]
     return texts.to_csv(index=False, header=titles, lineterminator="\n")
+
+
+def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Convert a table to a record per row for JSON; a missing value is None."""
+    records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return records
 
 
 _LEGEND_COLUMNS = 3

@@ -275,10 +275,10 @@ def _trials(
 
 
 def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
-    """Check that every run that did not fail has the deciding metric on validation samples.
+    """Check that all successful runs measured ``metric`` on validation samples.
 
     Raises:
-        SettingError: some runs lack it. The message counts them.
+        SettingError: some did not. The message says how many.
     """
     means = _validation_means(summaries)
     lacking = sum(metric not in values for values in means)

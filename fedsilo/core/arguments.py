@@ -93,7 +93,7 @@ def several(argument: Any) -> list[Any]:
     """Convert an argument to a list of its items.
 
     A single string or path, or an object that is not iterable, becomes the only item of the list.
-    None gives an empty list.
+    None gives an empty list, and a mapping gives its keys.
     """
     if argument is None:
         return []
@@ -129,6 +129,9 @@ def texts_of(settings: Settings | None) -> tuple[str, ...]:
 
     The values of a mapping become JSON. The strings of a sequence are returned unchanged, without a
     check for a '='.
+
+    A single string counts as a sequence of one. If several entries are wrong, the error names the
+    last one.
 
     Raises:
         SettingError: an entry of a sequence is not a string, or JSON cannot represent a value of a
@@ -173,14 +176,17 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Check that a new file or folder can be written, and make its parent folder if needed.
+    """Check that a new file or folder can be written. Missing parent folders are made.
+
+    Nothing is written at ``target`` itself.
 
     Args:
         target: the path to write.
         instead: the option that chooses another target, for the error.
 
     Raises:
-        SettingError: the target exists, or its parent cannot be made or is not writable.
+        SettingError: the target exists (a folder too), or its parent cannot be made or is not
+            writable.
     """
     if target.exists():
         raise SettingError(f"{target} already exists: remove it, or give {instead}")

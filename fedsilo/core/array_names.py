@@ -39,6 +39,8 @@ def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     The names must not have a kind. A name without a '/' is the name of a site, and its array gets
     an empty name.
 
+    The arrays of a site keep their given order.
+
     Returns:
         Site -> name of the array -> array, sorted by site.
     """
@@ -55,7 +57,7 @@ def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, 
     Args:
         site: the site whose own arrays are left out.
         arrays: arrays by their full names, ``<kind>/<site>/<array>``.
-        kinds: the kinds to select, each with its final '/'.
+        kinds: the kinds to select, each with its final '/'. Without any, no array is selected.
 
     Returns:
         Full name -> array, in the order of ``arrays``.

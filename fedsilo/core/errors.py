@@ -177,8 +177,10 @@ def error_line(error: FedsiloError) -> str:
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown setting, which suggests the most similar known keys.
 
-    If ``key`` has a group that no known key has, the error also lists all groups. Otherwise, if no
-    known key is similar, it lists all known keys.
+    The caller raises it. Keys that end with ``.<key>`` are suggested first, all of them, because
+    the group may just be missing. Otherwise the one most similar key is suggested. If ``key`` has a
+    group that no known key has, the error also lists all groups. Otherwise, if no known key is
+    similar, it lists the first 30 known keys.
     """
     names, key = sorted(known), one_line(key, _QUOTED)
     # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
@@ -200,8 +202,8 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name, which suggests the most similar known name.
 
-    If no known name is similar, the error lists all known names. If there are more than 30
-    experiments or methods, it names the command that lists them instead.
+    The caller raises it. If no known name is similar, the error lists the first 30 known names. If
+    there are more than 30 experiments or methods, it names the command that lists them instead.
 
     Args:
         what: the kind of thing that has the name, such as 'method'.
@@ -242,7 +244,12 @@ def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
 def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
     """Turn an ImportError in the block into a SettingError that names the extra to install.
 
-    The arguments are passed to ``missing_extra``, which builds the error's text.
+    Any ImportError counts, whichever module is missing. Other errors pass through.
+
+    Args:
+        what: the feature, as the subject of the error's sentence.
+        extra: the name of the extra in pyproject.toml.
+        otherwise: an alternative, as an imperative such as "leave it out"; empty for none.
     """
     try:
         yield

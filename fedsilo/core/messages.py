@@ -102,7 +102,7 @@ class Instruction:
     def to_config(self) -> dict[str, Value]:
         """Convert the instruction to ConfigRecord entries, with '-' in place of '_' in keys.
 
-        Each note becomes one entry with the key ``note.<name>``.
+        Each note becomes one entry with the key ``note.<name>``, whose name is not changed.
         """
         config = {name.replace("_", "-"): value for name, value in vars(self).items()}
         del config["notes"]
@@ -113,6 +113,8 @@ class Instruction:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
         """Build the instruction from the entries of a ConfigRecord. Unknown keys are ignored.
+
+        Each entry ``note.<name>`` becomes a note. Notes are not checked here.
 
         Args:
             config: the keys and values.
@@ -168,9 +170,12 @@ def measurement(model: str, split: str, metric: str) -> str:
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
-    Every key with at least two dots counts as a measurement, even if ``metric_names`` does not know
-    it, because a hospital uses this function to decide which metrics it withholds. The metric is
-    the text after the second dot.
+    Every key with at least two dots, and text after the second, counts as a measurement, even if
+    ``metric_names`` does not know it, because a hospital uses this function to decide which metrics
+    it withholds. Other keys are skipped. The metric is the text after the second dot.
+
+    Raises:
+        ValueError: the value of a measurement is not a number.
     """
     for key in sorted(metrics):
         model, _, rest = key.partition(".")
@@ -205,11 +210,11 @@ class Notes:
     def from_values(cls, values: Mapping[str, Value]) -> Self:
         """Build the notes from ``Instruction.notes``. A missing note takes its default.
 
-        Values without a field are ignored.
+        Values without a field are ignored. The types of numbers, strings and bools are not checked.
 
         Raises:
-            SiteError: a note without a default is missing, or a note cannot be read. Server and
-                site then run different versions.
+            SiteError: a note without a default is missing, or a note that is stored as JSON cannot
+                be read. Server and site then run different versions.
         """
         notes: dict[str, Any] = {}
         try:

@@ -195,6 +195,9 @@ def title_of(name: str) -> str:
 
     A plugin's title is the ``title`` in its own settings class. Without one, it is the name of the
     plugin's server class.
+
+    Raises:
+        SettingError: no method has that name, or its plugin cannot be imported.
     """
     settings = settings_class(name)
     if name in METHODS:
@@ -224,7 +227,7 @@ def about(name: str) -> str:
 def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot be private per patient; None if it can.
 
-    The reason is a predicate whose subject is the method. A plugin with its own site class counts
+    The reason follows the method's name, as in "sends ...". A plugin with its own site class counts
     as private only if that class sets ``bounded_per_patient``. A plugin without one has the answer
     of the built-in method that it extends.
     """
@@ -245,8 +248,8 @@ def why_not_private(name: str) -> str | None:
 def needs_sums_only(name: str) -> bool:
     """Return whether a method's server needs only sums over sites, so secure aggregation suits it.
 
-    A plugin whose settings class does not set ``sums_suffice`` has the value of the method that it
-    extends.
+    A plugin whose settings class (or a parent class of it) does not set ``sums_suffice`` has the
+    value of the method that it extends.
     """
     settings = settings_class(name)
     if name in METHODS:
@@ -279,7 +282,8 @@ def settings_class(name: str) -> type[OwnSettings]:
 def known_defaults() -> dict[str, Value]:
     """Return key -> default for all common settings and all built-in methods' own settings.
 
-    A test compares the run config in pyproject.toml with these defaults.
+    The settings of plugins are not among them. A test compares the run config in pyproject.toml
+    with these defaults.
     """
     known = defaults(CommonSettings)
     for method in METHODS:
@@ -304,7 +308,8 @@ def site_class(name: str) -> type[Any]:
     gets the class of the built-in method that it extends.
 
     Raises:
-        SettingError: see ``server_class``.
+        SettingError: no method has that name, the method's class does not exist, or the class lacks
+            a function that every site's side must have.
     """
     return _class_of_side(name, "site")
 
@@ -313,7 +318,8 @@ def _class_of_side(name: str, side: str) -> type[Any]:
     """Return the class of a method, built-in or a plugin's, for ``side``: "server" or "site".
 
     Raises:
-        SettingError: no such method exists, or its class cannot be used (see ``server_class``).
+        SettingError: no such method exists, its class does not exist, or the class leaves an
+            abstract function undefined.
     """
     if name not in METHODS:
         if side == "site":
@@ -354,10 +360,13 @@ def _import_class(place: str, named_by: str) -> type[Any]:
 
 
 def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
-    """Execute the plugin files in the setting 'plugin'.
+    """Execute the plugin files in the setting 'plugin', and register them as modules.
+
+    A file that was executed before and has not changed is not executed again.
 
     Args:
-        named: the setting's value. Entries that are names of modules are ignored.
+        named: the setting's value: files FILE.py and names of modules, separated by commas. Modules
+            are ignored.
         pins: module -> the SHA-256 that its file must have. A module without an entry may have any.
 
     Raises:
@@ -390,6 +399,9 @@ def _plugin_class(name: str, room: str, suffix: str) -> Any:
         name: the plugin, as the setting 'method' names it.
         room: "models" for the settings class, "client_app" for the site class.
         suffix: the part of the class's name after the name of the server class.
+
+    Raises:
+        SettingError: the plugin does not exist or does not import, or its class is not usable.
     """
     server = plugin_server(name, METHODS)
     part = plugin_part(server, room, suffix)

@@ -98,8 +98,8 @@ class Measurement:
 def best_direction(name: str) -> int:
     """Return 1 if a higher value of a metric is better, -1 if a lower one is, otherwise 0.
 
-    Neither holds for entropy, because a model may be certain and wrong, and for metrics that
-    fedsilo does not know.
+    The result is 0 for entropy, because a model may be certain and wrong, and for metrics that
+    fedsilo does not know. Prefixes such as ``trained-`` and a site after ``-from-`` do not matter.
     """
     word = _plain_word(name)
     if word in _BETTER_HIGH:
@@ -132,7 +132,9 @@ def _plain_word(name: str) -> str:
 
 
 def read_metric(name: str) -> Metric | None:
-    """Parse a metric's name, such as ``accuracy`` or ``class.0.right``.
+    """Parse a metric's name, such as ``accuracy``, ``class.0.right`` or ``auc-from-north``.
+
+    A word that fedsilo does not know is accepted, because plugins may have metrics of their own.
 
     Returns:
         The parts of the name, or None if the grammar does not allow the name.
@@ -153,7 +155,7 @@ def _read_member(family: str, rest: str) -> Metric | None:
 
     In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right", which is a place and a
     part. The result is None if the family does not have that part, or if the place is not a site's
-    name (routing), a whole number of up to six digits (class) or a bin number below ``BINS``.
+    name (routing), a whole number of up to six digits (class) or a bin number from 0 to 9.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -173,6 +175,8 @@ def _read_member(family: str, rest: str) -> Metric | None:
 def read_measurement(key: str) -> Measurement | None:
     """Parse a measurement's key, ``<model>.<split>.<metric>``.
 
+    The model must be the received or the trained one, and the split train, val or test.
+
     Returns:
         The parts of the key, or None if the grammar does not allow the key.
     """
@@ -187,7 +191,8 @@ def read_measurement(key: str) -> Measurement | None:
 def is_metric_key(key: str) -> bool:
     """Return whether a reply may have a metric with this key.
 
-    A key is a single word, ``unrepeatable.<operation>`` or a measurement.
+    It may be a single word of up to 64 letters, digits, '_' and '-', ``unrepeatable.<operation>``,
+    or a measurement ``<model>.<split>.<metric>``.
     """
     if _WORD.fullmatch(key):
         return True
@@ -211,10 +216,10 @@ class BinCounts:
 def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
     """Collect the bins of one family: bin number (from 0) -> content, in rising order.
 
-    A bin that lacks its count, right or mean is left out.
+    A bin that lacks its count, right or mean is left out, so the result may be empty.
 
     Args:
-        values: metric -> value, for one site and split.
+        values: metric -> value, for one site and split, with keys such as ``<family>.0.count``.
         family: one of BIN_FAMILIES.
     """
     bins: dict[int, BinCounts] = {}

@@ -26,9 +26,12 @@ _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))"
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:
-    """Convert ``text`` to one printable line of at most ``longest`` characters.
+    """Convert ``text`` by ``str`` to one printable line of at most ``longest`` characters.
 
     A longer line is cut at its end, and its last character is then '…'.
+
+    Only the first ``4 * longest`` characters are read, so a text with much white space may end
+    earlier, without '…'.
     """
     # The text is cut before it is cleaned, because a site may send megabytes
     words = printable(_convert_to_text(text)[: 4 * longest])
@@ -40,8 +43,10 @@ def one_line(text: object, longest: int = LONGEST) -> str:
 def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
     """Convert ``text`` to one printable line of at most ``longest`` characters.
 
-    The middle of a longer line is replaced by '…'. The last ``end`` characters always stay, because
-    the end of an error names the remedy.
+    The middle of a longer line is replaced by ' … '. The last ``end`` characters always stay,
+    because the end of an error names the remedy.
+
+    Whether ``longest`` is at least ``end + 3`` is not checked.
     """
     words = printable(_convert_to_text(text))
     if len(words) <= longest:
@@ -84,7 +89,8 @@ def quote_value(value: object, longest: int = 100) -> str:
 def join_names(names: Iterable[object], most: int = 30) -> str:
     """Join the first ``most`` names with commas. If there are more, add "and N more".
 
-    A name is cut after 80 characters.
+    A name is made one printable line, and is cut after 80 characters. Without names, the result is
+    empty.
     """
     all_names = list(names)
     joined = ", ".join(one_line(name, _NAME) for name in all_names[:most])
@@ -116,7 +122,9 @@ def reason_of(error: BaseException) -> str:
 def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
     """Convert a value to a string by ``written``, or name its type if that fails.
 
-    It fails for numbers of too many digits, and for lists that are nested too deeply.
+    ``written`` fails by a ValueError or RecursionError for numbers of too many digits, and for
+    lists that are nested too deeply. The result is then "a list that is too large to show", for
+    example.
     """
     try:
         return written(value)
@@ -130,6 +138,8 @@ def terminal_text(text: str) -> str:
 
     Line ends and tabs stay. Every other unprintable character becomes a replacement character
     (U+FFFD), including 8-bit control characters and those that change the direction of writing.
+
+    The length does not change.
     """
     if text.isprintable():
         return text
@@ -149,10 +159,12 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """Escape a text so that a cell of a Markdown table shows it unchanged on one line.
+    """Escape a text so that a cell of a Markdown table shows it as it is, on one line.
 
-    Some signs that ``markdown_text`` escapes are not markup in a cell, so they stay: signs such as
+    A backslash goes before each sign of Markdown or HTML. Signs that are not markup in a cell stay:
     '#' at the start, intervals such as [0, 1], and a star between spaces.
+
+    Several blanks or line ends in a row become one blank.
     """
     line = " ".join(terminal_text(text).split())
     # Every second part is a match of _NO_MARKUP, which stays unchanged
@@ -165,6 +177,8 @@ def markdown_code(text: object) -> Markdown:
     """Format a text as a Markdown code span on one line. Backticks become apostrophes.
 
     An empty text gives an empty string without a code span.
+
+    Several blanks or line ends in a row become one blank.
     """
     line = " ".join(terminal_text(str(text)).split())
     if not line:

@@ -72,8 +72,8 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
 
     Raises:
         SettingError: the class does not extend the room's base class, lacks a function, or has a
-            field that was not declared by ``setting``. Or the class is missing, but
-            ``_refuse_unused`` finds one with a wrong name.
+            field that was not declared by ``setting``. Or the class is missing, but the module has
+            such a class under a name that fits none of its server classes.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -113,7 +113,8 @@ def refuse_lacking(part: type, where: str) -> None:
 def _classes_in(module: ModuleType, base: type) -> list[type]:
     """Return the subclasses of ``base`` that are declared in a module or its submodules.
 
-    Classes that the module only imports from elsewhere are left out.
+    Classes that the module only imports from elsewhere are left out, and so is ``base`` itself,
+    unless the module declares it. A class with two names occurs twice.
     """
     own = []
     for part in vars(module).values():

@@ -55,7 +55,7 @@ def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {
     changed.
 
     Args:
-        named: the setting's value.
+        named: the setting's value: files FILE.py and names of modules, separated by commas.
         taken: module names that no file may have.
         pins: module -> the SHA-256 that its file must have. Files of modules without a pin are not
             compared. The compared bytes are the executed ones.
@@ -86,10 +86,20 @@ def read_plugin(path: Path) -> bytes:
 
 
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
-    """Execute one plugin file and register it in ``sys.modules``; see ``load_plugins``.
+    """Execute one plugin file, and register it in ``sys.modules`` under its name without '.py'.
 
     The pin is compared first. If the same file with the same bytes is already loaded, nothing is
-    executed. A changed file is executed again and replaces its module.
+    executed. A changed file is executed again and replaces its module. If its execution fails, no
+    module of that name is registered.
+
+    Args:
+        path: the file FILE.py, as an absolute path.
+        taken: module names that the file may not have.
+        pins: module -> the SHA-256 that its file must have. A module without a pin may have any.
+
+    Raises:
+        SettingError: the file cannot be read or executed, or does not match its pin; or its name is
+            taken or not a Python identifier.
     """
     name = path.stem
     content = read_plugin(path)
@@ -119,9 +129,9 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Return whether Python has a module called ``name`` from any other source than ``path``.
+    """Return whether Python has a module called ``name`` from any source but ``path``.
 
-    A loaded module without a spec, such as ``__main__``, counts too.
+    The module need not be loaded. A loaded module without a spec, such as ``__main__``, counts too.
     """
     try:
         spec = find_spec(name)
@@ -139,7 +149,8 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
         ours: fedsilo's own names, which no package may take.
 
     Returns:
-        Name of the plugin -> ``module:object``.
+        Name of the plugin -> ``module:object``, or only the module for a method. It is empty if no
+        package offers any. Nothing is imported.
 
     Raises:
         SettingError: a package offers a name in ``ours``, or two packages offer different plugins
@@ -199,7 +210,9 @@ def plugin_name(key: str, name: str) -> str:
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
-    Whether they exist is not checked.
+    A name is ``module:object``, or a name that an installed package offers by an entry point. For
+    'method' it may also be a module: a dotted name, or one loaded from a file of 'plugin'; the
+    object is then empty. Whether the module and object exist is not checked.
 
     Args:
         key: the setting, such as 'method'.
@@ -228,7 +241,13 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
 def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
     """Import and return the plugin that a setting names. A method may be a whole module.
 
-    The arguments are those of ``locate_plugin``.
+    The kind of the object is not checked.
+
+    Args:
+        key: the setting, such as 'method'.
+        name: the plugin: ``module:object``, a name that an installed package offers, or a method's
+            module.
+        ours: fedsilo's own names, which no package may offer, and which the error lists.
 
     Raises:
         SettingError: no plugin has that name, or its module does not import or lacks the object.
@@ -246,7 +265,11 @@ def resolve_plugin(key: str, name: str, ours: Collection[str]) -> Any:
 
 
 def _import_module(module: str, plugin: str) -> ModuleType:
-    """Import a module of foreign code. ``plugin`` names the plugin in the error.
+    """Import a module of foreign code, which executes it unless it is imported already.
+
+    Args:
+        module: the module's full name.
+        plugin: the plugin's kind and name, which begin the error.
 
     Raises:
         SettingError: importing the module raises any exception, including SystemExit.
@@ -276,7 +299,7 @@ def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -
 
     Args:
         values: the run config, which must have 'plugin-settings'.
-        common: the keys of the common settings.
+        common: the keys of the common settings, which 'plugin-settings' may not have.
 
     Raises:
         SettingError: the value is not a JSON object, or has settings other than a method's own.
@@ -295,7 +318,7 @@ def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -
 
 
 def _parse_carried(text: str) -> dict[str, Value]:
-    """Parse the JSON in 'plugin-settings' into key -> value.
+    """Parse the JSON in 'plugin-settings' into key -> value. Keys are not checked.
 
     Raises:
         SettingError: the text is not a JSON object whose values are numbers, strings and bools.
@@ -314,10 +337,10 @@ def _parse_carried(text: str) -> dict[str, Value]:
 
 
 def import_plugin(module: str) -> None:
-    """Import a plugin's top-level module.
+    """Import ``module``, a plugin's top-level module, and so run its code.
 
     Raises:
-        SettingError: the module does not import.
+        SettingError: the import fails with any exception, including SystemExit.
     """
     _import_module(module, f"plugin '{module}'")
 
@@ -325,7 +348,7 @@ def import_plugin(module: str) -> None:
 def is_offered(module: str) -> bool:
     """Return whether an installed package offers a plugin in this top-level module.
 
-    It does if it has an entry point in one of fedsilo's groups.
+    A package offers one by an entry point in one of fedsilo's groups. The module is not imported.
     """
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
@@ -356,6 +379,8 @@ def without_working_folder() -> Iterator[None]:
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
     """Compute the digests of the code behind plugins: top-level module -> SHA-256, sorted.
 
+    The digest of a package covers its Python files and its text files.
+
     Each module is imported first, except files of 'plugin', which have been executed already.
 
     Raises:
@@ -366,7 +391,7 @@ def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
 
 
 def file_digests(entries: Iterable[str]) -> dict[str, str]:
-    """Return module -> SHA-256 for each file among the entries of 'plugin'.
+    """Return module -> SHA-256 for each file FILE.py among the entries of 'plugin'.
 
     ``load_plugins`` must have executed the files. Their digests are those of the executed bytes.
     """
@@ -382,7 +407,8 @@ def digests_text(digests: Mapping[str, str]) -> str:
 def stated_digests(text: str) -> dict[str, str]:
     """Parse the setting 'plugin-digests', "module=digest, module=digest", into module -> SHA-256.
 
-    An empty text gives an empty mapping.
+    An empty text gives an empty mapping. The text is not checked: an entry without '=' gets an
+    empty digest.
     """
     digests = {}
     for part in text.split(", "):
@@ -414,7 +440,7 @@ def other_version(modules: Iterable[str]) -> SettingError:
 
 
 def _import_and_digest(module: str) -> str:
-    """Import a module and return its SHA-256.
+    """Import a module and return its SHA-256. A file of 'plugin' is not imported again.
 
     Raises:
         SettingError: the module does not import, or was not made from a file.
@@ -430,9 +456,11 @@ def _import_and_digest(module: str) -> str:
 def module_digest(module: str) -> str:
     """Compute the SHA-256 of a top-level module's code without importing the module.
 
+    For a file of 'plugin', it is the digest of the bytes that were executed.
+
     Returns:
-        The digest of the module's file, or of its package (see ``_package_digest``). It is an empty
-        string if the module does not exist or was not made from a file.
+        The digest of the module's file, or of all Python and text files of its package. It is an
+        empty string if the module does not exist or was not made from a file.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -454,8 +482,8 @@ def module_digest(module: str) -> str:
 def _package_digest(folders: Iterable[str]) -> str:
     """Compute one SHA-256 over all text files in a package's folders.
 
-    It covers the relative path and the content of each file whose ending is in ``_COMPARED``, in
-    sorted order.
+    It covers the relative path and the content of each Python, TOML, Markdown, YAML and JSON file
+    (``_COMPARED``), in sorted order.
     """
     total = hashlib.sha256()
     for folder in folders:

@@ -26,7 +26,7 @@ _UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 def tool(name: str) -> str:
-    """Return the path of a command, next to this Python's executable or else on the PATH.
+    """Return the path of a command, from this Python's folder or else from the PATH.
 
     Raises:
         ProcessError: the command is in neither place.
@@ -68,9 +68,12 @@ def app_folder() -> Path:
 def end_trees(roots: Iterable[psutil.Process]) -> None:
     """End processes and all their descendants: first by SIGTERM, after 10 seconds by SIGKILL.
 
-    The function returns when all have ended, or 5 seconds after SIGKILL. Descendants are found
-    through their parents, because a signal to the process group would miss them: Flower and Ray
-    start their children in new sessions.
+    The function returns when all have ended, or 5 seconds after SIGKILL; whether they have ended is
+    not reported. Descendants are found through their parents, because a signal to the process group
+    would miss them: Flower and Ray start their children in new sessions.
+
+    Raises:
+        psutil.AccessDenied: a process belongs to another user.
     """
     # A mapping serves as a set that keeps its order
     members: dict[psutil.Process, None] = {}
@@ -93,7 +96,8 @@ def end_run(home: Path) -> None:
 
     A process belongs to the run if its environment variable FLWR_HOME is ``home``, the run's
     folder. This also finds a process whose parent has ended. Up to five passes find processes that
-    start during an earlier pass.
+    start during an earlier pass. Processes of other users, whose environment is hidden, are
+    skipped.
     """
     for _ in range(_PASSES):
         marked = []
@@ -130,7 +134,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 def process_of(pid: int, started: float) -> psutil.Process | None:
-    """Return the running process with this id and start time; None if it has ended.
+    """Return the running process with the id ``pid`` and this start time; None if it has ended.
 
     ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
     because the system reuses ids. A zombie counts as ended.

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def derive_seed(seed: int, *key: int | str) -> int:
-    """Derive a 63-bit seed from ``seed`` and ``key``, the same on every machine and version.
+    """Derive a seed from ``seed`` and ``key``, the same on every machine and version.
+
+    The result is from 0 to 2^63 - 1.
 
     Args:
         seed: the run's seed, or 0 for numbers that no setting changes.
@@ -44,7 +46,8 @@ def seed_generators(
     """Seed torch's global generators by ``(seed, *key)`` inside the block, then restore them.
 
     Dropout and weight initialisation read only the global generators. The CPU's generator is always
-    seeded, those of GPUs only if ``device`` is a CUDA device.
+    seeded and restored. If ``device`` is a CUDA device, the generators of all GPUs are seeded, but
+    only that of ``device`` is restored.
     """
     import torch
 

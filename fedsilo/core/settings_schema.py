@@ -72,13 +72,15 @@ def setting(
 ) -> Any:
     """Declare a dataclass field as a setting, with its default, help text and allowed values.
 
-    The field's type may be a ``Literal`` of the allowed strings.
+    The field's type may be a ``Literal`` of the allowed strings. Infinity and NaN are refused for a
+    float. Values are checked by ``build``, but the default is not.
 
     Args:
         default: the default. A value must be of the default's type, but an int may stand for a
             float.
         help: one line that describes the setting.
-        roles: lists of settings that also contain this one; ``keys_with`` selects by role.
+        roles: lists of settings that also contain this one, such as a role's name or several;
+            ``keys_with`` selects by role.
         wording: describes allowed strings that no ``Literal`` lists.
         is_internal: whether only fedsilo sets the setting, never a user. Lists of settings leave
             out internal ones.
@@ -189,7 +191,8 @@ def groups_of(cls: type) -> dict[str, type]:
 def _read_rules(cls: type) -> Mapping[str, SettingRule]:
     """Return run-config key -> rule for all settings of a class.
 
-    Fields that were not declared by ``setting`` are left out.
+    The keys are in the order of declaration. Fields that were not declared by ``setting`` are left
+    out.
     """
     rules = {}
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -200,10 +203,12 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 
 
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
-    """Build the rule of a setting from its field's metadata and its type ``hint``.
+    """Build the rule of a setting from its field's metadata and ``hint``, the field's type.
 
-    ``allowed`` describes the choices and the wording. Without a wording it describes the pattern,
-    and without any of these the bounds of a number.
+    In the rule, ``allowed`` is text for errors. It describes the choices and the wording. Without a
+    wording it describes the pattern, and without any of these the bounds of a number. ``minimum``
+    and ``maximum`` do not tell whether the bound itself is allowed; without bounds they are
+    infinite.
     """
     said = field.metadata
     choices = _choices_of(hint)
@@ -232,7 +237,13 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 
 
 def _choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the strings in a type's first ``Literal``, also inside a union; empty without one."""
+    """Return the strings in a type's first ``Literal``, also inside a union.
+
+    Without a ``Literal`` the result is empty. Deeper types are not searched.
+
+    Args:
+        hint: the type of a field.
+    """
     if get_origin(hint) is Literal:
         return get_args(hint)
     for part in get_args(hint):
@@ -306,6 +317,8 @@ def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
 
     A setting that the run config lacks is left out. Keys of other classes are ignored, because a
     run config has the common settings and the settings of every method.
+
+    The values are not checked.
     """
     return {key: values[key] for key in _read_rules(cls) if key in values}
 
@@ -345,6 +358,8 @@ def build_from_file(
 ) -> S:
     """Build a settings object from a mapping in a file, and refuse unknown keys.
 
+    A setting that the mapping lacks gets its default. A list or mapping as value is refused.
+
     Args:
         cls: the class of settings.
         content: the mapping.
@@ -366,13 +381,15 @@ def build_from_file(
 
 
 def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
-    """Return a value in the form that pydantic checks, after checks that pydantic does not make.
+    """Return a value as pydantic will check it, after checks that pydantic does not make.
 
-    A bool becomes 'true' or 'false' if the setting's choices include that string.
+    Ranges and patterns are left to pydantic. A bool becomes 'true' or 'false' if the setting's
+    choices include that string.
 
     Raises:
         SettingError: a whole number does not fit into 64 bits, the value of a string setting is not
-            a string, or ``_text_fault`` finds a fault in the string.
+            a string, or the string is not printable, has more than 4096 characters or begins with
+            '~' and the name of an unknown user.
     """
     if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
@@ -390,7 +407,7 @@ def _prepare_value(key: str, value: Value, rule: SettingRule) -> Value:
 
 
 def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> SettingError:
-    """Build the error for a value that is not allowed.
+    """Build the error for a value that is not allowed. The caller raises it.
 
     Args:
         key: the setting.
@@ -421,10 +438,10 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
 
 
 def _text_fault(text: str) -> str | None:
-    """Return the rule that a string breaks, as a predicate; None if a setting may have the string.
+    """Return the rule that a string breaks, or None if a setting may have the string.
 
-    The string must be printable, have at most 4096 characters, and not begin with '~' and the name
-    of an unknown user.
+    The rule follows the setting's name ("must ..."). The string must be printable, have at most
+    4096 characters, and not begin with '~' and the name of an unknown user.
     """
     if len(text) > _LONGEST or not text.isprintable():
         return f"must have at most {_LONGEST} characters, all of which can be printed"

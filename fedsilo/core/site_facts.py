@@ -115,9 +115,13 @@ class SiteFacts:
     def from_config(cls, config: Mapping[str, Any]) -> SiteFacts:
         """Build the facts from the entries of a ConfigRecord.
 
+        Args:
+            config: the entries that ``to_config`` made. "software" and the sums may be missing.
+
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
-                entries are not valid facts, because server and site run different versions.
+                entries are not valid facts, perhaps because server and site run different versions.
+                The caller turns the error into one of the site.
         """
         config = {"software": "{}", **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
@@ -155,7 +159,7 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 
 
 def _find_split_fault(facts: SiteFacts) -> str:
-    """Return the first fault in the counts or splits, as a clause; empty if there is none.
+    """Return the first fault in the counts or splits as a clause, or an empty string.
 
     Label counts must have one number per class, must not be negative, and must include the split
     train unless there are none at all. The measured splits must be known.
@@ -175,6 +179,10 @@ def _find_split_fault(facts: SiteFacts) -> str:
 
 def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
     """Read the sums over a table's training rows from ConfigRecord entries; None if there are none.
+
+    Args:
+        config: the entries "sums-count", "sums-total" and "sums-squares", each a list of numbers.
+        features: the number of features.
 
     Raises:
         ValueError: an array does not have ``features`` finite numbers, or a count or a sum of

@@ -166,7 +166,8 @@ class Survey(Part):
         """Yield a sentence for each part whose classes or features do not match ``about``.
 
         Labels need one count per class, a histogram must have its declared cells, and means and
-        percentiles may have only named features. ``samples`` and ``left_out`` are not checked.
+        percentiles may have only named features. ``samples`` and ``left_out`` are not checked. A
+        part that the site withholds has no problems.
         """
         about = self.about
         for cells in (self.labels or {}).values():
@@ -201,6 +202,9 @@ class Survey(Part):
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
         """Build the answer from the entries of a ConfigRecord.
 
+        Args:
+            config: key -> JSON text for each part that the site did not withhold.
+
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps
                 because server and site run different versions.
@@ -220,7 +224,7 @@ def _refuse_constant(text: str) -> Any:
 def _find_cell_problems(
     part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
 ) -> Iterator[str]:
-    """Yield a sentence for each feature whose counts do not match the cells of its histogram.
+    """Yield a sentence for each feature whose counts do not match the declared number of cells.
 
     A feature that is not declared is such a problem too.
 

@@ -30,17 +30,20 @@ def own_versions() -> dict[str, str]:
 
 @cache
 def installed_version(package: str) -> str:
-    """Return the version of an installed package. It is read once per process.
+    """Return the version of an installed package. It is read once per process and then cached.
 
     Raises:
-        PackageNotFoundError: the package is not installed.
+        PackageNotFoundError: ``importlib.metadata`` does not find the package.
     """
     # Each reading parses the package's whole metadata, and every run and message needs a version
     return version(package)
 
 
 def installed_software() -> dict[str, str]:
-    """Return the versions of fedsilo, Flower and PyTorch on this machine, and the git revision."""
+    """Return the versions of fedsilo, Flower and PyTorch on this machine, and the git revision.
+
+    The keys are "fedsilo", "revision", "flower" and "torch".
+    """
     return {
         "fedsilo": FEDSILO,
         "revision": git_revision(),
@@ -51,10 +54,12 @@ def installed_software() -> dict[str, str]:
 
 @cache
 def git_revision() -> str:
-    """Return the git revision of the checkout that this code runs from, when it was first asked.
+    """Return the git revision of the checkout that this code runs from, as a full hash.
 
     Outside a checkout, the result is $FEDSILO_REVISION, which the container images set. If that is
     not set either, the result is 'unknown'.
+
+    The revision is read once per process.
     """
     folder = Path(__file__).resolve().parent
     try:
@@ -73,7 +78,8 @@ def processor() -> str:
     """Return this machine's processor and the instructions that PyTorch uses on it.
 
     For example "AMD EPYC 7B13 (AVX2)". Other instructions add in another order, so a run's numbers
-    can differ between processors. Outside Linux the name is the architecture, such as "arm64".
+    can differ between processors. Without /proc/cpuinfo, as outside Linux, the name is the
+    architecture, such as "arm64".
     """
     import torch  # commands that only list runs do not need it
 
@@ -94,10 +100,11 @@ def refuse_other_versions(server: Mapping[str, Any]) -> None:
     numbers. A version that the server does not send is accepted.
 
     Args:
-        server: ConfigRecord entries in the form of ``own_versions``.
+        server: the server's versions, as ConfigRecord entries with the keys of ``own_versions``.
+            Other keys are ignored.
 
     Raises:
-        SiteError: a version differs.
+        SiteError: a version differs. If both differ, the error names fedsilo's.
     """
     own = own_versions()
     for what, key, parts in (("fedsilo", _APP, None), ("Flower", _FLOWER, 2)):

@@ -25,7 +25,10 @@ class HospitalCounts:
     counts_noise: float  # 'counts-noise' of the rules, in patients; 0 for the default noise
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for each data set whose counts were sent, or one line if none were."""
+        """Yield a line for each data set whose counts were sent, or one line if none were.
+
+        Each line begins with the site's name. Nothing is charged.
+        """
         kept = kept_counts(self.ledger)
         if not kept:
             yield f"{self.site}: no run has asked for counts yet"

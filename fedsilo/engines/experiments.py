@@ -325,10 +325,11 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
 
 
 def declared_experiment(name: str, sources: RunSources) -> Experiment:
-    """Return the experiment that a command names; ``find_experiment`` says what it may be.
+    """Find the experiment called ``name`` in the simulation file of ``sources``.
 
-    The methods in the plugins of ``sources`` count, so ``mine`` is a method with
-    ``--plugin mine.py``.
+    As in ``find_experiment``, the name may also be a method's; then the method's defaults are the
+    experiment. Methods of the plugins that ``sources`` sets count too: with ``--plugin mine.py``,
+    ``mine`` is a method.
     """
     modules: list[str] = []
     for change in sources.changes:

@@ -48,14 +48,15 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
 
     Args:
         content: the values, as YAML gives them.
-        check: checks the settings; its argument is a mapping by the values' texts, because
-            pydantic's errors call the key 3 of a mapping "item 4".
+        check: checks all settings at once, as a mapping from each value's text to its settings.
+            Texts are the keys because pydantic's errors would call a key 3 "item 4".
 
     Returns:
         Value -> checked settings, in the order of the file; for a list the settings are empty.
 
     Raises:
-        PydanticCustomError: ``content`` is not a list or mapping, is empty, or has one value twice.
+        PydanticCustomError: ``content`` is not a list or mapping, is empty, or has two values with
+            the same text, such as 1 and '1'.
     """
     if isinstance(content, dict):
         values = list(content)

@@ -252,7 +252,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
     if data_set(common.dataset).is_table:
-        steps = _estimate_steps(common)
+        steps = estimate_steps(common)
         if steps < _FEW_STEPS:
             what = format_count(steps, "step")
             return f"starting more processes takes longer than {what} on tables"
@@ -262,7 +262,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     return "the sites have no share of the GPU"
 
 
-def _estimate_steps(common: CommonSettings) -> int:
+def estimate_steps(common: CommonSettings) -> int:
     """Estimate the optimiser steps of all sites in all rounds.
 
     Every site is assumed to have as many training samples as the first one. The estimate is 0 if

@@ -262,7 +262,7 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 
 
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
-    """Check that a run's images in ``split``, and its classes, are those of the first run.
+    """Check that a run has the same images in ``split``, and the same classes, as the first run.
 
     Raises:
         SettingError: the fingerprints of the split or the class names differ.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsilo.core.drawing.palette import BLUE, ORANGE
 from fedsilo.core.drawing.panels import annotated_heat_map, literal
+from fedsilo.core.one_line import format_count
 from fedsilo.models.methods.picsr import PICSRNetwork, feature_contributions
 
 if TYPE_CHECKING:
@@ -39,24 +40,25 @@ class PatientExplanation:
         return vars(self)
 
     def lines(self) -> list[str]:
-        """Format the explanation as text: the title, then three lines for each expert.
+        """Format the explanation as text for a clinician: the title, then a line per hospital.
 
-        The first line has the expert's weight, probability and distance. The second has the three
-        features that contribute least to the distance by absolute value, and the three that
-        contribute most. The third has the expert's score and its terms.
+        The hospitals are in descending order of the weight of their models. A line has the model's
+        weight, its probability, and the three features that contribute most to the
+        distance between the patient and the hospital's patients. The terms of the router's scores
+        are in the document and the picture.
         """
-        lines = [self.title]
-        for index, site in enumerate(self.experts):
-            by_distance = sorted(self._features_of(index), key=lambda pair: abs(pair[0]))
-            close, apart = by_distance[:LISTED], by_distance[::-1][:LISTED]
-            terms = [f"{value:+.2f}" for value in self.scores[index]]
-            lines += [
-                f"expert of {site}: weight {self.weights[index]:.3f}, says "
-                f"{self.answers[index]:.3f}; distance {self.distances[index]:.2f}",
-                f"  close by {_parts(close)}; apart by {_parts(apart)}",
-                f"  score {sum(self.scores[index]):.2f} = {' '.join(terms)} (by each distance; "
-                "bias last)",
-            ]
+        width = max(map(len, self.experts))
+        hospitals = format_count(len(self.experts), "hospital")
+        lines = [self.title, f"It is the weighted mean over the models of {hospitals}:"]
+        order = sorted(range(len(self.experts)), key=lambda index: -self.weights[index])
+        for index in order:
+            by_distance = sorted(self._features_of(index), key=lambda pair: -abs(pair[0]))
+            apart = ", ".join(name for _, name in by_distance[:LISTED])
+            lines.append(
+                f"  {self.experts[index]:{width}}  weight {_percent(self.weights[index])}  "
+                f"probability {_percent(self.answers[index])}  differs most from its patients in "
+                f"{apart}"
+            )
         return lines
 
     def _features_of(self, expert: int) -> list[tuple[float, str]]:
@@ -116,12 +118,17 @@ class PatientExplanation:
         annotated_heat_map(axes, values, names, labels, title, signed=True)
 
 
-def _parts(pairs: list[tuple[float, str]]) -> str:
-    return ", ".join(f"{name} {value:+.2f}" for value, name in pairs)
+def _percent(share: float) -> str:
+    """Format a share from 0 to 1 as a percentage with one decimal."""
+    return f"{100 * share:5.1f} %"
 
 
 def explain_routing(
-    network: PICSRNetwork, sample: Tensor, title: str, features: list[str]
+    network: PICSRNetwork,
+    sample: Tensor,
+    title: str,
+    features: list[str],
+    outcome: str = "the last class",
 ) -> PatientExplanation:
     """Explain how PICSR weights its experts for one sample.
 
@@ -130,6 +137,7 @@ def explain_routing(
         sample: (*input_shape), as the network takes it, on the network's device.
         title: a name for the patient; the mixture's probability of the last class is appended.
         features: the names of the features; if empty, features are numbered from 0.
+        outcome: the name of the last class, whose probability is shown.
     """
     network.eval()
     with torch.no_grad():
@@ -144,7 +152,7 @@ def explain_routing(
     # (experts, *input_shape) -> (experts, features); gradients are needed, so outside of no_grad
     parts = feature_contributions(network.router, sample, network.prototypes).flatten(1)
     return PatientExplanation(
-        f"{title}; the mixture gives it {answer:.3f}",
+        f"{title}; the model's probability of {outcome} is {_percent(answer).strip()}",
         network.sites,
         weights.tolist(),
         answers,

@@ -63,8 +63,8 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
     if isinstance(network, PICSRNetwork):
         from fedsilo.explanations.routing import explain_routing
 
-        title = f"{title}; probabilities are of '{names[-1]}'"
-        return explain_routing(network, float_inputs(cases.inputs[row]), title, features)
+        sample = float_inputs(cases.inputs[row])
+        return explain_routing(network, sample, title, features, f"'{names[-1]}'")
     if features:
         from fedsilo.explanations.columns import explain_columns
 

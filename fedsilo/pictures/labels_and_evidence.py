@@ -81,7 +81,10 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
 
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
-    """Return a site's accuracy over all bins; 1 without samples, so it is not among the worst."""
+    """Return a site's accuracy over all bins.
+
+    A site without samples gets 1, so that it never ranks among the worst.
+    """
     count = right = 0
     for cell in bins.values():
         count += cell["count"]

@@ -55,7 +55,7 @@ def write_picture(path: Path, figure: Figure) -> None:
     If that fails, no incomplete file is left.
 
     Raises:
-        SettingError: the ending is another one.
+        SettingError: ``path`` does not end with .png, .svg or .pdf.
     """
     import matplotlib
 

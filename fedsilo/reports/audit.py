@@ -68,7 +68,10 @@ class Audit:
     breaks: Sequence[str]
 
     def lines(self) -> Iterator[str | Table]:
-        """Yield the table of the chosen lines, their sum, and sentences about the chain."""
+        """Yield a table of the chosen lines, a sentence with their sums, and the chain's state.
+
+        Without chosen lines there is no table. The sentence has their number, outcomes and bytes.
+        """
         if self.chosen:
             yield self._table()
         sent = sum(line["bytes-out"] for line in self.chosen)
@@ -128,7 +131,10 @@ class Audit:
         }
 
     def csv(self) -> str:
-        """Return the chosen lines as CSV; text that a spreadsheet reads as a formula gets a '."""
+        """Return the chosen lines as CSV.
+
+        A cell that a spreadsheet would run as a formula is prefixed with an apostrophe.
+        """
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(_COLUMNS)

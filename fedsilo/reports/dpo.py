@@ -20,8 +20,8 @@ from fedsilo.reports.hospital_files import AuditLog
 from fedsilo.reports.processing_record import processing_rows
 from fedsilo.reports.run_facts import head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
-from fedsilo.runs.shown import rests_on_classes
 from fedsilo.server_app.records.progress import bytes_text
+from fedsilo.server_app.records.shown import rests_on_classes
 from fedsilo.server_app.records.summary import NO_PRIVACY
 
 _LISTS = ("methods", "datasets", "records", "refused_records")

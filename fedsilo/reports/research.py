@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fedsilo.comparison.results import (
-    describe_partial_means,
     experiment_results,
     shared_metrics,
     summaries_by_seed,
@@ -28,6 +27,7 @@ from fedsilo.reports.research_comparison import (
 )
 from fedsilo.reports.run_facts import experiments_of, head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
+from fedsilo.server_app.records.partial_means import describe_partial_means
 from fedsilo.server_app.records.progress import bytes_text
 
 _NAMED = 6  # lines whose last value is in a picture's description; the table has all
@@ -120,10 +120,10 @@ def _row(run: Shown) -> list[str]:
 
 
 def _settings(runs: Runs) -> dict[str, Any]:
-    """List the settings that differ between runs, and those that all runs changed alike.
+    """Return the experiments' names, their settings and the software, for the page.
 
-    A setting with the same value in all runs is listed only if it is not the default. Differing
-    seeds are not listed.
+    ``differing`` has a row per setting that differs between runs, except the seed, with a column
+    per experiment. ``changed`` has the settings that all runs share and that are not the default.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from fedsilo.comparison.budgets import Budgets, budget_of
-from fedsilo.comparison.results import over_sites, values_by_seed
+from fedsilo.comparison.results import values_by_seed
 from fedsilo.comparison.significance import Outcome, Tested, significance
 from fedsilo.comparison.tables import mean, p_equation
 from fedsilo.core.drawing.palette import line_styles
@@ -18,6 +18,7 @@ from fedsilo.pages.page import Picture, share, with_interval
 from fedsilo.pages.page_pictures import estimates, scatter
 from fedsilo.reports.run_facts import experiments_of, facts
 from fedsilo.runs.finished_run import Shown, same_split
+from fedsilo.server_app.records.partial_means import over_sites
 
 _PAIRS = 15  # largest number of pairs of experiments whose differences are drawn
 _CHANCE = 0.05  # a difference with this p value or a larger one may be chance
@@ -117,13 +118,13 @@ def _over_sites(summaries: Summaries, metric: str) -> str:
 def _comparison(
     metric: str, label: str, samples: Mapping[str, BySeed], split: str
 ) -> dict[str, Any]:
-    """Build the picture, the tables and the tests of one metric.
+    """Build the template variables of one metric: pictures, the table of means, and tests.
 
     Tests compare seed by seed if every experiment has the same seeds.
 
     Args:
         metric: the metric's name.
-        label: the metric with its split, and the sites that its means are over.
+        label: the text for pictures: the split, the metric, and the sites averaged over.
         samples: experiment -> seed -> mean over sites.
         split: the split of the samples, for the heading of the tests.
     """

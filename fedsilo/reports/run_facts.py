@@ -276,7 +276,7 @@ def result(run: Shown, site: str | None = None) -> str:
     """
     tested = _count_tested(run, site)
     if tested:
-        return _result_of_counts(run, tested)
+        return _result_of_counts(run, tested, site)
     accuracy = run.summary["mean"].get("accuracy")
     if site is None and accuracy is not None:
         return (
@@ -288,15 +288,21 @@ def result(run: Shown, site: str | None = None) -> str:
     return "No accuracy on test data may be shown for this run."
 
 
-def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> str:
+def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only: str | None) -> str:
     """Summarise the accuracy over the test samples of all sites together, with its interval.
 
-    ``tested`` maps a site to its number of test samples and its accuracy.
+    ``tested`` maps a site to its number of test samples and its accuracy. ``only`` is the single
+    site that the sentence is about, or None for all sites; then the sentence names how many of them
+    have an accuracy.
     """
     samples = right = 0
     for n, accuracy in tested.values():
         samples += n
         right += round(accuracy * n)
+    hospitals = format_count(len(tested), "hospital")
+    # Of all sites, a reader must know that some are missing
+    if only is None and len(tested) < len(run.silos):
+        hospitals = f"{len(tested)} of {format_count(len(run.silos), 'hospital')}"
     right = min(max(right, 0), samples)  # the hospitals' noise may move it out of the range
     interval = wilson(right, samples)
     noise = ""
@@ -306,7 +312,7 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> st
             noise = " The sites were simulated: hospitals would add noise to it."
     return (
         f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
-        f"{format_count(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
+        f"{hospitals}: {percent(right / samples)} (95 % interval "
         f"{percent(interval.low)} to {percent(interval.high)})"
         f"{_beside_guessing(run, list(tested))}.{noise}"
     )

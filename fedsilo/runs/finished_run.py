@@ -26,7 +26,6 @@ from fedsilo.core.one_line import as_word
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.datasets.registry import data_set
 from fedsilo.runs.run_files import RunFiles
-from fedsilo.runs.shown import Floors, Row
 from fedsilo.server_app.config.settings import (
     RunSettings,
     resolve_recorded,
@@ -38,6 +37,7 @@ from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     refuse_links,
 )
+from fedsilo.server_app.records.shown import Floors, Row
 
 # pandas and PyTorch take a second to import, and a report needs neither
 if TYPE_CHECKING:
@@ -148,10 +148,10 @@ class FinishedRun(RunFiles):
 
     @property
     def withheld(self) -> list[str]:
-        """The sites with a hidden test count, in the run's order.
+        """The sites with any hidden test count, in the run's order.
 
-        Sites whose whole test split is below the floor are included. Sites that sent no counts are
-        not.
+        They include sites whose whole test split is below the floor, but not sites that sent no
+        counts.
         """
         withheld = []
         for site in self.silos:

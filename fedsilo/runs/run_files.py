@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.runs.published.published_numbers import Published, published_numbers
-from fedsilo.runs.shown import Document, Row
 from fedsilo.server_app.config.settings import (
     RunConfig,
     RunSettings,
@@ -19,6 +18,7 @@ from fedsilo.server_app.config.settings import (
     read_run_config,
 )
 from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
+from fedsilo.server_app.records.shown import Document, Row
 
 # pandas takes a second to import, and a report does not need it
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Check the settings of a round's length and 'train.micro-batch'.
+    """Check the settings that decide a round's length, and 'train.micro-batch'.
 
     Raises:
         SettingError: 'train.micro-batch' is 1; 'train.pace' is changed without 'train.epoch-steps'

@@ -78,7 +78,11 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
 def average_precision(scores: Tensor, positive: Tensor) -> float:
     """Compute the area under the precision-recall curve as a sum of steps, as scikit-learn does.
 
-    The arguments are those of ``roc_auc``. The result is from 0 to 1.
+    The result is from 0 to 1.
+
+    Args:
+        scores: (n,), larger for samples that are more likely positive. Equal scores are one step.
+        positive: (n,) bool; True must occur.
     """
     false, true = _count_positives(scores, positive)
     precision = (true / (true + false)).flip(0)

@@ -50,7 +50,8 @@ def operator_terms(common: CommonSettings) -> Terms:
     """Read the operator's two files: the registry and the agreed weights.
 
     The registry's path is $FEDSILO_SITE_REGISTRY, and the path of the weights is
-    'run.site-weights'. In the returned ``Terms``, a file that is not named is None.
+    'run.site-weights'. In the returned ``Terms``, the content of a file that is not named is None.
+    A '~' in a path is expanded.
 
     Raises:
         SettingError: a named file cannot be used.
@@ -65,7 +66,9 @@ def operator_terms(common: CommonSettings) -> Terms:
 
 
 def read_registry(path: Path) -> Registry:
-    """Read the registry file, and return the node id of each site.
+    """Read the registry file, and return its path with the node id of each site.
+
+    The keys are not returned.
 
     Raises:
         SettingError: the file cannot be read, has unknown keys or invalid values, or has one node
@@ -96,7 +99,7 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
 
     Raises:
         SettingError: the file cannot be used, or two sites have the same node id or key, which
-            would give one hospital two votes.
+            would give one hospital two votes. Only the first pair is named.
     """
     entries: dict[str, _Entry] = _read_by_site(path, _Entry)
     for part in ("node_id", "key"):
@@ -114,6 +117,13 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
 
 def _read_by_site(path: Path, kind: Any) -> Any:
     """Read a YAML file that maps site names to values of type ``kind``.
+
+    Args:
+        path: the file, which must hold a mapping.
+        kind: the type of the values, which pydantic checks.
+
+    Returns:
+        Site -> value, in the order of the file.
 
     Raises:
         SettingError: the file cannot be read, or a name or value is invalid.

@@ -27,6 +27,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the given resources, and return them with defaults for missing keys.
 
+    The argument is not changed, and numbers keep their type.
+
     Raises:
         SettingError: a key is not in ``RESOURCES``, or a value is not a number from 0 to 1,000,000
             ('num-supernodes': from 1).
@@ -91,7 +93,8 @@ def has_gpu() -> bool:
 def cores() -> int:
     """Return the number of CPU cores that this process may use, at least 1.
 
-    The number is limited by CPU affinity (on Linux) and by the container's CPU quota.
+    The number is limited by CPU affinity (on Linux) and by the container's CPU quota, rounded to a
+    whole number of cores. The setting of threads is not considered.
     """
     own = os.cpu_count() or 1
     # taskset and Slurm may leave a process fewer cores on Linux
@@ -113,7 +116,7 @@ def _free_container_memory() -> float:
     """Return the number of bytes of memory that this container may still use.
 
     Inactive page cache counts as free. The result is infinity if there is no limit, or if the limit
-    cannot be read.
+    cannot be read. It is not limited to the machine's free memory.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
@@ -136,7 +139,8 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     a share of a GPU and GPUs exist, each GPU has at most 1 / share workers.
 
     Args:
-        resources: as ``check_resources`` returns them.
+        resources: all keys of ``RESOURCES`` with their values, as ``check_resources`` returns them.
+            For 'init-args-num-cpus' and 'init-args-num-gpus', 0 stands for all.
 
     Returns:
         One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU. It sets an empty string,
@@ -160,8 +164,8 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 def _list_gpus(most: int) -> list[str]:
     """Return the identifiers of at most ``most`` visible GPUs, or of all visible GPUs if it is 0.
 
-    Identifiers are the entries of CUDA_VISIBLE_DEVICES, or "0", "1" and so on if it is not set. The
-    list is empty if there is no GPU.
+    "Visible" means visible to this process. Identifiers are the entries of CUDA_VISIBLE_DEVICES, or
+    "0", "1" and so on if it is not set. The list is empty if there is no GPU.
     """
     import torch
 

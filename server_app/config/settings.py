@@ -91,6 +91,9 @@ class RunSettings(Mapping[str, Value]):
 
         ``flwr run`` accepts only the keys in pyproject.toml. So the settings of a plugin's method
         are combined into one JSON string, 'plugin-settings'.
+
+        Returns:
+            A mapping with a mapping for each group, and values without a group at the top.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()
@@ -104,9 +107,9 @@ class RunSettings(Mapping[str, Value]):
     def pin_plugins(self) -> "RunSettings":
         """Return the settings with 'plugin-digests' set to the SHA-256 of each plugin in use.
 
-        The plugins are imported for this. Their digests are also remembered for this user, who can
-        then read the run later. If no plugin is in use and 'plugin-digests' is empty, the settings
-        are returned unchanged.
+        The plugins are imported for this. Their digests are also added to this user's file of
+        trusted plugins, so that the user can read the run later. If no plugin is in use and
+        'plugin-digests' is empty, the settings are returned unchanged.
 
         Raises:
             SettingError: 'plugin-digests' is already set, but its modules or digests differ from
@@ -146,6 +149,7 @@ def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
 
     An example is "seed is 1 there and 2 here", in which "there" means ``before`` and "here" means
     ``now``. Several differences are separated by semicolons. A missing setting is called "unset".
+    Settings are in alphabetical order, and long values are cut after 100 characters.
     """
     differing = []
     for key in sorted(before.keys() | now.keys()):
@@ -166,6 +170,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values, and check that they fit together.
 
     A missing key takes its default.
+
+    The files of 'plugin' are executed. Former keys are accepted, with a note in the log.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
@@ -206,8 +212,8 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     because they may define the method.
 
     Raises:
-        SettingError: a key is unknown or belongs to another method, a value has the wrong type or
-            range, or the method is unknown.
+        SettingError: a key is unknown, or belongs to another method and does not have its default,
+            a value has the wrong type or range, or the method is unknown.
     """
     values = current_settings(values)
     tell_renamed()
@@ -234,12 +240,14 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build and check the settings in a run directory, which an untrusted person may have written.
 
-    The run's plugins are executed only if the reader trusts them (see ``trusted_plugins``).
-    Meanwhile the working folder is not on the import path, because it may be the run directory
-    itself.
+    The run's plugins are executed only if the reader trusts them: they are named by --plugin, were
+    run by this user with the same bytes, or are installed. Meanwhile the working folder is not on
+    the import path, because it may be the run directory itself. Former keys are read without a
+    note.
 
     Raises:
-        SettingError: as in ``resolve``, or a plugin may not be executed.
+        SettingError: a setting is not valid, settings contradict each other, or a plugin may not be
+            executed.
     """
     # Keys are renamed first, so that a plugin under a former key is not overlooked
     values = current_settings(values, quietly=True)
@@ -251,11 +259,11 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings in a run directory, without checking that they fit together.
 
     A newer version may refuse a combination of settings that an older version accepted, but the old
-    run must stay readable. Plugins are treated as in ``resolve_recorded``. Code that opens data or
-    networks must call that function instead.
+    run must stay readable. A plugin is executed only if the reader trusts it. Code that opens data
+    or networks must call ``resolve_recorded`` instead, which checks everything.
 
     Raises:
-        SettingError: as in ``resolve_recorded``, except for contradictions.
+        SettingError: a setting is not valid by itself, or a plugin may not be executed.
     """
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():
@@ -315,7 +323,8 @@ def read_toml(path: Path) -> dict[str, Value]:
     """Read the settings of a TOML file, such as a run directory's config.toml, by key.
 
     The entries "format", "launch" and "environment" of a config.toml are left out. Former keys
-    become current keys.
+    become current keys, with a note in the log unless the file is a config.toml. Whether the keys
+    exist is not checked.
 
     Raises:
         SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting
@@ -345,6 +354,10 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 def read_run_config(config: Path) -> RunConfig:
     """Read a run directory's config.toml. Former keys of settings become current keys.
 
+    Returns:
+        The settings by key, ``launch`` (engine and resources) and ``environment`` (versions). A
+        missing table is an empty mapping. Whether the settings are valid is not checked.
+
     Raises:
         RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is
             malformed.
@@ -368,7 +381,8 @@ def read_run_config(config: Path) -> RunConfig:
 def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     """Check that a part of config.toml is a table of single values or tables, and return a copy.
 
-    The values in inner tables are not checked.
+    The values in inner tables are not checked. If several values are wrong, the error names the
+    last one.
 
     Args:
         content: the part, as parsed.
@@ -393,8 +407,9 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse ``key=value`` from ``--set`` into a key and a value.
 
-    A value that is not valid TOML is taken as a string. A former key becomes its current key.
-    Whether the key exists is not checked.
+    The value is read as TOML; what is not valid TOML is taken as a string, and so is a date. A list
+    becomes JSON if the setting takes a YAML string. A former key becomes its current key. Whether
+    the key exists is not checked.
 
     Raises:
         SettingError: there is no '=', the key is empty, the value is a table, or the value is a
@@ -413,6 +428,8 @@ def parse_pair(text: str) -> tuple[str, Any]:
 
     The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
     a string.
+
+    An empty value is an empty string.
 
     Raises:
         SettingError: there is no '=', the key is empty, or the text holds more than one pair.

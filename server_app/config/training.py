@@ -42,6 +42,12 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
     If 'machine.vectorised' is above 1, also check that several sites can be trained as one batch.
+    If all other training settings have their defaults, they are not checked, and PyTorch is not
+    imported.
+
+    Args:
+        common: the run's common settings.
+        is_table: whether the data set is a table and not images.
 
     Raises:
         SettingError: a site would refuse the settings, early stopping could never act, or the sites

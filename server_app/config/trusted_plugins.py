@@ -34,6 +34,8 @@ _run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that 
 def name_plugins(entries: Iterable[object]) -> None:
     """Trust the user's own copies of plugins for the rest of this process.
 
+    A module is trusted whether or not it is installed. Nothing is executed here.
+
     Args:
         entries: files FILE.py, or modules of installed packages. As in the setting 'plugin', one
             entry may list several of them, separated by commas.
@@ -67,8 +69,9 @@ def _name_plugin(entry: str) -> None:
 def remember_plugins(digests: Mapping[str, str]) -> None:
     """Remember the plugins that this user runs, in memory and in their file of trusted plugins.
 
-    The user can then read the runs of these plugins without naming the plugins again. If the file
-    cannot be read or written, a warning is printed to stderr, and no error is raised.
+    The user can then read the runs of these plugins without naming the plugins again. Pairs that
+    are known already are not added twice. If the file cannot be read or written, a warning is
+    printed to stderr, and no error is raised.
 
     Args:
         digests: module -> SHA-256.
@@ -112,6 +115,10 @@ def approve_plugins(
         needs_pins: whether every used plugin must have a digest in 'plugin-digests'. If False, a
             trusted plugin without one is accepted.
 
+    Returns:
+        A copy of ``values`` in which 'plugin' is a list of files separated by commas; it is an
+        empty string if no file remains.
+
     Raises:
         SettingError: a plugin that the settings use may not be executed. The message says how the
             reader can trust it.
@@ -139,7 +146,7 @@ def approve_plugins(
 def remember_files(named: str) -> None:
     """Remember the digests of the plugin files in ``named``, a value of the setting 'plugin'.
 
-    Installed modules in it are skipped.
+    Installed modules in it are skipped. Nothing is executed or checked.
     """
     digests = {}
     for module, entry in _group_by_module(named).items():
@@ -177,9 +184,10 @@ def refuse_unknown_files(named: str, where: str) -> None:
 def _approve(module: str, recorded: str, pin: str) -> str:
     """Check that one plugin may be executed, and return its entry for the setting 'plugin'.
 
-    The user must trust the plugin, and its SHA-256 must equal ``pin``. The file that the user
-    named, if any, is used in place of ``recorded``. An installed module is imported at once, and
-    the result is then an empty string.
+    The user trusts a plugin that ``--plugin`` names, that this user has run with the same bytes, or
+    that an installed package offers to fedsilo. The user must trust the plugin, and its SHA-256
+    must equal ``pin``. The file that the user named, if any, is used in place of ``recorded``. An
+    installed module is imported at once, and the result is then an empty string.
 
     Args:
         module: the plugin's module.
@@ -252,7 +260,9 @@ def _is_remembered(module: str, digest: str) -> bool:
 
 
 def _digests_file() -> Path:
-    """Return the path of the file of trusted plugins.
+    """Return the path of this user's file of trusted plugins, which may be missing.
+
+    It is the path in the environment variable ``PLACE``, or else ~/.fedsilo/trusted-plugins.
 
     Raises:
         RuntimeError: the user's home folder is unknown.
@@ -263,8 +273,8 @@ def _digests_file() -> Path:
 def _read_remembered() -> set[tuple[str, str]]:
     """Read the user's file of trusted plugins as a set of (module, SHA-256) pairs.
 
-    The set is empty if there is no file, or if the user's home folder is unknown. Malformed lines
-    are ignored.
+    The set is empty if there is no file, or if the user's home folder is unknown. Lines without two
+    blanks after the digest are ignored.
 
     Raises:
         SettingError: the file cannot be read, is not a regular file, or another user owns it or may

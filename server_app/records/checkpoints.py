@@ -47,7 +47,12 @@ class CheckpointHook(Hook):
         self.state_class = state_class
 
     def round_ended(self, state: State) -> None:
-        """Write this round's checkpoint, then delete all checkpoints except the newest two."""
+        """Write this round's checkpoint, then delete all checkpoints except the newest two.
+
+        The checkpoint has the method's state, the decisive settings and the state of each hook. The
+        file is ``round-<six digits>.safetensors``. A killed process leaves the old checkpoints
+        whole.
+        """
         of_hooks = {}
         for name, hook in self.hooks.items():
             of_hooks[name] = hook.state()
@@ -58,10 +63,10 @@ class CheckpointHook(Hook):
             old.unlink()
 
     def resume(self) -> State | None:
-        """Load the newest intact checkpoint, and restore the hooks from it.
+        """Load the newest intact checkpoint, and restore the hooks from it, in place.
 
         A damaged file is skipped with a warning in the log, and the one before it is tried. An
-        intact file that does not fit this run is an error.
+        intact file that does not fit this run is an error, even if an older one would fit.
 
         Returns:
             The state in the checkpoint, or None if the folder has no checkpoint.
@@ -138,6 +143,12 @@ def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
 
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
     """Write the global model, and the statistics that standardise inputs, to the file ``name``.
+
+    Args:
+        directory: the run directory.
+        name: the file's name in that directory. An existing file is replaced.
+        method: the run's method, which picks the model out of the state.
+        state: the state after a round.
 
     Returns:
         True if the file was written. False if the method has no global model, and nothing was
@@ -244,8 +255,9 @@ class BestRound(Hook):
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the early-stopping metric's mean over sites, weighted by validation samples.
 
-        The result is NaN if no site with validation samples reported the metric. If the values were
-        securely summed, the mean that is stored under the name "all" is returned.
+        Sites that did not report the metric do not count. The result is NaN if no site with
+        validation samples reported it. If the values were securely summed, the mean that is stored
+        under the name "all" is returned.
 
         Args:
             values: site -> metric -> value.

@@ -32,8 +32,15 @@ class FailureLog:
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
         """Append a failure to the file and to ``entries``, unless an equal entry is already there.
 
-        A resumed run repeats the interrupted round, so the same failure may come again. The cause
-        is cut to one line of at most 1000 characters.
+        A resumed run repeats the interrupted round, so the same failure may come again. The line is
+        synchronised to the disk.
+
+        Args:
+            round_: the round, from 1.
+            phase: the phase of the round, such as "train"; empty if the run itself failed.
+            site: the site's name; empty if the run itself failed.
+            code: the error's code.
+            cause: the reason; it is cut to one line of at most 1000 characters.
 
         Raises:
             RunDirectoryError: the file cannot be written.
@@ -62,7 +69,10 @@ class FailureLog:
             ) from None
 
     def in_summary(self) -> list[dict[str, Any]]:
-        """Return the failures for summary.json, in which the key "cause" is called "reason"."""
+        """Return the failures for summary.json, oldest first.
+
+        Each is a mapping with the keys of failures.jsonl, except that "cause" is called "reason".
+        """
         listed = []
         for entry in self.entries:
             rest = {key: value for key, value in entry.items() if key != "cause"}

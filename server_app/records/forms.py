@@ -41,7 +41,8 @@ class Content(dict[str, Any]):
 def read_content(text: str, path: Path) -> Any:
     """Parse the text of a JSON file, and check its content if ``FORMS`` has the file's name.
 
-    Mappings in the result are ``Content`` objects.
+    Only the last part of ``path`` decides the form; the file itself is not read. Mappings in the
+    result are ``Content`` objects, which name the file when a key is missing.
 
     Raises:
         RunDirectoryError: the content is not of the expected form.
@@ -68,7 +69,7 @@ def check(form: Any, content: Any, where: str) -> None:
 
 
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
-    """Check a table's columns and cells.
+    """Check the columns and cells of a run's CSV file.
 
     Args:
         path: the file. Only metrics.csv and traffic.csv must have certain columns (``COLUMNS``).
@@ -133,7 +134,8 @@ def _is_possible(metric: str, value: float) -> bool:
 
     A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15. A
     metric on the scale from 0 to 1, such as accuracy, must be from -10^15 to 10^15, because noise
-    may move it beyond 1. NaN is not possible for these. Every other metric may have any value.
+    may move it beyond 1. NaN is not possible for these. Every other metric may have any value, also
+    NaN or infinity.
     """
     # The limits exclude numbers that pages and plots could not show
     if "." in metric:

@@ -50,9 +50,10 @@ class PrivacyHook(Hook):
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
         """Return the reason to refuse a reply, or None to accept it.
 
-        A reply is refused if it has arrays but no epsilon, or if its epsilon is above the run's cap
-        ('privacy.max-epsilon', 0 for none). A site with a correct ledger never exceeds the cap, so
-        such a report means that the ledger is wrong.
+        A reply is refused if it has arrays but no epsilon. With or without arrays, it is refused if
+        its epsilon is above the run's cap ('privacy.max-epsilon', 0 for none), apart from rounding.
+        A site with a correct ledger never exceeds the cap, so such a report means that the ledger
+        is wrong.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -76,6 +77,10 @@ class PrivacyHook(Hook):
         The result is None unless ``error`` is a TooFewSitesError, at least one site failed because
         its epsilon is spent, and a round has finished. Before the first finished round, there is no
         model to keep, so the run fails with the error.
+
+        Args:
+            state: the state after the last finished round.
+            error: the error that would otherwise fail the run.
         """
         # Before the first round a refusal is an error: the run has trained nothing to keep
         if not state.round or not isinstance(error, TooFewSitesError):
@@ -101,6 +106,8 @@ class PrivacyHook(Hook):
         """Build the guarantee in privacy.json: the mechanism, and the epsilon of each site.
 
         The entry "epsilon" is the largest epsilon of any site, or 0 if no site has spent any.
+        "sites" has each site's epsilon, and "of" is a sentence on what the guarantee covers. The
+        other entries are delta, the clipping norm, the noise, the accountant and the mechanism.
         """
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}

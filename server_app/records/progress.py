@@ -134,7 +134,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def _describe_fault(error: ValidationError) -> str:
-    """Describe why a progress file is invalid, and the remedy, as a predicate of the file.
+    """Describe why a progress file is invalid, and the remedy; the text follows its name.
 
     If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
     other fault means that another version wrote the file, or that somebody altered it.
@@ -158,6 +158,9 @@ def mark_interrupted(folder: Path) -> None:
 
     Call this only if the run's process was killed before it could write this state itself. Any
     other state stays, and nothing happens if there are no progress files.
+
+    Raises:
+        RunDirectoryError: progress.json cannot be read.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":
@@ -177,6 +180,8 @@ def metrics_text(progress: Progress) -> str:
 
     Each sample has the run's name as a label. A metric without samples is left out. A metric whose
     name ends with "_total" is a counter, and every other metric is a gauge.
+
+    The text ends with a line feed.
     """
     lines: list[str] = []
     for name, meaning, samples in _list_metrics(progress):
@@ -254,7 +259,7 @@ def clock(seconds: float) -> str:
 def bytes_text(number: float) -> str:
     """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``.
 
-    Units are B, kB, MB, GB and TB. Below 1 kB, there are no decimals.
+    Units are B, kB, MB, GB and TB (powers of 1000). Below 1 kB, there are no decimals.
     """
     # A value of 999.5 or more is shown as 1 of the next unit, not as 1e+03
     if number < 999.5:

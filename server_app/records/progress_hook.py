@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 
-from fedsilo.core.files.atomic_files import STANDARD_OUTPUT
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -118,7 +117,7 @@ class ProgressHook(Hook):
 
         The state becomes "finished", "failed" (with the error) or "interrupted" (for an exception
         such as KeyboardInterrupt, whose argument becomes the run directory). All exceptions are
-        raised again.
+        raised again. At the end, the thread gets some seconds to write the last state.
         """
         thread = Thread(target=self._write_until_ended, name="progress", daemon=True)
         thread.start()
@@ -140,7 +139,11 @@ class ProgressHook(Hook):
 
     @_never_raises
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Print the title, the sites, the number of rounds and, when resuming, the last round."""
+        """Print the title, the sites, the number of rounds and, when resuming, the last round.
+
+        The numbers of rounds are also noted in the progress. No error is raised: ``report`` gets
+        it.
+        """
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"
@@ -177,7 +180,7 @@ class ProgressHook(Hook):
 
     @_never_raises
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Print that the phase continues without ``site``, and why.
+        """Print that the phase of round ``round_`` continues without ``site``, and why.
 
         If the site was asked in this phase, it is also added to "failed", and removed from
         "answered" if it is there.
@@ -196,6 +199,9 @@ class ProgressHook(Hook):
         the validation metrics of the model that the round started with, because the new model has
         not been measured yet. A validation metric is left out unless every site with validation
         metrics has sent it.
+
+        Args:
+            state: the method's state after the round, which also has the round's number.
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
@@ -223,23 +229,20 @@ class ProgressHook(Hook):
         """Log the first error in showing or writing the progress. Later errors are ignored."""
         if not self.reported:
             self.reported = True
-            fault = f"{FILE} cannot be kept up to date"
             reason = f"{type(error).__name__}: {one_line(error, 200)}"
-            if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
-                fault, reason = STANDARD_OUTPUT, str(error.strerror)
-            line = "fedsilo: %s (%s); the run continues"
-            logging.getLogger("flwr").warning(line, fault, reason)
+            line = "fedsilo: %s cannot be kept up to date (%s); the run continues"
+            logging.getLogger("flwr").warning(line, FILE, reason)
 
     @_never_raises
     def _end(self, state: Status, why: str = "") -> None:
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
     def _write_until_ended(self) -> None:
-        """Write the files after each event, at least every 15 s, and once more at the end.
+        """Rewrite the files after each event, at least every 15 s, and once more at the end.
 
-        Nothing is written while the run directory is missing. The pause after a writing is at least
-        one second, and at least 400 times the CPU time of the writing. An error is passed to
-        ``report``.
+        Nothing is written while the run directory is missing. After each write the thread rests for
+        at least 1 s, and at least 400 times the CPU time of the write, unless the run ends. Events
+        during the rest lead to one write. Errors are passed to ``report``, and are not raised.
         """
         ended = False
         while not ended:

@@ -50,7 +50,7 @@ class GrowingCsv:
         """Append ``final`` rows, then ``still_open`` rows, after the final rows of earlier calls.
 
         The open rows of the previous call are overwritten. The first call writes the header, and
-        replaces an existing file.
+        replaces an existing file. Columns beyond those of the header are cut off.
 
         Args:
             final: rows that will not change after this call.
@@ -100,7 +100,10 @@ class GrowingCsv:
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the final rows as lists of strings, without the header."""
+        """Yield the final rows as lists of strings, without the header.
+
+        Nothing is yielded if no row is final. The whole file is read into memory at once.
+        """
         if self.final["bytes"]:
             with self.path.open("rb") as file:
                 text = io.StringIO(file.read(self.final["bytes"]).decode(), newline="")
@@ -180,6 +183,8 @@ class Recorder(Hook):
         """Record the traffic of each site's hello (its introduction), and each refused node.
 
         A refused node is recorded as a failure of a site "unknown".
+
+        Nothing is written to the CSV files yet. ``total_rounds`` is ignored.
         """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
@@ -189,18 +194,25 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the traffic of each new site's hello (introduction), and rewrite silos.json."""
+        """Record the traffic of each new site's hello (introduction), and rewrite silos.json.
+
+        Args:
+            round_: the round that begins. The traffic belongs to the round before.
+            participants: all sites, with the new ones.
+            joined: the names of the new sites.
+        """
         for site in joined:
             down, up = participants.traffic[site]
             self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Record each reply's traffic and memory, and its metrics after training or evaluation.
+        """Record each reply's traffic and memory, and its metrics if the phase trains or evaluates.
 
-        Metrics of the site's own trained model belong to ``round_``. Metrics of the received model
-        belong to the round before, except in the phase 'evaluate' (the final evaluation), where
-        they belong to ``round_``.
+        Nothing is written to a file until the round ends. Keys that are not measurements are
+        skipped. Metrics of the site's own trained model belong to ``round_``. Metrics of the
+        received model belong to the round before, except in the phase 'evaluate' (the final
+        evaluation), where they belong to ``round_``.
         """
         # Sites measured the model of the round before, or in the final evaluation the last model
         described = round_ - 1
@@ -230,9 +242,15 @@ class Recorder(Hook):
                 self._new_metrics.append([about, site, read.split, name, metrics[key]])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
-        """Record the means of securely summed metrics, with "all" in place of a site's name.
+        """Record the means of securely summed metrics, with "all" as the site.
 
-        The rounds that the metrics belong to are those of ``phase_ended``.
+        Metrics of a trained model belong to ``round_``. Metrics of the received model belong to the
+        round before, except in the phase 'evaluate', where they belong to ``round_``.
+
+        Args:
+            round_: the round, from 1.
+            phase: the phase in which the sites measured.
+            means: key of a measurement -> mean over all samples of all sites.
         """
         described = round_ - 1
         if phase == messages.EVALUATE:
@@ -246,7 +264,10 @@ class Recorder(Hook):
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Record the norm of each site's update, and its cosine to the model's step if defined."""
+        """Record the norm of each site's update, and its cosine to the model's step.
+
+        The cosine is left out if it is undefined. The rows have "update" in place of a split.
+        """
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
             if part.cosine is not None:
@@ -277,9 +298,11 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return the values for a checkpoint: the open rows, totals, failures, and file sizes.
+        """Return the values for a checkpoint, all of which JSON can represent.
 
-        A file size is the number of bytes of the final rows, with their CRC-32.
+        The keys are "metrics" and "traffic" (bytes and CRC-32 of each file's final rows), "open"
+        and "last" (rows), "sites" (bytes down, bytes up and seconds of each), "peak-memory",
+        "unrepeatable" and "failures".
         """
         return {
             "metrics": self.metrics.final,
@@ -294,6 +317,9 @@ class Recorder(Hook):
 
     def restore(self, state: Any) -> None:
         """Restore the values of a checkpoint, and continue both CSV files after its final rows.
+
+        Args:
+            state: what ``state`` returned, after a round trip through JSON.
 
         Raises:
             CheckpointError: a file does not begin with the bytes that the checkpoint recorded.
@@ -319,7 +345,8 @@ class Recorder(Hook):
         """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
 
         Only the last round and the round before it are available. For any other round, the mapping
-        is empty. Securely summed metrics are under the name "all".
+        is empty. Securely summed metrics are under the name "all". If a metric was recorded twice,
+        the newer value counts.
 
         Args:
             round_: the round that the metrics belong to.

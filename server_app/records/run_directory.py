@@ -16,7 +16,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
-from fedsilo.core.files.atomic_files import FULL, STANDARD_OUTPUT, write_atomically
+from fedsilo.core.files.atomic_files import FULL, hold_name, write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
@@ -103,6 +103,9 @@ class RunDirectory:
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file of the run, and return one mapping per row, column -> cell as a string.
+
+        For metrics.csv and traffic.csv, missing columns are an error. In any file, cells that a
+        known column cannot have are one.
 
         Raises:
             RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
@@ -196,30 +199,60 @@ def with_run_name(settings: RunSettings) -> RunSettings:
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
-def with_free_name(settings: RunSettings) -> RunSettings:
-    """Return the settings with a run name that is not taken yet.
+@contextmanager
+def free_name(settings: RunSettings) -> Iterator[RunSettings]:
+    """Yield the settings with a run name that no directory has, and hold it while the block runs.
 
-    If the name is taken, the first free number from 2 is appended, such as ``hearts-2``, and a line
-    is printed. The name of a resumed run and an invalid name are not changed.
+    No other process that uses this function gets the name meanwhile.
+
+    If the name is taken, or another process is about to use it, the first free number from 2 is
+    appended, such as ``hearts-2``, and a line is printed. The name of a resumed run and an invalid
+    name are not changed.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
     # An impossible name stays, and the run's start refuses it
-    if common.resume or not RUN_NAME.fullmatch(common.run_name) or not _is_taken(path):
-        return settings
-    number = 2
-    while _is_taken(path.with_name(f"{common.run_name}-{number}")):
-        number += 1
-    free = f"{common.run_name}-{number}"
+    if common.resume or not RUN_NAME.fullmatch(common.run_name):
+        yield settings
+        return
+    candidate, number = path, 1
+    with ExitStack() as held:
+        # Held before it is looked at: otherwise two processes could both find it free
+        while not _is_free_for_us(candidate, held):
+            number += 1
+            candidate = path.with_name(f"{common.run_name}-{number}")
+        if candidate != path:
+            print(f"fedsilo: {_why_not_free(path)}; this run is named {candidate.name}")
+        named = dataclasses.replace(common, run_name=candidate.name)
+        yield dataclasses.replace(settings, common=named)
+
+
+def _is_free_for_us(path: Path, held: ExitStack) -> bool:
+    """Tell whether a new run may use ``path``, and then hold its name until ``held`` is closed."""
+    with ExitStack() as trial:
+        is_free = trial.enter_context(hold_name(path)) and not _is_taken(path)
+        if is_free:
+            held.push(trial.pop_all())
+        return is_free
+
+
+def _why_not_free(path: Path) -> str:
+    """Explain why a new run cannot use ``path``, and how to continue an unfinished run there."""
+    if not _is_taken(path):
+        return f"another process is starting a run in {path}"
     hint = ""
     if (path / CONFIG).is_file() and not RunDirectory(path).has_ended():
         hint = f" and is unfinished (to continue: fedsilo resume {as_word(path)})"
-    print(f"fedsilo: {path} exists{hint}; this run is named {free}")
-    return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=free))
+    return f"{path} exists{hint}"
 
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Check that a run can use its directory, and return the directory. Nothing is written.
+
+    Args:
+        out: the folder of run directories; empty for $FEDSILO_RUNS or ~/.fedsilo/runs.
+        run_name: the name of the directory in that folder.
+        resume: whether the run continues in an existing directory.
 
     Raises:
         RunDirectoryError: the name is invalid, the directory of a new run is taken, the directory
@@ -265,7 +298,11 @@ def _is_taken(path: Path) -> bool:
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     """Build the text of config.toml: all settings, the engine and resources, and the versions.
 
-    An empty ``launch`` (engine and resources) is left out.
+    An empty ``launch`` is left out.
+
+    Args:
+        settings: the run's settings, all of which are written, also those with their defaults.
+        launch: the engine and resources, which ``fedsilo resume`` uses again.
     """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
@@ -277,7 +314,8 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 def this_environment() -> dict[str, Any]:
     """Return config.toml's environment: the versions of fedsilo, Python and packages, and the CPU.
 
-    Packages that are not installed are left out. fedsilo's version is its git revision.
+    The keys are "fedsilo-revision" (a git revision), "python", "processor" and "packages" (name ->
+    version). Packages that are not installed are left out.
     """
     packages = {}
     for name in _PACKAGES:
@@ -294,9 +332,10 @@ def this_environment() -> dict[str, Any]:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Build silos.json: site -> its facts.
 
-    The facts are the distribution, sizes, label counts, fingerprints, number of left-out samples,
-    schema, class names and backbone. Hospitals also have their software, and with
-    'run.site-weights' a site has its agreed number of training samples.
+    Each site has the keys "distribution", "sizes" (split -> samples), "label_counts",
+    "fingerprints", "dropped" (the number of left-out samples), "schema", "classes" and "backbone".
+    Hospitals also have "software", and with 'run.site-weights' a site has "agreed", its agreed
+    number of training samples.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -323,7 +362,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
     If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
-    deleted. After any other exception it stays.
+    deleted. After any other exception it stays. A lock file stays in the directory.
 
     Args:
         directory: the run directory.
@@ -357,15 +396,15 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 @contextmanager
 def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Turn the OSError of a full disk in the block into a RunDirectoryError with the remedy.
+    """Replace the OSError of a full disk by a RunDirectoryError with the remedy.
 
-    Any other error is raised unchanged, and so is the error if standard output is redirected to a
-    full disk.
+    The remedy is to make room, and to start the run again or, if there is a checkpoint, to resume
+    it. Other errors pass through.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL or error.filename == STANDARD_OUTPUT:
+        if error.errno not in FULL:
             raise
         again = "start the run again"
         if directory.has_checkpoint():

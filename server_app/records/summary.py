@@ -1,6 +1,6 @@
 """Summarises a run: means, the table of results, and the data that left the sites."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 
 Values = Mapping[str, Mapping[str, float]]
 
+NONE = "n/a"
 MANY = 20  # more sites than this are summarised
 _WORST = 5  # sites that a summary still names
 
@@ -55,6 +56,8 @@ def means(values: Values) -> dict[str, float]:
     """Return the unweighted mean of each metric over the sites that reported it.
 
     A site does not report a metric that its labels leave undefined, such as the AUC with one class.
+
+    A site that reported nothing does not count. Without any metrics, the result is empty.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -72,6 +75,10 @@ def by_distribution(
     """Return distribution -> metric -> mean over the distribution's sites, sorted by distribution.
 
     The means are unweighted. Rows that belong to no distribution, such as "all", are left out.
+
+    Args:
+        values: site -> metric -> value.
+        distribution_of: site -> the name of its distribution.
     """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
@@ -98,6 +105,10 @@ def privacy_document(
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
         perturbation: a description of noise that gives no privacy guarantee. If it is empty, the
             document has no such entry.
+
+    Returns:
+        The keys "method", "trust", "leaves each site", "bytes up", "guarantee" and "epsilon" (a
+        number, or "none"), and perhaps "perturbation".
     """
     # The package of the ClientApp brings Flower, which commands that only list do not need
     from fedsilo.client_app.site.trust import MEANINGS
@@ -126,6 +137,7 @@ def result_table(
     distribution_of: Mapping[str, str],
     title: str,
     shown: Sequence[str],
+    hidden: Collection[str] = (),
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
@@ -139,11 +151,13 @@ def result_table(
         distribution_of: site -> its distribution.
         title: the title of the table.
         shown: the metrics to show, in this order. A metric that no site has is left out.
+        hidden: metrics that have a column even if no site may show a value.
     """
     known: set[str] = set()
     for row in values.values():
         known.update(row)
-    metrics = [metric for metric in shown if metric in known]
+    metrics = [metric for metric in shown if metric in known or metric in hidden]
+    measured = [metric for metric in metrics if metric in known]
     table = Table(title=title, title_justify="left")
     table.add_column("site")
     for metric in metrics:
@@ -151,7 +165,7 @@ def result_table(
     groups = by_distribution(values, distribution_of)
     if len(groups) > MANY:
         groups = {}
-    for name, row in _select_rows(values, metrics).items():
+    for name, row in _select_rows(values, measured).items():
         group = distribution_of.get(name, "")
         # The row of the distribution below would repeat its only site
         if name in groups and group == name:
@@ -169,15 +183,14 @@ def result_table(
 def summary_lines(
     summary: Mapping[str, Any], silos: Mapping[str, Any], shown: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield the table of results of a finished run.
+    """Yield the test results of a finished run for printing.
 
-    If the run knows only means over sites, the table's title and a line of means are yielded
-    instead.
+    They are one table, or, if the run knows only means over sites, a title and a line of means.
 
     Args:
         summary: the content of summary.json, possibly without values that must stay hidden.
         silos: the content of silos.json.
-        shown: the metrics to show, in this order.
+        shown: the metrics in the table, in this order. The line of means has all metrics.
     """
     title = title_of_results(summary)
     if not summary["sites"]:
@@ -230,13 +243,13 @@ def _select_rows(values: Values, metrics: Sequence[str]) -> Values:
 
 
 def _format_cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    """Format a row's metrics with three decimals (one for perplexity), and "" if missing."""
+    """Format a row's metrics with three decimals (one for perplexity), and "n/a" if missing."""
     cells = []
     for metric in metrics:
         digits = 3
         if metric == "perplexity":
             digits = 1
-        text = ""
+        text = NONE
         if metric in row:
             text = f"{row[metric]:.{digits}f}"
         cells.append(text)

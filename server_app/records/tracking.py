@@ -2,6 +2,7 @@
 
 There are about twenty scalars. Each is the mean of a metric over the sites, ``<split>/<metric>``,
 or a sum over the sites in a round, ``traffic/<bytes_down, bytes_up, seconds, steps or samples>``.
+A tracker is read by others, so the means are over the values that a report may show (``shown.py``).
 The settings that decide the result are sent once. The hook stores nothing in the checkpoint, so a
 run is the same with and without it. A failure prints one line and does not end the run.
 
@@ -19,7 +20,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 from fedsilo.core.errors import missing_extra
@@ -27,7 +27,11 @@ from fedsilo.core.messages import EVALUATE
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
+from fedsilo.core.site_facts import SPLITS
+from fedsilo.server_app.records import summary
 from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder, Row
+from fedsilo.server_app.records.run_directory import silos_document
+from fedsilo.server_app.records.shown import Floors
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
@@ -56,8 +60,9 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    Events of an earlier attempt are removed. The settings are written as a table. ``resumed`` is
-    ignored.
+    The tracker is a generator, which gets lists of values by ``send`` and writes them at once;
+    closing it closes the files. Events of an earlier attempt are removed. The settings are written
+    as a table. ``resumed`` is ignored.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -76,9 +81,10 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
 
-    Without that variable, it writes to ``mlflow.db`` beside the run directory. If ``resumed``, the
-    MLflow run whose tag is the run directory continues, and receives only the values that it lacks.
-    If there is no such MLflow run, a new one begins.
+    Without that variable, it writes to ``mlflow.db`` beside the run directory. The tracker is a
+    generator, which gets lists of values by ``send``; closing it ends the MLflow run. If
+    ``resumed``, the MLflow run whose tag is the run directory continues, and receives only the
+    values that it lacks. If there is no such MLflow run, a new one begins.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -116,7 +122,13 @@ def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
-    """Return the id of the MLflow run whose tag is this run directory, or "" if there is none."""
+    """Return the id of the MLflow run whose tag is this run directory, or "" if there is none.
+
+    Args:
+        client: the MLflow client.
+        experiment: the id of the MLflow experiment to search.
+        run_dir: the run directory. Its path is the tag's value.
+    """
     quote = "'"
     # MLflow cannot escape a quote
     if quote in str(run_dir):
@@ -129,6 +141,8 @@ def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
 
 def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Settings) -> str:
     """Create an MLflow run with the settings as its parameters, and return its id.
+
+    Values become strings.
 
     The run has the name of the run directory, and the directory's path as a tag.
     """
@@ -159,6 +173,7 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases.
 
+    The tracker is a generator, which gets lists of values by ``send``; closing it ends the run.
     Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
     ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
     machine data is sent. If ``resumed``, the same W&B run continues.
@@ -226,28 +241,57 @@ class TrackingHook(Hook):
         self.common, self.run_dir, self.recorder = common, run_dir, recorder
         self.decisive = decisive
         self.tracker: Tracker | None = None
+        self.silos: Mapping[str, Any] = {}
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker, and send it all rows that a resumed run has restored."""
+        """Open the tracker, and send it all rows that a resumed run has restored.
+
+        A failure ends the tracking, but not the run.
+        """
+        self.silos = silos_document(participants)
         with self._stop_on_failure():
             open_tracker = TRACKERS[self.common.track]
             self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
             next(self.tracker)
             metrics = [*self.recorder.metrics.rows(), *self.recorder.open]
-            self.tracker.send(means(metrics, self.recorder.traffic.rows()))
+            self.tracker.send(means(self._select_shown(metrics), self.recorder.traffic.rows()))
+
+    def participants_changed(
+        self, round_: int, participants: Participants, joined: list[str]
+    ) -> None:
+        """Take the counts of the sites that have joined, which decide what is sent of them."""
+        self.silos = silos_document(participants)
 
     def round_ended(self, state: State) -> None:
         """Send the rows that the round has added."""
-        if self.tracker:
-            with self._stop_on_failure():
-                self.tracker.send(means(*self.recorder.written))
+        self._send_written(None)
 
     def run_ended(self, state: State) -> None:
         """Send the rows that the final evaluation has added, and close the tracker."""
-        self.round_ended(state)
+        self._send_written(state.round)
         if self.tracker:
             with self._stop_on_failure():
                 self.tracker.close()
+
+    def _send_written(self, last_round: int | None) -> None:
+        if self.tracker:
+            metrics, traffic = self.recorder.written
+            with self._stop_on_failure():
+                self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
+
+    def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
+        """Yield the rows of metrics.csv that may be shown; ``last_round`` is None before the end.
+
+        In the last round the rules are stricter, because metrics by class are shown too.
+        """
+        last: dict[str, Any] = {split: {} for split in SPLITS}
+        if last_round is not None:
+            last = {split: self.recorder.values(last_round, split) for split in SPLITS}
+        floors = Floors(self.common, self.silos, -1 if last_round is None else last_round, last)
+        for row in rows:
+            at, site, split, metric, value = row
+            if floors.shows(int(at), str(site), str(split), str(metric), float(value)):
+                yield row
 
     @contextmanager
     def _stop_on_failure(self) -> Iterator[None]:
@@ -265,6 +309,9 @@ class TrackingHook(Hook):
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
     """Return the mean of each metric and the sum of each traffic column over sites, by round.
 
+    The tag of a mean is ``<split>/<metric>``, and that of a sum ``traffic/<column>``. Means are
+    unweighted.
+
     Metrics per class, per bin, of another site's model, or with the prefix ``own-`` are left out.
     Metrics of the sites' own trained models are kept only on the training split. The traffic of
     hellos and of the final evaluation is left out.
@@ -273,14 +320,16 @@ def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
         metrics: rows of metrics.csv.
         traffic: rows of traffic.csv.
     """
-    values: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for round_, _, split, metric, value in metrics:
+    values: dict[tuple[str, int], dict[str, dict[str, float]]] = {}
+    for round_, site, split, metric, value in metrics:
         own = metric.startswith("trained-") and split != "train"
         if not own and not _PART.search(metric):
-            values[f"{split}/{metric}", int(round_)].append(float(value))
+            of_sites = values.setdefault((f"{split}/{metric}", int(round_)), {})
+            of_sites[site] = {metric: float(value)}
     scalars = []
-    for (tag, step), listed in values.items():
-        scalars.append(Scalar(tag, step, fmean(listed)))
+    for (tag, step), of_sites in values.items():
+        (mean,) = summary.means(of_sites).values()
+        scalars.append(Scalar(tag, step, mean))
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for round_, phase, _, *numbers in traffic:
         if phase not in ("hello", EVALUATE):

@@ -43,6 +43,10 @@ def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[Fedsilo
     """Run all checks in order, and yield each FedsiloError that a check returns or raises.
 
     The checks after an error still run. Exceptions of other types are not caught.
+
+    Args:
+        checks: functions that get ``case`` and return a FedsiloError or None, or raise one.
+        case: what the checks examine: a plan, or the sites that have answered.
     """
     for check in checks:
         try:
@@ -119,8 +123,8 @@ def check_weights(plan: Plan) -> Problem:
 def check_cut(plan: Plan) -> Problem:
     """Check that splitting the images into silos leaves no silo empty. The result is always None.
 
-    The same error would otherwise come from every silo. If the data set is not split at random,
-    nothing is checked.
+    The same error would otherwise come from every silo. If fedsilo does not split the data set's
+    images at random, nothing is checked.
 
     Raises:
         FedsiloError: from ``cut_of``, if a silo would be empty.
@@ -180,6 +184,8 @@ def check_first_silo(plan: Plan) -> Problem:
 
 def check_memory(plan: Plan) -> Problem:
     """Return a SettingError if the processes that Ray starts need more than the free memory.
+
+    The number of processes is that of the sites, but at most cores / 'client-resources-num-cpus'.
 
     Each process is assumed to need 0.4 GB. The result is None if the processes fit, if the plan
     does not use Ray, or if it has the address of a running Ray cluster.
@@ -251,9 +257,10 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    The sites are compared with silos.json, which the run wrote when it began. If the method lets
-    sites join late, new sites are accepted, but a missing site never is. The result is None if
-    nothing differs, for a new run, without a run directory, and without silos.json.
+    Everything in silos.json is compared, also the sites' software. The sites are compared with
+    silos.json, which the run wrote when it began. If the method lets sites join late, new sites are
+    accepted, but a missing site never is. The result is None if nothing differs, for a new run,
+    without a run directory, and without silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
@@ -282,9 +289,9 @@ def check_same_sites(beginning: Beginning) -> Problem:
 def check_early_stopping(beginning: Beginning) -> Problem:
     """Return a SettingError if no site can report the validation metric for early stopping.
 
-    The result is None if the metric is "none", or if ``_may_report`` is True for at least one site
-    that measures on validation samples. Without this check, the run would train all its rounds and
-    then find no best round.
+    The result is None if the metric is "none", or if the validation labels of at least one site
+    that measures on them can define the metric: AUC needs samples of all classes, for example.
+    Without this check, the run would train all its rounds and then find no best round.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     measuring = []
@@ -363,8 +370,9 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
     """Return the names of all silos, or an empty list if the server cannot know the names.
 
     If only the hospitals know how many silos exist, the names are those in the operator's registry.
-    In a simulation, and for all other data sets, the names come from the data set. The list is
-    empty without a registry, or if the data set cannot be read.
+    In a simulation, and for all other data sets, the names come from the data set. The names from a
+    registry are sorted. The list is empty if a registry is needed but missing, or if the data set
+    cannot be read.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -379,6 +387,8 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line with classes and sample counts for each simulated site with the user's own data.
+
+    An example is "site a: classes no, yes; samples: 80 train, 10 val, 10 test".
 
     The line lets the user check how fedsilo has read the files. Nothing is yielded for real sites
     or for built-in data sets. A site without label counts is skipped. Classes without names are
@@ -406,8 +416,8 @@ def refused_nodes(participants: Participants, common: CommonSettings) -> Iterato
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line if a single site reports more than 90 % of all training samples.
 
-    Nothing is yielded for fewer than three sites, or if weights were agreed beforehand
-    ('run.site-weights').
+    A site without label counts counts as 0 samples. Nothing is yielded for fewer than three sites,
+    or if weights were agreed beforehand ('run.site-weights').
     """
     sizes = {}
     for name, facts in participants.facts.items():

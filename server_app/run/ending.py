@@ -17,18 +17,25 @@ from rich.console import Console
 
 from fedsilo.core import metric_names
 from fedsilo.core.methods import title_of
-from fedsilo.core.one_line import abbreviate, join_names, reason_of
+from fedsilo.core.one_line import abbreviate, reason_of
 from fedsilo.core.plugins import stated_digests
-from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.versions import processor
 from fedsilo.datasets.registry import data_set
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.checkpoints import BestRound, statistics_as_lists, write_model
+from fedsilo.server_app.records.partial_means import (
+    describe_hidden,
+    describe_partial_means,
+    find_hidden,
+    sites_without,
+)
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.shown import Floors
 from fedsilo.server_app.run.site_comparison import unlike_columns_document
 from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
@@ -101,6 +108,10 @@ def write_end(
 def _build_seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
     """Build the entry 'seconds' of summary.json.
 
+    Args:
+        parts: the name of each part of the run -> its duration in seconds.
+        recorder: has the working time of each site.
+
     Returns:
         The duration of each part in seconds, rounded to three decimals, and under "sites" each
         site's total working time in seconds.
@@ -120,8 +131,9 @@ def _write_documents(
 ) -> None:
     """Write evidence.json and the method's own documents.
 
-    evidence.json is written only if ``evidence_document`` is not empty. If a document cannot be
-    built or written, ``say`` prints a line about it, and the other documents are still written.
+    evidence.json is written only if a site has reported evidence, which only evidential networks
+    do. If a document cannot be built or written, ``say`` prints a line about it, and the other
+    documents are still written.
     """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
@@ -140,7 +152,7 @@ def _write_documents(
 
 @contextmanager
 def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block. If it raises, print the reason and that ``document`` cannot be written.
+    """Run the block. If it raises, print by ``say`` why ``document`` cannot be written.
 
     The exception is not raised again.
     """
@@ -153,7 +165,8 @@ def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[No
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     """Build the content of privacy.json: the data that left the sites, bytes, and any guarantee.
 
-    Without differential privacy, the guarantee is the sentence that there is none.
+    The keys are those of ``privacy_document``, such as "leaves each site", "guarantee" and
+    "epsilon". Without differential privacy, the guarantee is the sentence that there is none.
     """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -169,7 +182,7 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 
 
 def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
-    """Build the part of summary.json that holds the results.
+    """Build the part of summary.json that holds the results. Nothing in it is hidden.
 
     The part has the run's identity, the final test metrics by site with their means, the means of
     the final validation metrics, the reason for an early stop (None if there was none), the
@@ -210,18 +223,29 @@ def _distributions_of(method: Method) -> dict[str, str]:
 
 
 def show_end(
-    directory: RunDirectory, method: Method, summary: Mapping[str, Any], console: Console
+    directory: RunDirectory,
+    method: Method,
+    recorder: Recorder,
+    summary: Mapping[str, Any],
+    console: Console,
 ) -> None:
     """Print the reason for an early stop, the test results, the best round and the run directory.
 
     If the run knows only means over sites, a line of means replaces the table. If early stopping
     found no best round, a line says so. Parts that the summary does not have are left out.
+
+    Args:
+        directory: the run directory, whose path the last line names.
+        method: the run's method, for its settings and the sites' facts.
+        recorder: has the metrics of the last round, which decide what may be shown.
+        summary: the content of summary.json.
+        console: prints the lines.
     """
     say = printer(console)
     if summary["stopped"]:
         say(summary["stopped"])
     if summary["sites"]:
-        _show_table(method, summary, console)
+        _show_table(method, floors_of(method, recorder, summary["rounds"]), summary, console)
     # A run at trust 'sums' knows only the mean
     elif summary["mean"]:
         say(summaries.mean_line(summary["mean"]))
@@ -237,44 +261,55 @@ def show_end(
     say(f"run directory: {directory.path}")
 
 
-def _show_table(method: Method, summary: Mapping[str, Any], console: Console) -> None:
-    """Print the table of test results.
+def floors_of(method: Method, recorder: Recorder, rounds: int) -> Floors:
+    """Return the rules on what may be shown of a run whose last round is ``rounds``."""
+    last = {split: recorder.values(rounds, split) for split in SPLITS}
+    silos = run_directory.silos_document(method.participants)
+    return Floors(method.common, silos, rounds, last)
 
-    If the AUC is a headline metric of the data set, a line names the sites whose AUC is unreliable:
-    those with fewer than 'privacy.sums-min-count' test samples of at least one class.
+
+def _show_table(
+    method: Method, floors: Floors, summary: Mapping[str, Any], console: Console
+) -> None:
+    """Print the table of test results that may be shown, as reports and ``fedsilo compare`` do.
+
+    Lines below the table name the metrics that are hidden at a site, and the sites that a mean
+    leaves out.
+
+    Args:
+        method: the run's method, for its settings and sites.
+        floors: decides which metrics may be shown.
+        summary: the content of summary.json, nothing hidden.
+        console: prints the table and the lines.
     """
-    shown, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
+    headline, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
+    sites = floors.shown_summary(summary)["sites"]
     title = summaries.title_of_results(summary)
-    print_table(console, summaries.result_table(summary["sites"], groups, title, shown))
-    floor = method.common.sums_min_count
-    few = few_of_a_class(method.participants.facts, floor)
-    if "auc" in shown and few:
-        say = printer(console)
+    hidden = find_hidden(summary["sites"], sites, headline)
+    print_table(console, summaries.result_table(sites, groups, title, headline, hidden))
+    names = list(method.participants.facts)
+    over = {
+        "dataset": summary["dataset"],
+        "lacking": sites_without(sites, names),
+        "site_count": len(names),
+    }
+    say = printer(console)
+    lines = describe_partial_means([over], headline)
+    lines += describe_hidden(hidden, method.common)
+    for line in lines:
+        say(line)
+    if hidden:
         say(
-            f"a class has fewer than {floor} test samples at {join_names(few)}: balanced accuracy "
-            "and AUC are unreliable there, so reports do not show them"
+            "metrics.csv has all values, for yourself; for data without patients set "
+            "'privacy.sums-min-count' to 1"
         )
-
-
-def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
-    """Return the sites that have fewer than ``floor`` test samples of at least one class.
-
-    A site that sends no test label counts is left out. A class without test samples counts as 0.
-    """
-    few = []
-    for site, facts_of_site in facts.items():
-        counts = facts_of_site.label_counts.get("test")
-        # A site that sends no counts is not judged
-        if counts and min(counts) < floor:
-            few.append(site)
-    return few
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return site -> metric -> value, without all metrics per class and per bin.
 
-    Metrics whose name ``read_metric`` does not recognise are left out too. A site stays even if
-    none of its metrics remain.
+    Metrics per site (routing) stay. Metrics whose name ``read_metric`` does not recognise are left
+    out too. A site stays even if none of its metrics remain.
     """
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():
@@ -294,6 +329,9 @@ def evidence_document(values: summaries.Values) -> dict[str, Any]:
 
     The families are "reliability" and "certainty". A site without bins is left out, and so is a
     family without sites, so the document is empty if no site reported bins.
+
+    Args:
+        values: site -> metric -> value, on the test samples.
     """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):

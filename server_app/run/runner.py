@@ -88,7 +88,7 @@ def run(
                 loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
             summary = write_end(directory, loop, hooks, seconds, say)
-    show_end(directory, loop.method, summary, console)
+    show_end(directory, loop.method, hooks.recorder, summary, console)
     return directory
 
 
@@ -120,6 +120,10 @@ def changed_software(directory: RunDirectory) -> str:
     compared only if it was installed at the start and still is. Python and fedsilo's git revision
     are compared too. Changes are sorted by name. The result is an empty string if nothing has
     changed, or if the directory has no config.toml.
+
+    Raises:
+        RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.
+        SettingError: config.toml cannot be read, or the run uses a removed setting.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -165,8 +169,8 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
 
     Real sites get norm-clip, because it limits the influence of one hospital and hardly changes an
     honest run (docs/results/norm-clip.csv). Simulations, runs with secure aggregation, and methods
-    that do not support norm-clip get the mean, as in the papers. Any rule other than 'auto' is
-    returned unchanged.
+    that do not support norm-clip (with these settings) get the mean, as in the papers. Any rule
+    other than 'auto' is returned unchanged.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     if common.aggregation != AUTO:
@@ -188,7 +192,11 @@ def assemble(
 ) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop and its hooks. A resumed run starts from its newest checkpoint, if any.
 
-    If the aggregation 'auto' becomes "norm-clip", a line is printed. ``SITE_CHECKS`` run first.
+    If the aggregation 'auto' becomes "norm-clip", a line is printed. Before that, the checks of the
+    sites (``SITE_CHECKS``) run.
+
+    Returns:
+        The loop, at its starting state, and the hooks that the end of the run needs.
 
     Raises:
         FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
@@ -267,6 +275,12 @@ def write_beginning(
     silos.json is always written anew. cut.json, the split of the images into silos, is written only
     for a simulation whose data set fedsilo splits at random. An existing config.toml is kept,
     because the run is then resumed.
+
+    Args:
+        directory: the run directory.
+        settings: the run's settings.
+        participants: the sites that answered, with their facts.
+        launch: the engine and resources for config.toml; empty if unknown.
     """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():

@@ -31,10 +31,10 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Return the columns whose mean at one site is far from the other sites' means.
 
-    ``compare_sites`` decides how far is too far. Each result names the column and the site. The
-    list is empty if the level of trust is not 'server', or if no site sends sums. A site is left
-    out for a column in which it has fewer values than the largest 'sums-min-count' of the run and
-    of all sites that send sums.
+    The means must differ by a factor of five, or as by a known change of unit (``compare_sites``).
+    Each result names the column and the site. The list is empty if the level of trust is not
+    'server', or if no site sends sums. A site is left out for a column in which it has fewer values
+    than the largest 'sums-min-count' of the run and of all sites that send sums.
     """
     if common.trust != SERVER:
         return []
@@ -53,9 +53,9 @@ def unlike_columns_document(
 ) -> list[dict[str, str]]:
     """Build the entry 'unlike-columns' of summary.json, one mapping for each unlike column.
 
-    Each mapping has the column, its title, the site, their relation and a question for the site. It
-    has no means, because pages show it, and the mean of a column with few different values reveals
-    a count.
+    Each mapping has the strings "column", "title", "site", "relation" (how far apart, in words) and
+    "question" (for the site). No entry has means, because pages show it, and the mean of a column
+    with few different values reveals a count.
     """
     found = find_unlike_columns(participants, common)
     entries = []
@@ -66,9 +66,10 @@ def unlike_columns_document(
 
 
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line for each of the first ten results of ``find_unlike_columns``.
+    """Yield one line for each column whose mean at one site is far from the other sites' means.
 
-    If there are more than ten results, a last line says how many remain.
+    At most ten columns are described. If there are more, a last line says how many. Nothing is
+    yielded unless the level of trust is 'server'.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -99,8 +100,9 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
     """Yield one line with the number of samples that more than one site has, if there are any.
 
     The line names neither samples nor sites. Real sites are compared by the digests of whole
-    splits. Simulated sites with the user's own data are also compared sample by sample. Nothing is
-    yielded unless the level of trust is 'server', because at other levels sites send no digests.
+    splits. Simulated sites with the user's own data are also compared sample by sample, and the
+    larger number counts. Nothing is yielded unless the level of trust is 'server', because at other
+    levels sites send no digests.
     """
     if common.trust != SERVER:
         return
@@ -116,9 +118,10 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples in splits that are identical at two or more sites.
+    """Count the samples that two or more sites have in identical splits (the same digest).
 
-    Splits are compared by their digests. A split counts once, no matter how many sites have it.
+    Such a split is counted once, however many sites have it, and also if one site has it as train
+    and another as test. Empty splits are ignored.
     """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
@@ -132,7 +135,7 @@ def _count_in_equal_splits(participants: Participants) -> int:
 
 
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
-    """Count the distinct samples that more than one simulated site has.
+    """Count the distinct samples that more than one simulated site has, in any of their splits.
 
     The result is 0, without a count, if the inputs of all sites together exceed 1 GiB, or if a
     site's files cannot be read.

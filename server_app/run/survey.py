@@ -37,6 +37,9 @@ def run_survey(
     ``say`` prints one line for each refused node, one line that lists the sites, and one with the
     file's path.
 
+    Returns:
+        The new directory, which has no other file.
+
     Raises:
         FedsiloError: no site answers, or the directory exists already. Nothing is written then.
     """
@@ -53,7 +56,16 @@ def run_survey(
 
 
 def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any]:
-    """Build survey.json: each site's answer, the distances between sites, and the refused nodes."""
+    """Build survey.json: each site's answer, the distances between sites, and the refused nodes.
+
+    The keys are "version" (1), "run", "dataset", "asked" (UTC time), "sites" (site -> its answer),
+    "columns" (title and level names of each column, from this machine's schema), "distances" (split
+    -> the result of ``distances``) and "refused" (a line for each).
+
+    Args:
+        surveyed: the sites' answers, and the refused nodes.
+        common: the settings of the survey.
+    """
     answers = surveyed.answers
     sites: dict[str, dict[str, Any]] = {}
     for site, answer in answers.items():
@@ -81,6 +93,10 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
 
     Labels are compared only if both sites declare the same classes. A feature is compared only if
     both sites declare it in the same way.
+
+    Args:
+        answers: site -> its answer.
+        split: "train", "val" or "test".
 
     Returns:
         "labels" and "features", each a list of entries with ``sites`` (two names) and ``distance``

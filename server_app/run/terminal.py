@@ -63,10 +63,11 @@ def printer(console: Console) -> Callable[..., None]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table. On a terminal, ``fit_table`` first fits the table to the terminal's width.
+    """Print a table on the console.
 
-    If the output is not a terminal, no cell is wrapped, because a program may read the rows. The
-    table may then be wider than the console.
+    On a terminal, text is wrapped to the terminal's width, and if the columns do not fit side by
+    side, several tables are printed. If the output is not a terminal, no cell is wrapped, because a
+    program may read the rows. The table may then be wider than the console.
     """
     if console.is_terminal:
         console.print(*fit_table(table, console.width), sep="\n")
@@ -150,7 +151,8 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
 def _measure_widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
     """Return the width, in characters, of the widest part in a column's header and cells.
 
-    ``split`` cuts each text into its parts, such as lines or numbers. The result is at least 1.
+    ``split`` cuts each text into its parts, such as lines or numbers. A wide character, such as a
+    Chinese one, counts as 2. The result is at least 1.
     """
     widest = 1
     for text in (column.header, *column.cells):
@@ -171,8 +173,8 @@ def _measure_table(widths: Sequence[int]) -> int:
 def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
     """Draw progress bars for rounds and sites while the ``with`` block runs.
 
-    A thread redraws the bars every half second, and they disappear at the end. Nothing is drawn if
-    the output is not a terminal.
+    A thread reads the progress and redraws the bars every half second, and they disappear at the
+    end. Nothing is drawn if the output is not a terminal.
 
     Args:
         console: the console. The bars are drawn below the lines that it prints.

@@ -110,7 +110,8 @@ class DisTrans(FedAvg):
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after one gradient step towards each returned offset.
 
-        The steps run in the order of site names, in float64, from the weights in ``state``.
+        The steps run in the order of site names, in float64, from the weights in ``state``, which
+        stay unchanged. Without replies no step is taken.
         """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.task.classes
@@ -128,7 +129,10 @@ class DisTrans(FedAvg):
         return embedding
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
-        """Return the embedding's weights and the offset that it computes for each site, float32."""
+        """Return the embedding's weights and the offset that it computes for each site, float32.
+
+        The weights have the prefix ``_EMBEDDING``; a site's offset is ``OFFSETS<site>``.
+        """
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
             for site in self.participants.sites():

@@ -112,6 +112,13 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
 def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
     """Derive a 32-byte key for the purpose ``use`` from two sites' ECDH secret, by HMAC-SHA256.
 
+    Different purposes give unrelated keys.
+
+    Args:
+        private: this site's private key.
+        public: the other site's public key.
+        use: the purpose and context, as ``words`` encodes them.
+
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
     """
@@ -184,9 +191,10 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     so the caller must verify the result.
 
     Raises:
-        SiteError: the shares have different lengths, two shares have the same place, or the shares
-            cannot be combined.
+        SiteError: there are no shares, they have different or impossible lengths, two shares have
+            the same place, or the shares cannot be combined.
     """
+    # A share begins with its place, 4 bytes, and the secret comes in blocks of 16
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
     # A share is its place, 4 bytes, and blocks of 16 bytes; Flower's function does not check this
@@ -241,7 +249,9 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number from a record of secure aggregation. A bool does not count as a number.
+    """Read a whole number, of any sign, from a record of secure aggregation.
+
+    A bool or a float does not count as a whole number.
 
     Raises:
         SiteError: the value under ``key`` is missing, or is not a whole number.

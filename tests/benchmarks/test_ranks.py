@@ -1,9 +1,13 @@
 """Means, intervals, ranks and Friedman's test, by hand."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.ranking.config import Benchmark
+from benchmarks.ranking.page import Benchmarked
 from benchmarks.ranking.ranks import (
     chosen_runs,
     equals,
@@ -11,7 +15,7 @@ from benchmarks.ranking.ranks import (
     relative_costs,
     results_table,
 )
-from benchmarks.ranking.rows import Row
+from benchmarks.ranking.rows import Row, Rows
 
 
 def row(method: str, seed: int, rate: float, validation: float, test: float, **more: object) -> Row:
@@ -81,6 +85,16 @@ def test_costs_are_geometric_means_of_multiples_of_fedavg() -> None:
     costs = relative_costs(pd.DataFrame(records))
     assert costs["moon"] == pytest.approx({"bytes": 4.0, "seconds": 2.0})
     assert costs["fedavg"] == pytest.approx({"bytes": 1.0, "seconds": 1.0})
+
+
+def test_means_that_are_equal_as_shown_share_a_rank(tmp_path: Path) -> None:
+    means = {"fedavg": 0.8004, "moon": 0.7996, "local": 0.79}
+    rows = [row(name, seed, 0.1, 0.6, mean) for name, mean in means.items() for seed in (0, 1)]
+    benchmark = Benchmark(seeds=2, rates=[0.1, 0.2], experiments={"one": "accuracy"}, methods={})
+    file = Rows(tmp_path / "rows.csv")
+    file.rows.extend(rows)
+    found = Benchmarked("benchmark", benchmark, file, {"one": {"dataset": "digits"}})
+    assert found.rankings["all settings"].ranks == {"fedavg": 1.5, "moon": 1.5, "local": 3.0}
 
 
 def test_methods_of_equal_metrics_are_named() -> None:

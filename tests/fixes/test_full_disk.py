@@ -11,7 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from fedsilo.cli.__main__ import StandardOutput
 from fedsilo.cli.main import main
 from fedsilo.core.errors import DataError
 from fedsilo.core.files import atomic_files
@@ -149,24 +151,33 @@ def test_a_run_that_could_not_begin_leaves_nothing_and_says_to_start_again(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 def test_a_full_standard_output_is_named_and_the_run_is_complete(tmp_path: Path) -> None:
-    # Digits have no notice. One that cannot be printed ends the command before anything trains
-    quiet = [word.replace("heart-synthetic", "digits") for word in RUN]
-    small = ("--set", "split.silos=2", "--set", "split.silo-train-size=40")
+    # The notice on these data comes before anything is trained
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "fedsilo.cli", *quiet, *small, "--out", str(tmp_path)],
+            [sys.executable, "-m", "fedsilo.cli", *RUN, "--out", str(tmp_path)],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
             check=False,
         )
     assert done.returncode == 1
-    assert "error: standard output cannot be written: No space left on device" in done.stderr
-    assert "standard output cannot be written (No space left on device); the run continues" in (
-        done.stderr
-    )
+    assert done.stderr.count("standard output cannot be written (No space left on device)") == 1
     assert "cannot be kept up to date" not in done.stderr
     assert (tmp_path / "r" / "summary.json").is_file()
+
+
+def test_a_reader_that_leaves_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in ``fedsilo simulate ... | head -1``: the lines after the first find no reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    output = StandardOutput(os.fdopen(writer, "wb"), "utf-8")
+    console = Console(file=output)
+    for _ in range(3):
+        console.print("round 1/3")  # Rich would end the process at a broken pipe
+        output.flush()  # as multiprocessing does before it starts a process
+    assert isinstance(output.fault, BrokenPipeError)
+    output.close()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_download_that_does_not_fit_does_not_blame_the_network(

@@ -633,12 +633,12 @@ def test_a_patient_is_explained_by_weights_answers_and_distances(
     method = opened("picsr", routed, **stage("router"))
     found = explain_sample(method, "test", 3)
     truth = int(method.silo.test.labels[3])
-    assert found.title.startswith(f"s1a, test row 3: truth {truth}; probabilities are of '9'")
+    assert found.title.startswith(f"s1a, test row 3: truth {truth}; ")
     network, sample = method.open().eval(), method.silo.test.inputs[3:4]
     with torch.no_grad():
         assert found.weights == network.log_weights(sample)[0].exp().tolist()
         answer = network(sample)[0, 9].exp().item()
-    assert found.title.endswith(f"the mixture gives it {answer:.3f}")
+    assert found.title.endswith(f"of '9' is {100 * answer:.1f} %")
     assert found.experts == list(SITES)
     mixed = sum(w * a for w, a in zip(found.weights, found.answers, strict=True))
     assert mixed == pytest.approx(answer, abs=1e-5)

@@ -47,8 +47,10 @@ class LineStyle:
 def colours(names: Sequence[str]) -> dict[str, str]:
     """Assign a colour, ``#rrggbb``, to each name.
 
-    Up to eleven names get colours that are easy to tell apart, in a fixed order. If there are more
-    names, all of them get ``shades`` instead.
+    Up to eleven names get colours that are easy to tell apart, in the order of ``names``. If there
+    are more names, all of them get ``shades`` instead.
+
+    A name that occurs twice gets one colour. An empty sequence gives an empty mapping.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
@@ -57,7 +59,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 def shades(names: Sequence[str]) -> dict[str, str]:
     """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``.
 
-    The colours are those of the colour map viridis. A single name gets the darkest colour.
+    The colours are those of the colour map viridis. They are evenly spaced over the lower 95 % of
+    the map. A single name gets the darkest colour.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
@@ -69,8 +72,8 @@ def shades(names: Sequence[str]) -> dict[str, str]:
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
     """Assign a colour, a marker and a dash to each name.
 
-    Colour and marker change with every name, and the dash after every seven names. The first 56
-    styles are all different.
+    Colour and marker change with every name, and the dash after every seven names. Each of them
+    starts again when its list is used up. The first 56 styles are all different.
     """
     return {
         name: LineStyle(

@@ -75,10 +75,10 @@ def annotated_heat_map(
     """Draw a table of numbers as a heat map, with two decimals in each cell.
 
     Args:
-        axes: the panel.
+        axes: the panel, which is drawn on. Its title, ticks and image are set.
         values: a list of numbers for each row; None is drawn as "-".
-        rows: labels of the rows.
-        columns: labels of the columns.
+        rows: labels of the rows, from the top.
+        columns: labels of the columns, from the left.
         title: the panel's title.
         top: the number that gets the darkest colour; None or 0 for the largest absolute value.
         signed: whether colours run from -top to top, with white at 0; otherwise from 0 to top.

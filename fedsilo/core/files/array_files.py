@@ -37,14 +37,16 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     Args:
         path: the file.
         names: the arrays to read. Other arrays in the file are ignored.
-        most: the most bytes that one array's member of the archive may have, unpacked.
+        most: the most bytes that one array may have, unpacked and with its npy header.
 
     Returns:
-        Name -> array.
+        Name -> array, in the order of ``names``. No file makes this function execute code: arrays
+        of Python objects are refused.
 
     Raises:
         DataError: the file is missing or damaged, an array is missing or too large, or all arrays
-            together are larger than ``check_members`` allows.
+            together unpack to more than 1 GiB and more than 16 times the file's size on disk (see
+            ``most_unpacked``).
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -83,6 +85,8 @@ def _find_members(
 def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
     """Read one array, after checking that its header matches the size of its member.
 
+    ``entry`` is the archive's member ``<name>.npy``.
+
     Raises:
         DataError: the member does not begin like an npy file.
         ValueError: the header does not match the member's size, or the array holds Python objects.
@@ -111,7 +115,8 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
         start: these first bytes (magic bytes and version), which were already read.
 
     Returns:
-        The shape, whether the order is Fortran's, and the type.
+        The shape, whether the order is Fortran's (columns first) rather than C's, and the type.
+        After the call, the member's position is that of the first value.
 
     Raises:
         ValueError: the version is unknown, or numpy never writes such a header.

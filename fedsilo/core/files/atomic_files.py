@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-STANDARD_OUTPUT = "standard output cannot be written"  # used in place of a file name
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the numbers of an OSError if a disk or a quota is full
 _DISK = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS)
 _NOT_REGULAR = "it is not a regular file"
@@ -27,7 +26,8 @@ def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
 
     Args:
         path: the file. Its last part must not be a symbolic link; earlier parts may be.
-        flags: flags as for ``os.open``.
+        flags: flags as for ``os.open``, such as ``os.O_RDONLY``. Flags against blocking and links
+            are added.
         mode: permissions of a file that is created.
 
     Raises:
@@ -61,9 +61,9 @@ def read_regular(path: Path) -> bytes:
 def naming(name: Path | str) -> Iterator[None]:
     """Add ``name`` as the file name to an OSError in the block about a full or failing disk.
 
-    If a write fails, Python's error has no file name. An error that has one, and any other error,
-    is not changed; an error of a download, for example, has nothing to do with the file. All errors
-    are raised again.
+    Python's error of a failed write has no file name. An error that has one, and an OSError for any
+    other reason, is not changed; an error of a download, for example, has nothing to do with the
+    file. All errors are raised again.
     """
     try:
         yield
@@ -85,9 +85,13 @@ def write_atomically(
 ) -> None:
     """Write ``content`` to ``path`` so that a reader sees either the old content or all of the new.
 
-    The parent folder is made if it is missing. Processes that write the same path take turns. If
-    ``lasting``, the file is synchronised to the disk and survives a power cut. A string is written
-    as UTF-8.
+    Processes that write the same path take turns, and the last one wins.
+
+    Args:
+        path: the file. A missing parent folder is made.
+        content: bytes, or a string, which is written as UTF-8.
+        mode: the file's permissions, also if an earlier file had others.
+        lasting: whether to synchronise the file to the disk, so that it survives a power cut.
 
     Raises:
         OSError: the file cannot be written. The error names the file, and an earlier file stays
@@ -144,12 +148,62 @@ def _open_part(path: Path) -> tuple[Path, int]:
             return Path(name), handle
 
 
+@contextmanager
+def hold_name(path: Path) -> Iterator[bool]:
+    """Keep other processes from holding the name of ``path`` while the ``with`` block runs.
+
+    Yields False if another process holds the name. The lock is on the file ``.<name>.held`` next
+    to ``path``, which is removed afterwards, as is a parent folder that was made for it and is
+    empty. A file system without locks holds nothing, and True is yielded.
+    """
+    held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = _lock_name(held)
+    if handle is None:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        # Removed while it is locked; who opened it before finds that it is gone, and makes another
+        held.unlink(missing_ok=True)
+        os.close(handle)
+        if is_new_parent:
+            with suppress(OSError):  # a run is in it, or another process has begun one
+                path.parent.rmdir()
+
+
+def _lock_name(held: Path) -> int | None:
+    """Lock the file ``held`` and return its open descriptor; None if another process has it."""
+    while True:
+        handle = open_regular(held, os.O_WRONLY | os.O_CREAT)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return None
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                os.close(handle)
+                raise
+            return handle
+        # The process that had it may have removed it after it was opened here
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), held.stat()):
+                return handle
+        os.close(handle)
+
+
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Lock an open file or folder, and return whether it is now locked.
+    """Lock an open file or folder by ``flock``, and return whether it is now locked.
 
     By default the function waits for other processes. It returns False if the file system does not
     support locks or, with ``LOCK_NB`` in ``operation``, if another process holds the lock. Other
     OSErrors are raised.
+
+    Args:
+        handle: the descriptor of the open file or folder. Closing it ends the lock.
+        operation: flags as for ``fcntl.flock``.
     """
     try:
         fcntl.flock(handle, operation)
@@ -164,7 +218,8 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
 
-    Scratch folders with the same ``name`` that killed processes left behind are removed first.
+    Scratch folders with the same ``name`` that killed processes left behind are removed first;
+    those that a running process still uses stay, because they are locked. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
@@ -199,8 +254,14 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    With ``replace``, an existing ``target`` is deleted. Without it, a ``target`` that is not empty
-    stays, because another process made it meanwhile, and the new folder is deleted.
+    A missing parent folder is made. With ``replace``, an existing ``target`` is deleted. Without
+    it, a ``target`` that is not empty stays, because another process made it meanwhile, and the new
+    folder is deleted without an error.
+
+    Args:
+        target: the new folder's path.
+        fill: writes the content into an empty folder, whose path it gets.
+        replace: whether to delete an existing ``target``.
 
     Raises:
         OSError: the folder cannot be written. For a full disk, the error names ``target``. Errors

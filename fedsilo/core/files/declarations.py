@@ -50,6 +50,8 @@ class FileModel(BaseModel):
     def _check_keys(cls, content: Any) -> Any:
         """Check the content's keys before pydantic checks its values, and return it unchanged.
 
+        Keys are compared with the fields' aliases. An optional key may be missing.
+
         Raises:
             PydanticCustomError: the content is not a mapping, or a key is unknown or missing.
         """
@@ -63,10 +65,10 @@ class FileModel(BaseModel):
 
     @classmethod
     def _find_key_fault(cls, content: Any) -> str | None:
-        """Return the first fault in the content's keys as a predicate; None if all keys are right.
+        """Return the first fault in the content's keys; None if all keys are right.
 
-        An example is "lacks the key 'mean'". Unknown keys are reported before missing keys. Content
-        that is not a mapping is a fault too.
+        The fault follows the content's name, as in "lacks the key 'mean'". Unknown keys are
+        reported before missing keys. Content that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():
@@ -113,8 +115,10 @@ def check_content(
     Args:
         kind: a ``FileModel`` or another type that pydantic can check.
         content: the content, as parsed from YAML.
-        refuse: builds the error from a sentence about the first fault.
-        quoted: whether the sentence may quote the wrong value.
+        refuse: builds the error from a complete sentence about the first fault, without the file's
+            name.
+        quoted: whether the sentence may quote the wrong value. A patient's value must not be
+            quoted.
 
     Returns:
         The content as an instance of ``kind``.
@@ -143,8 +147,8 @@ _WORDS = {
 def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
     """Build the sentence about one of pydantic's errors: its place, then the fault.
 
-    A sentence from ``fault`` is returned without a place. If ``quoted``, the wrong value follows
-    the place, unless it is a mapping.
+    A sentence that ``fault`` made is complete and is returned without a place. If ``quoted``, the
+    wrong value follows the place, unless it is a mapping. The place of the whole content is "it".
     """
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":
@@ -179,7 +183,7 @@ def place_of(path: tuple[int | str, ...]) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Convert a string, number or date to a string in the Unicode form NFC.
+    """Convert a string, number or date to a string by ``str``, in the Unicode form NFC.
 
     Raises:
         PydanticCustomError: the value has another type (such as the bool that YAML makes of 'yes'),
@@ -212,7 +216,8 @@ def number(least: float, most: float) -> BeforeValidator:
 def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
     """Build a validator for a whole number from ``least`` to ``most``, both included.
 
-    If ``in_words`` is not empty, the error shows it in place of ``most``.
+    True, False, and floats such as 3.0 are refused. If ``in_words`` is not empty, the error shows
+    it in place of ``most``.
     """
     return _build_range_check(
         least, most, f"a whole number from {least} to {in_words or most}", (int,)
@@ -224,8 +229,8 @@ def _build_range_check(
 ) -> BeforeValidator:
     """Build a validator for a value of exactly one of ``types``, from ``least`` to ``most``.
 
-    ``wanted`` describes the allowed values in the validator's error. True and False do not count as
-    numbers.
+    Both bounds are included. ``wanted`` describes the allowed values in the validator's error,
+    after "must be". True and False do not count as numbers, and an int is not accepted for a float.
     """
 
     def check(value: Any) -> Any:

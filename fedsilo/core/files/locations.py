@@ -38,8 +38,8 @@ def find_places(data_dir: str, cache_dir: str) -> Places:
     """Return the data folder and the cache folder, from the arguments or else the environment.
 
     An empty argument counts as not set; then $FEDSILO_DATA or $FEDSILO_CACHE is used. If that is
-    empty too, the data folder is None, and the cache is ~/.cache/fedsilo. The folders need not
-    exist.
+    empty too, the data folder is None, and the cache is ~/.cache/fedsilo. A '~' is expanded. The
+    folders need not exist.
     """
     cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
     data = data_dir or os.environ.get("FEDSILO_DATA", "")
@@ -70,7 +70,8 @@ def weight_paths(named: str, places: Places) -> list[Path]:
     """List the paths where a weights file may be, in the order in which they are tried.
 
     The first is in the cache's folder of backbones, and the second in the data folder, if one is
-    named. If ``named`` is an absolute path, it is the only path in the list.
+    named. If ``named`` is an absolute path or begins with '~', it is the only path in the list.
+    Whether any of the files exist is not checked.
     """
     given = Path(named).expanduser()
     if given.is_absolute():

@@ -44,7 +44,7 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 
     Args:
         target: the folder.
-        fill: writes the files into a new folder.
+        fill: writes the files into a new folder, whose path it gets.
         read: reads the folder. It need not check the content, because the seal has a digest of each
             file.
 
@@ -52,7 +52,8 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
         The result of ``read``.
 
     Raises:
-        DataError: the folder cannot be made, or ``read`` raises OSError, ValueError or EOFError.
+        DataError: the folder cannot be made, ``read`` raises OSError, ValueError or EOFError
+            although the folder is still there, or ten attempts fail.
     """
     for _ in range(_ATTEMPTS):
         _ensure_sealed(target, fill)
@@ -83,7 +84,8 @@ def _inode_of(folder: Path) -> int | None:
 def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
     """Make and seal the folder if it is missing, was altered or has no valid seal.
 
-    ``fill`` writes the files. Replacing an existing folder is logged as a warning.
+    ``fill`` writes the files. Replacing an existing folder is logged as a warning. A valid folder
+    is left as it is, and ``fill`` is not called.
 
     Raises:
         DataError: the folder cannot be written, or ``fill`` raises a DataError.
@@ -121,11 +123,11 @@ def seal(folder: Path, name: str) -> None:
 
 
 def fault(folder: Path) -> str | None:
-    """Return the fault of a sealed folder, such as 'have no seal'; None if it is unaltered.
+    """Describe the fault of a sealed folder, such as 'have no seal'; None if it is unaltered.
 
-    The fault is a predicate of the folder's files. The files are hashed only if the size, times or
-    inode of a file changed since the last check. A folder that cannot be read is a fault too, so
-    nothing is raised.
+    The text follows a plural subject such as "the cached data in ...". The files are hashed only if
+    the size, times or inode of a file changed since the last check; a successful check is then
+    noted in the folder. A folder that cannot be read is a fault too, so nothing is raised.
     """
     try:
         sealed = _read_seal(folder)
@@ -155,7 +157,7 @@ def _read_seal(folder: Path) -> dict[str, str]:
     """Read a folder's seal: file name -> SHA-256.
 
     Raises:
-        FileNotFoundError: the seal is missing.
+        FileNotFoundError: the seal or the folder is missing.
         ValueError: the seal is damaged, lists no files, or belongs to a folder of another name.
     """
     content = json.loads((folder / SEAL).read_text())
@@ -174,7 +176,10 @@ def _list_files(folder: Path) -> set[str]:
 
 
 def _read_stamps(folder: Path, names: Iterable[str]) -> Stamps:
-    """Return file name -> [size, modification time, change time, inode], with times in ns."""
+    """Return file name -> [size, modification time, change time, inode], with times in ns.
+
+    Raises FileNotFoundError if one of ``names`` is not in the folder.
+    """
     stamps = {}
     for name in names:
         facts = (folder / name).stat()

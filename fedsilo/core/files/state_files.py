@@ -29,6 +29,8 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
     """Return a SHA-256 over ``arrays`` (names, types, shapes, bytes) and ``facts``.
 
     The order of names and keys does not matter.
+
+    ``facts`` must be what JSON can represent.
     """
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(arrays):
@@ -46,7 +48,7 @@ def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int =
     Args:
         path: the file.
         arrays: arrays by name.
-        facts: further values by name.
+        facts: further values by name, which JSON can represent.
         mode: the permissions of the file.
     """
     content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
@@ -57,6 +59,9 @@ def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int =
 
 def load_state(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Read the arrays and the facts that ``save_state`` stored, and check their digest.
+
+    Returns:
+        The arrays by name, and the facts by name. Tuples among the facts come back as lists.
 
     Raises:
         CheckpointError: the file is missing, cut short, altered, too large, or not a state file.

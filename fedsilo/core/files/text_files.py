@@ -48,8 +48,8 @@ def decode_text(content: bytes) -> str:
     A byte-order mark is removed.
 
     Raises:
-        ValueError: the bytes are not such text. The error is a predicate that names the format that
-            they seem to have, and the remedy.
+        ValueError: the bytes are not such text. The error's text follows the file's name ("is a
+            Parquet file, ..."), and names the remedy. Bytes of 0 are refused too.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -70,9 +70,9 @@ def decode_text(content: bytes) -> str:
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
     """Return the reason why a file must not be read as a whole; None if it may be read.
 
-    The reason is a predicate: the path is a pipe or a device, or has more than ``most`` bytes. A
-    folder, and a file that is missing or forbidden, give None, because reading them raises a better
-    error.
+    The reason follows the file's name ("is not a file"): the path is a pipe or a device, or has
+    more than ``most`` bytes. A folder, and a file that is missing or forbidden, give None, because
+    reading them raises a better error.
     """
     try:
         found = path.stat()
@@ -96,10 +96,11 @@ def normalise_name(name: str) -> str:
 def same_text(token: str) -> str:
     """Normalise the text of a value so that equal values become equal texts.
 
-    Blanks at both ends are removed, Unicode is composed (NFC), and a plain decimal number loses
-    superfluous zeros: '4.0' becomes '4'. 'nan' becomes lower case. Numbers with an exponent stay
-    unchanged, because ward '1E1' is not ward '10'. So do numbers whose absolute value is 2^53 or
-    more.
+    Blanks at both ends are removed, and Unicode is composed (NFC). A plain decimal number takes the
+    form that Python gives its float64, without superfluous zeros or a plus sign: '4.0' and '+4'
+    become '4', and '0.00001' becomes '1e-05'. So numbers that differ only beyond 17 significant
+    digits become equal. 'nan' becomes lower case. Numbers with an exponent stay unchanged, because
+    ward '1E1' is not ward '10'. So do numbers whose absolute value is 2^53 or more.
     """
     text = normalise_name(token)
     if text.lower() == "nan":
@@ -144,7 +145,9 @@ class Marks:
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
     """Split a CSV text into its non-empty lines: (line number in the file, cells).
 
-    The number of cells may differ between lines.
+    The number of cells may differ between lines. If a quoted cell contains line ends, the number is
+    that of the record's last line. Python's non-strict csv module reads the text, so faulty quotes
+    are mostly accepted.
 
     Raises:
         DataError: the text is not valid CSV. The error names the file (``where``) and the line.
@@ -161,7 +164,8 @@ def read_rows(
 ) -> list[tuple[int, dict[str, str]]]:
     """Read a CSV file with a header: (line number in the file, column -> value) for each row.
 
-    Blanks at both ends of names and values are removed.
+    Blanks at both ends of names and values are removed, and Unicode in names is composed (NFC).
+    Values stay strings and may be empty. A file with only a header gives an empty list.
 
     Args:
         path: the file.
@@ -193,7 +197,10 @@ def read_rows(
 def _find_header_fault(
     header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
 ) -> str | None:
-    """Describe all faults in a CSV file's column names as a sentence; None if there are none.
+    """Describe all faults in a CSV file's column names as a clause; None if there are none.
+
+    A needed column may be missing, a column may be unknown (unless ``optional`` is None), or a name
+    may occur twice.
 
     Column names that are neither needed nor optional are counted but not quoted, because in a file
     without a header they would be a patient's values.

@@ -31,7 +31,8 @@ def most_unpacked(path: Path) -> int:
     """Return the largest allowed size, in bytes, of the unpacked content of a file.
 
     It is 1 GiB, or the value of FEDSILO_MOST_UNPACKED if that is set, but at least 16 times the
-    size on disk. A missing file counts as 0 bytes.
+    size on disk. The size on disk is that of the allocated blocks, so a sparse file counts as
+    small. A missing file counts as 0 bytes.
 
     Raises:
         SettingError: FEDSILO_MOST_UNPACKED is not a whole number above 0.
@@ -50,7 +51,8 @@ def most_unpacked(path: Path) -> int:
 def unpacked_fault(path: Path, size: int) -> str | None:
     """Explain why unpacking a file to ``size`` bytes is refused; None if it is allowed.
 
-    The limit is ``most_unpacked(path)``. The text continues a sentence that begins with the path.
+    The limit is ``most_unpacked(path)``: 1 GiB or $FEDSILO_MOST_UNPACKED, but at least 16 times the
+    file's size on disk. The text continues a sentence that begins with the path.
     """
     most = most_unpacked(path)
     if size <= most:
@@ -62,7 +64,7 @@ def unpacked_fault(path: Path, size: int) -> str | None:
 
 
 def check_unpacked(path: Path, size: int) -> None:
-    """Check that a packed file unpacks to at most ``most_unpacked`` bytes.
+    """Check that a packed file unpacks to at most ``most_unpacked`` bytes (1 GiB by default).
 
     Args:
         path: the packed file.
@@ -83,7 +85,8 @@ def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
     inflates more of a member than the size in the member's entry.
 
     Raises:
-        DataError: a member has another compression method, or ``check_unpacked`` rejects the total.
+        DataError: a member has another compression method, or the members' stated sizes together
+            are above ``most_unpacked``.
     """
     size = 0
     for entry in entries:
@@ -112,7 +115,7 @@ def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
 
 def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path) -> int:
-    """Unpack a zip's member to the file ``to``, and return its number of bytes.
+    """Unpack a zip's member to the file ``to``, replacing it, and return the number of bytes.
 
     Raises:
         DataError: the member has more bytes than ``most_unpacked`` allows. The file ``to`` is then

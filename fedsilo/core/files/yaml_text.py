@@ -49,15 +49,17 @@ class YamlError(ValueError):
 def read_yaml(
     path: Path, error: type[FedsiloError], parse: Callable[[str, str], Any] | None = None
 ) -> Any:
-    """Read a YAML file and return its content.
+    """Read a YAML file in UTF-8, and return its content. An empty file gives None.
 
     Args:
         path: the file.
         error: the class of the error that is raised if the file cannot be used.
-        parse: parses a text, given the file's path for errors; None for ``parse_yaml``.
+        parse: parses a text, given the text and the file's path for errors; None for
+            ``parse_yaml``.
 
     Raises:
-        FedsiloError: an ``error``, if the file cannot be read or ``parse`` raises a YamlError.
+        FedsiloError: an ``error``, if the file cannot be read, has more than 1 GiB, is not UTF-8,
+            or ``parse`` raises a YamlError.
     """
     fault = file_fault(path)
     if fault is None:
@@ -89,7 +91,8 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
     Raises:
         YamlError: the text is not valid YAML, has a key twice in a mapping, refers to itself, or is
-            nested too deeply or too large for a declaration.
+            too large for a declaration. The limits are 2^19 characters, 300 in a single text, 32
+            levels and 1,000,000 values.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -142,7 +145,8 @@ def _refuse_deep(text: str) -> None:
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
     """Check a node with all nodes below it, and return the number of its values.
 
-    A value counts as often as aliases repeat it. A mapping or list counts as a value too.
+    A value counts as often as aliases repeat it. A mapping or list counts as a value too, so an
+    empty one gives 1.
 
     Args:
         node: the node.
@@ -152,7 +156,8 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
             number is 0, which reveals a node inside itself.
 
     Raises:
-        YamlError: a text or key has a fault, a node is inside itself, or there are too many values.
+        YamlError: a text or key has a fault, a node is inside itself, or there are more than
+            1,000,000 values.
     """
     known = sizes.get(id(node))
     if known == 0:
@@ -181,9 +186,10 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
 
 
 def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
-    """Return the fault in a scalar's text as a predicate of the file; None for a good text.
+    """Describe the fault in a scalar's text; None for a good text.
 
-    A text has a fault if it has control characters or more than 300 characters.
+    The description follows the file's name ("contains a character that ..."). The text must have at
+    most 300 characters, no control characters other than tab and line ends, and no lone surrogates.
     """
     if _UNWRITABLE.search(node.value):
         return f"contains a character that is not text (line {_line_of(node)})"
@@ -194,9 +200,11 @@ def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
 
 
 def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
-    """Return the fault of a mapping that has a key twice, as a predicate; None if all keys differ.
+    """Describe the first key that a mapping has twice; None if all keys differ.
 
-    Only the mapping's own keys are compared, not those of mappings inside it.
+    The description follows the file's name ("has the key 'a' twice (line 3)"). Only the mapping's
+    own keys are compared, not those of mappings inside it. Keys that are lists or mappings are
+    skipped.
     """
     keys = set()
     for key_node, _ in node.value:
@@ -222,8 +230,8 @@ def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
 def parse_structure(key: str, text: str, example: str) -> Any:
     """Parse the text of the setting ``key`` as YAML into a mapping or a list.
 
-    Strings such as "1e-3", which YAML 1.1 does not read as numbers, become floats. An empty text
-    gives an empty mapping or list.
+    Strings such as "1e-3", which YAML 1.1 does not read as numbers, become floats at any depth. An
+    empty text gives an empty mapping or list. The keys and values are not checked.
 
     Args:
         key: the setting, for errors.
@@ -253,7 +261,11 @@ def parse_structure(key: str, text: str, example: str) -> Any:
 
 
 def with_numbers(content: Any) -> Any:
-    """Replace strings such as '1e-3' in parsed YAML by floats, at any depth. Keys stay strings."""
+    """Replace strings such as '1e-3' in parsed YAML by floats, at any depth. Keys stay strings.
+
+    Only digits with an exponent are replaced: "1e5" becomes 100000.0, but "5" and "1.5" stay
+    strings. The argument is not changed.
+    """
     if isinstance(content, dict):
         return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):

@@ -47,6 +47,9 @@ class OwnSettings:
 
         This base class always returns None. A site with a reason is left out before training
         begins, and 'run.min-sites' decides whether the run continues without it.
+
+        Args:
+            facts: what the site said about itself before training, such as its sizes and classes.
         """
         return None
 

@@ -128,6 +128,8 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     The digest of a site's private state still includes these defaults, so that states of earlier
     versions can be opened.
 
+    Settings without a group are always returned.
+
     Args:
         settings: today's settings by key. A removed setting of a method's group is returned only if
             a key here has the same group.
@@ -154,9 +156,9 @@ class _Notes:
             self._unsaid[former] = key
 
     def tell(self) -> None:
-        """Log one warning that lists the former names read since the last one, with their new keys.
+        """Log one warning that lists former names of settings, with their new keys.
 
-        Nothing is logged if there are no such names.
+        The names are those read since the last warning. Nothing is logged if there are none.
         """
         if not self._unsaid:
             return
@@ -183,7 +185,7 @@ def with_current_keys(
     """Replace former names of settings by today's keys. Other keys stay.
 
     Args:
-        values: anything by key, such as settings or a grid of them.
+        values: anything by key, such as settings or a grid of them. It is not changed.
         where: the file that the settings come from, for errors; empty if the user typed them.
         quietly: whether to leave former names out of the note that ``tell_renamed`` logs, because
             users cannot change the record of a run.
@@ -220,7 +222,8 @@ def current_settings(
     Args:
         values: settings by key.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: whether to leave former names out of the note, see ``with_current_keys``.
+        quietly: whether to log no note about former names, because users cannot change a run's
+            record.
 
     Raises:
         SettingError: a removed setting does not have its former default, a setting has a choice

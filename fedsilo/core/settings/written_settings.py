@@ -22,14 +22,15 @@ def flat_values(
 ) -> dict[str, Value]:
     """Convert grouped settings from a file to flat ones, with keys ``group.key``.
 
-    If the value of a setting is a YAML string, a file may also give the mapping or list itself,
-    which becomes JSON. Former names of settings are replaced by today's keys. Unknown settings are
-    kept.
+    Flat keys may occur too, and stay. If the value of a setting is a YAML string, a file may also
+    give the mapping or list itself, which becomes JSON. Former names of settings are replaced by
+    today's keys. Unknown settings are kept, and an empty group is refused.
 
     Args:
         content: the content of a file, or a part of it.
         where: the source, which begins each error; empty for none.
-        quietly: whether to leave former names out of the note, see ``with_current_keys``.
+        quietly: whether to log no note about former names, because users cannot change a run's
+            record.
 
     Raises:
         SettingError: a setting that does not take YAML has a list or mapping as value. Or a setting
@@ -56,6 +57,11 @@ def _single_value(key: str, value: Any, where: str) -> Value:
     """Convert a setting's value from a file to one that Flower's run config can hold.
 
     If the setting takes a YAML string, a mapping or list becomes JSON. Other values stay unchanged.
+
+    Args:
+        key: the setting, with its group.
+        value: the value, as parsed.
+        where: the source, which begins the error; empty for none.
 
     Raises:
         SettingError: a value that did not become JSON is not a bool, a number or a string.

@@ -87,7 +87,10 @@ class HospitalWorker:
     started: int = 0  # the number of tasks since the worker began
 
     def start(self, token: str) -> None:
-        """Fork a process that answers the task of ``token``, and add the process to ``running``."""
+        """Fork a process that answers the task of ``token``, and add the process to ``running``.
+
+        The call returns at once in this process. The new process never returns from it.
+        """
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
         sys.stderr.flush()
@@ -123,9 +126,9 @@ class HospitalWorker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Tell whether the worker should be restarted.
+        """Return whether the worker should be restarted.
 
-        It should be restarted after many tasks, or if it has started a task and has more than one
+        It should be restarted after 1000 tasks, or if it has started a task and has more than one
         thread. A fork copies only the thread that calls it, so other threads would be missing in
         the child. OpenBLAS's threads do not count, because its pool ends itself before a fork.
         """
@@ -134,7 +137,11 @@ class HospitalWorker:
 
 
 def preload() -> None:
-    """Import the modules that messages need, so that forked processes share them."""
+    """Import the modules that messages need, so that forked processes share them.
+
+    Their objects are then exempt from garbage collection (``gc.freeze``), which would copy the
+    shared pages. All objects of the process at that moment are exempt.
+    """
     for name in _MODULES:
         importlib.import_module(name)
     for package in _PACKAGES:
@@ -149,6 +156,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
     fail again. Otherwise it is 0. SIGTERM ends the process with code 0.
+
+    Args:
+        arguments: the worker's arguments; None for the process's own.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -187,9 +197,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
-    """Request tasks and start them while the process with id ``hospital`` is this one's parent.
+    """Request tasks from the SuperNode, and start a process for each, until the parent ends.
 
     A worn worker without running tasks replaces itself by a new process.
+
+    Args:
+        worker: starts and reaps the processes that answer.
+        client: the client of the SuperNode's Runtime API.
+        hospital: the id of the hospital's process, which is this one's parent. When it is not any
+            more, the call returns.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -215,6 +231,8 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
     """Ask for a task; the response may contain none. Return None if the SuperNode does not answer.
 
+    Any other HTTP error counts as no answer.
+
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
     """
@@ -232,7 +250,7 @@ def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 
 def runs_any_app(site_file: Path) -> bool:
-    """Tell whether a site file allows executing a run's own app (its key 'app' is "any").
+    """Return whether a site file allows executing a run's own app (its key 'app' is "any").
 
     Returns False if the file cannot be read or parsed.
     """
@@ -248,7 +266,7 @@ def runs_any_app(site_file: Path) -> bool:
 def _become_task(answer: Callable[[str], int], token: str) -> None:
     """Answer the task in this new process, then end it without the parent's cleanup.
 
-    The exit code is that of ``answer``, or 1 after an error, which is logged.
+    It never returns. The exit code is that of ``answer``, or 1 after an error, which is logged.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
@@ -266,7 +284,12 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Replace this process by Flower's own, which executes the app received with the run.
 
-    If Flower's command is not installed, the function returns.
+    Only if Flower's command is not installed, the function returns.
+
+    Args:
+        address: the address of the SuperNode's Runtime API.
+        token: identifies the task at the SuperNode.
+        hospital: the id of the process whose end ends Flower's process.
     """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
@@ -281,7 +304,16 @@ def _run_theirs(address: str, token: str, hospital: int) -> None:
 def _runtime_client(
     address: str, component: str, interceptor: Any, **options: Any
 ) -> RuntimeHttpClient:
-    """Return a client of the SuperNode's Runtime API that presents itself as ``component``."""
+    """Return a client of the SuperNode's Runtime API that presents itself as ``component``.
+
+    It uses plain HTTP, because it stays on the loopback.
+
+    Args:
+        address: the Runtime API's address, host:port.
+        component: the name that the SuperNode checks, such as "flwr-clientapp".
+        interceptor: adds the token or secret to each request.
+        options: further arguments of Flower's client.
+    """
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,  # it stays on the loopback
@@ -292,14 +324,15 @@ def _runtime_client(
 
 
 def answer_task(address: str, token: str, answer: Answer) -> bool:
-    """Fetch a task's message from the SuperNode and answer it; tell whether a reply was sent.
+    """Fetch a task's message from the SuperNode, answer it, and return whether a reply was sent.
 
     Errors are logged and not raised. The SuperNode is told in every case that the task has ended.
 
     Args:
         address: the address of the SuperNode's Runtime API, on the loopback.
         token: identifies the task at the SuperNode.
-        answer: makes a reply from the message, the context and the run's app.
+        answer: makes a reply from the message, the context and the run's app. If it raises an
+            error, the reply is an error with only the type.
     """
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
@@ -357,7 +390,7 @@ def _client(address: str, secret: bytes) -> RuntimeHttpClient:
 
 
 def _read_secret(path: Path) -> bytes:
-    """Read the secret that the worker shares with the SuperNode.
+    """Read the secret that the worker shares with the SuperNode: the whole file, as bytes.
 
     Raises:
         SettingError: the file is empty or unreadable.

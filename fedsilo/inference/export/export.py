@@ -297,7 +297,8 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
         run: the run of the model.
         model: the model.
         form: the format, one of ``FORMATS``.
-        folder: the folder to write, which must not exist.
+        folder: the folder to write. The caller checks that it does not exist: a folder that has
+            files is left as it is, and the export is dropped.
 
     Raises:
         ExportError: the model cannot be written in this format, or the program's answers differ.

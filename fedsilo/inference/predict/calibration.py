@@ -53,9 +53,9 @@ class Calibration:
     scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
-        """Return the highest score that a class may have in a prediction set of this ``coverage``.
+        """Return the highest score a class may have in a prediction set with this ``coverage``.
 
-        A class's score is one minus its probability.
+        The score of a class is 1 minus its probability.
 
         Raises:
             SettingError: the calibration has too few rows for that coverage.

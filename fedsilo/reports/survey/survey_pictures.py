@@ -93,9 +93,10 @@ def _picture(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Picture | None:
-    """Draw the counts of the first ten sites; None if all their counts are suppressed or 0.
+    """Draw one chart of the first ten sites' counts, with suppressed counts hatched.
 
-    ``key`` is the picture's name, unique on its page. Suppressed counts are hatched.
+    Returns None if every count is suppressed or 0. ``key`` is the picture's name, unique on its
+    page.
     """
     # Before the check for counts, because only these sites would have bars
     shown = dict(list(counts.items())[:_MAX_SITES])

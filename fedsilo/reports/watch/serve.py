@@ -24,8 +24,8 @@ from fedsilo.reports.watch.view import (
     traffic_text,
 )
 from fedsilo.runs.finished_run import FinishedRun
-from fedsilo.runs.shown import Row
 from fedsilo.server_app.records.progress import bytes_text, clock
+from fedsilo.server_app.records.shown import Row
 
 _FOOT = "This page reloads every two seconds. It only reads files; closing it changes nothing."
 

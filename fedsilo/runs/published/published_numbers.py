@@ -299,11 +299,11 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
-    """Merge the numbers of rows: the first row's, plus further metrics of the same runs.
+    """Return the first row's numbers, completed with metrics from later rows about the same runs.
 
-    A paper may print further metrics of a setting in another table. A row is about the same runs if
-    all its accuracies equal the first row's; other rows are ignored. The first row's numbers take
-    precedence.
+    A paper may print further metrics of its runs in another table. A row is about the same runs if
+    its accuracies equal the first row's in each part that it has; other rows are skipped. The
+    earliest row that has a number decides.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsilo.runs.published.published_numbers import Numbers, Published
+from fedsilo.server_app.records.summary import NONE
 from fedsilo.server_app.run.terminal import print_table, printer
 
 
@@ -36,7 +37,7 @@ def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequ
 
     The table has a row for each site, distribution or "all" that both the run and the paper have.
     It has two columns (run, paper) for each metric in ``headline`` that the paper prints. A missing
-    number gives an empty cell.
+    number of the run is "n/a", and one of the paper is empty.
 
     Args:
         summary: the content of ``summary.json``.
@@ -57,7 +58,7 @@ def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequ
             continue
         cells = []
         for metric in metrics:
-            cells += [_cell(measured[name], metric), _cell(row, metric)]
+            cells += [_cell(measured[name], metric) or NONE, _cell(row, metric)]
         style = ""
         if name == "all":
             style = "bold"

@@ -1,5 +1,9 @@
 import math
+import time
+import unicodedata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +33,14 @@ SCHEMA = TableSchema.model_validate(
 )
 HEADER = "sex,age,note,stage,pulse,sick\n"
 BARE = SCHEMA.model_copy(update={"header": False})
+
+
+def with_columns(columns: Sequence[Mapping[str, Any]]) -> TableSchema:
+    """Return the schema with other columns before its label."""
+    label = {"column": "sick", "classes": {"healthy": [0], "ill": [1, 2]}}
+    return TableSchema.model_validate(
+        {"columns": columns, "label": label, "sites": {"north": "north.csv"}}
+    )
 
 
 def parse(text: str, schema: TableSchema = SCHEMA) -> ParsedTable:
@@ -306,6 +318,24 @@ def test_every_row_of_the_file_is_a_row_of_the_table(
     assert table.rows[:, 2].tolist() == [float(sex == "m") for sex, *_ in rows]
     assert table.rows[:, 3:].sum(axis=1).tolist() == [float(stage > 1) for _, _, stage, _ in rows]
     assert table.labels.tolist() == [min(label, 1) for *_, label in rows]
+
+
+def test_a_header_and_levels_from_a_mac_are_those_of_the_schema() -> None:
+    columns = [{"name": "größe"}, {"name": "ward", "kind": "categorical", "levels": ["süd", "ost"]}]
+    schema = with_columns(columns)
+    text = unicodedata.normalize("NFD", "größe,ward,sick\n170,süd,0\n180,ost,1\n")
+    table = parse(text, schema)
+    assert table.rows.tolist() == [[170.0, 0.0], [180.0, 1.0]]
+
+
+def test_a_table_is_read_in_microseconds_a_cell() -> None:
+    """Of 12 microseconds a cell, 70 % went once into comparing each cell with the same marks."""
+    names = [f"c{number}" for number in range(30)]
+    schema = with_columns([{"name": name} for name in names])
+    text = f"{','.join(names)},sick\n" + f"{'1.25,' * 30}1\n" * 4000
+    began = time.process_time()
+    assert parse(text, schema).rows.shape == (4000, 30)
+    assert time.process_time() - began < 0.6  # 124,000 cells; on an idle core 0.1 s
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ def test_the_names_in_a_parquet_file_are_a_header_whatever_the_schema_says(tmp_p
     assert parse_table(read_table(path), bare, "rows").labels.tolist() == FRAME["ill"].tolist()
 
 
+def test_a_column_that_pandas_stored_as_the_index_is_found(tmp_path: Path) -> None:
+    FRAME.assign(patient=[f"P{place}" for place in range(12)]).set_index("patient").to_parquet(
+        tmp_path / "new.parquet"
+    )
+    rows = parse_new_rows(read_table(tmp_path / "new.parquet"), SCHEMA, "new.parquet", "patient")
+    assert list(rows.ids.values())[:2] == ["P0", "P1"]
+
+
 def test_a_formula_without_a_stored_value_is_not_a_missing_value(tmp_path: Path) -> None:
     lines = formulas(tmp_path / "a.xlsx")
     assert [cells[0] for _, cells in lines] == ["age", OPEN_FORMULA, OPEN_FORMULA]

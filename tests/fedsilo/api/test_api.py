@@ -120,7 +120,7 @@ def test_compare_uses_the_runs_that_are_there(tiny: Tiny, tmp_path: Path) -> Non
     simulate("local-digits", settings=named, seed=0, name="local-digits-seed0", out=tmp_path)
     found = compare(["local-digits"], seeds=1, settings=named, out=tmp_path, metrics=["acc*"])
     ours = found.results.query("experiment == 'local-digits' and group == 'all'")
-    recorded = load_run(tmp_path / "local-digits-seed0").summary["mean"]["accuracy"]
+    recorded = load_run(tmp_path / "local-digits-seed0").shown().summary["mean"]["accuracy"]
     assert ours["value"].tolist() == [recorded]
     html = found._repr_html_()
     assert "<td>local-digits</td>" in html

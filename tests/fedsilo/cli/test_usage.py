@@ -136,7 +136,8 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
     [
         (
             "simulate",
-            "set config out file plugin engine ray-address supernodes seed name track no-pictures",
+            "set config out file plugin engine ray-address supernodes seed name track no-pictures "
+            "dry-run",
         ),
         ("resume", "engine ray-address supernodes track plugin"),
         ("watch", "deployment once port"),
@@ -144,12 +145,12 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired unequal csv markdown latex picture",
+            "median tests paired unequal no-floor csv markdown latex picture json dry-run",
         ),
         ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
             "crossvalidate",
-            "folds repeats unequal csv markdown set config out file plugin jobs slurm",
+            "folds repeats unequal csv markdown json set config out file plugin jobs slurm",
         ),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
@@ -164,7 +165,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
             "port hospital json",
         ),
         ("doctor run", "deployment set config file plugin supernodes seed json"),
-        ("deploy status", "deployment"),
+        ("deploy status", "deployment json"),
         ("privacy plan", "samples epsilon delta counts-noise set config file plugin"),
         ("pretrain", "set config out file plugin save-as"),
         ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
@@ -279,3 +280,18 @@ def test_a_removed_option_names_what_to_use(
         said = capsys.readouterr().err
         assert removed.OPTIONS[command, option] in said
         assert said.count("\n") == 1
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--set", "dataset=heart-synthetic", "--out", str(tmp_path / "runs"), "--dry-run"]
+    assert main(["simulate", "picsr-heart", "--name", "hearts", *where]) == 0
+    printed = capsys.readouterr().out
+    assert "picsr on heart-synthetic, 4 sites" in printed
+    assert "would write: " in printed
+    assert main(["compare", "fedavg-heart", "local-heart", "--seeds", "2", *where]) == 0
+    assert "4 of 4 runs to do" in capsys.readouterr().out
+    assert main(["compare", "fedavg-heart", "--set", "train.batch-size=0", *where]) == 1
+    assert main(["deploy", "run", "fedavg-heart", "--dry-run", "--deployment", "nowhere"]) == 1
+    assert not list(tmp_path.iterdir())

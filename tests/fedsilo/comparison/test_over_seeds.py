@@ -67,7 +67,8 @@ def _table(folder: Path, **labels: str) -> list[str]:
     )
     (folder / "simulation.yaml").write_text(
         "experiments:\n  own:\n    config: {method: local, dataset: table, rounds: 1, "
-        f"local-steps: 1, dropout: 0.0, mc-passes: 0, device: cpu, data-dir: {tables}}}\n"
+        f"local-steps: 1, dropout: 0.0, mc-passes: 0, device: cpu, data-dir: {tables}, "
+        "privacy.sums-min-count: 1}\n"
     )
     arguments = ["compare", "own", "--file", str(folder / "simulation.yaml"), "--seeds", "1"]
     return [*arguments, "--out", str(folder / "out"), "--csv", str(folder / "t.csv")]
@@ -108,6 +109,15 @@ def test_what_would_fail_at_the_end_is_refused_before_any_run(
 ) -> None:
     assert main([*_table(tmp_path, one="01" * 12, two="011" * 8), *options]) == 1
     assert key in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_comparison_of_samples_too_few_to_be_shown_is_refused_before_any_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _table(tmp_path, one="01" * 12, two="011" * 8)
+    assert main([*command, "--set", "privacy.sums-min-count=10"]) == 1
+    assert "--no-floor" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -383,13 +393,14 @@ def _run_of(folder: Path, digests: dict[str, str], counts: tuple[int, int] = (1,
 def test_predicting_one_class_is_scored_on_each_split_there_is(
     tmp_path: Path, digests: str, seeds: int, mean: float
 ) -> None:
-    runs = []
+    planned = []
     for seed, counts in enumerate([(6, 2), (2, 6)]):  # groups of patients are of several sizes
         _run_of(tmp_path / f"x-{seed}", {"test": digests[seed]}, counts)
         keys = {"run.out": str(tmp_path), "run.name": f"x-{seed}", "seed": seed}
-        runs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), {}, "inline"))
+        planned.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), {}, "inline"))
     metrics = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
-    table = over_seeds(_results(runs, {"x": {0: metrics, 1: metrics}}, "test", "accuracy"))
+    runs = [job.directory for job in planned]
+    table = over_seeds(_results(planned, runs, {"x": {0: metrics, 1: metrics}}, "test", "accuracy"))
     constant = table[(table["method"] == "constant") & (table["group"] == "all")].iloc[0]
     assert (constant["mean"], constant["seeds"]) == (mean, seeds)
 
@@ -502,7 +513,7 @@ def test_the_error_of_a_run_comes_back_as_an_error_of_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = _table(tmp_path, one="01" * 12, two="011" * 8)
-    assert main([*command, "--set", "privacy.sums-min-count=31"]) == 1
+    assert main([*command, "--no-floor", "--set", "privacy.sums-min-count=31"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("fedsilo: error[run-failed]: own-seed0 failed: ")
     assert "sends no sums" in error

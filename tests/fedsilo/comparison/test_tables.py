@@ -13,10 +13,8 @@ from fedsilo.comparison.results import (
     TwoClassMetrics,
     chosen_metrics,
     constant_results,
-    describe_partial_means,
     experiment_results,
     of_split,
-    over_sites,
     pooled_balanced_accuracy,
 )
 from fedsilo.comparison.tables import (
@@ -120,7 +118,7 @@ def test_beside_a_papers_deviation_ours_is_told_of_the_sample_and_of_the_populat
     assert title == "mean ± sample sd (population sd, as published) over 3 seeds"
 
 
-def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_an_empty_cell() -> None:
+def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_is_not_available() -> None:
     def summary(auc: float) -> dict[str, Any]:
         return {
             "method": "local",
@@ -133,7 +131,7 @@ def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_an_empty_cell() -
     found = {(row.group, row.metric): row.mean for row in _rows(rows)}
     assert ("b", "auc") not in found
     assert found["a", "auc"] == found["all", "auc"] == pytest.approx(0.7)
-    assert "| x | b | 1.000 ± 0.000 |  |" in markdown_table(comparison_lines(rows)).splitlines()
+    assert "| x | b | 1.000 ± 0.000 | n/a |" in markdown_table(comparison_lines(rows)).splitlines()
     columns = comparison_table(rows).columns
     assert [column.header for column in columns] == [
         "experiment",
@@ -141,7 +139,7 @@ def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_an_empty_cell() -
         "test accuracy",
         "test auc",
     ]
-    assert list(columns[3].cells) == ["0.700 ± 0.141", "", "0.700 ± 0.141"]
+    assert list(columns[3].cells) == ["0.700 ± 0.141", "n/a", "0.700 ± 0.141"]
 
 
 def test_a_metric_that_only_some_seeds_have_is_over_those() -> None:
@@ -320,19 +318,3 @@ def test_a_bar_is_the_mean_over_seeds_at_a_site_and_a_panel_a_metric() -> None:
     deviations = [b.errorbar.lines[2][0].get_segments()[1][:, 1]]  # type: ignore[attr-defined]
     assert deviations[0].tolist() == pytest.approx([0.7 - 0.08**0.5, 0.7 + 0.08**0.5])
     assert [text.get_text() for text in figure.axes[1].get_xticklabels()] == ["north", "all"]
-
-
-def test_a_mean_names_the_sites_that_it_leaves_out() -> None:
-    lacking = {"auc": ["b"], "f1": ["b"], "kappa": [f"s{place}" for place in range(6)]}
-    summaries = [
-        {"dataset": "x", "lacking": {}, "site_count": 9},
-        {"dataset": "x", "lacking": lacking, "site_count": 9},
-        {"dataset": "y", "lacking": {"accuracy": ["c"]}, "site_count": 2},
-    ]
-    assert describe_partial_means(summaries, ["accuracy", "auc", "f1", "kappa"]) == [
-        "'all' of auc, f1 is the mean over 8 of 9 sites, without b",
-        "'all' of kappa is the mean over 3 of 9 sites",
-        "'all' of accuracy is the mean over 1 of 2 sites, without c",
-    ]
-    assert describe_partial_means(summaries[:1], ["accuracy", "auc"]) == []
-    assert over_sites(summaries[:2], "accuracy") == "over sites"

@@ -15,6 +15,7 @@ from fedsilo.cli.main import main
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.core.processes import app_folder, end_trees, free_ports, process_of, runs
+from fedsilo.deployment import commands
 from fedsilo.deployment import flower_commands as flower
 from fedsilo.deployment.commands import (
     MemberStatus,
@@ -23,6 +24,7 @@ from fedsilo.deployment.commands import (
     prepare,
     requested_node_config,
     status,
+    up,
 )
 from fedsilo.deployment.deployed_run import resume_command
 from fedsilo.deployment.deployment import (
@@ -36,6 +38,7 @@ from fedsilo.deployment.deployment import (
 )
 from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.server_app.config.operator_files import REGISTRY, read_registry
+from tests.support.errors import refuses
 
 
 @pytest.fixture
@@ -377,3 +380,16 @@ def test_a_whole_tree_of_processes_is_ended() -> None:
 
 def test_ports_are_free_and_differ() -> None:
     assert len(set(free_ports(5))) == 5
+
+
+def test_up_does_not_ignore_an_experiment_of_other_silos(
+    planned: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(planned)
+    monkeypatch.setattr(commands, "refuse_other_flower", lambda: None)
+    monkeypatch.setattr(commands, "_start_missing", lambda deployment, say: deployment)
+    with refuses(SettingError, "fedavg-digits", "s1a", "north, west", "--deployment"):
+        up(planned.folder, "fedavg-digits", DeploymentOptions(), print)
+    assert up(planned.folder, None, DeploymentOptions(), print).sites == ["north", "west"]
+    monkeypatch.setattr(commands, "_silos", lambda *_: ["west", "north"])
+    assert up(planned.folder, "own", DeploymentOptions(), print).sites == ["north", "west"]

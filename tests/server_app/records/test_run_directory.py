@@ -1,7 +1,11 @@
 """The run directory: its files, and the names and places that are refused."""
 
+import subprocess
+import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -12,10 +16,10 @@ from fedsilo.server_app.records.recorder import GrowingCsv
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     config_document,
+    free_name,
     only_writer,
     open_run_directory,
     runs_folder,
-    with_free_name,
     with_run_name,
 )
 from tests.support.errors import refuses
@@ -33,7 +37,8 @@ def test_a_name_that_exists_gets_the_next_free_number(
 ) -> None:
     def name_of(**settings: str | bool) -> str:
         given = {"run.out": str(tmp_path), "run.name": "run", **settings}
-        return with_free_name(resolve(given)).common.run_name
+        with free_name(resolve(given)) as named:
+            return named.common.run_name
 
     assert name_of() == "run"
     (tmp_path / "run").mkdir()
@@ -48,6 +53,39 @@ def test_a_name_that_exists_gets_the_next_free_number(
     assert f"to continue: fedsilo resume {tmp_path / 'run'}" in capsys.readouterr().out
     assert name_of(resume=True) == "run"
     assert name_of(**{"run.name": ".."}) == ".."  # refused when it is opened
+
+
+def test_runs_of_one_name_that_begin_at_once_get_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = resolve({"run.out": str(tmp_path / "out"), "run.name": "run"})
+    begun, names = Barrier(8), []
+
+    def begin(_: int) -> None:
+        begun.wait()
+        with free_name(settings) as named:
+            names.append(named.common.run_name)
+            begun.wait()  # none has a directory yet, as while the sites are asked
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(begin, range(8)))
+    assert sorted(names) == ["run", *(f"run-{number}" for number in range(2, 9))]
+    assert "another process is starting a run" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("*.held"))
+
+
+def test_a_name_is_free_again_after_its_process_was_killed(tmp_path: Path) -> None:
+    settings = resolve({"run.out": str(tmp_path), "run.name": "run"})
+    code = (
+        "import os, sys; from pathlib import Path\n"
+        "from fedsilo.core.files.atomic_files import hold_name\n"
+        "with hold_name(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
+    assert [path.name for path in tmp_path.iterdir()] == [".run.held"]
+    with free_name(settings) as named:
+        assert named.common.run_name == "run"
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_start_left_is_no_run_yet_and_anything_else_stays(tmp_path: Path) -> None:

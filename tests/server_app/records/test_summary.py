@@ -70,7 +70,7 @@ def test_the_table_shows_the_metrics_asked_for_in_that_order_and_none_that_nobod
         "test extra",
         "test accuracy",
     ]
-    assert _cells_of(lines, "s1a (D1)") == ["s1a (D1)", "", "0.800"]
+    assert _cells_of(lines, "s1a (D1)") == ["s1a (D1)", "n/a", "0.800"]
     assert _cells_of(lines, "all") == ["all", "1.000", "0.500"]
 
 

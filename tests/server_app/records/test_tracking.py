@@ -51,7 +51,7 @@ def without_tracker(
     from fedsilo.engines.inline_engine import run_inline
 
     named = {"run.name": "run", "run.out": str(tmp_path_factory.mktemp("none"))}
-    return run_inline(resolve(tiny("fedavg", rounds=2) | named), 3)
+    return run_inline(resolve(tiny("fedavg", rounds=2, sums_min_count=1) | named), 3)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_a_runs_means_are_told_and_the_run_is_the_same(
     without_tracker: RunDirectory,
 ) -> None:
     pytest.importorskip(track)
-    tracked = inline_run(tiny("fedavg", rounds=2) | {"track": track})
+    tracked = inline_run(tiny("fedavg", rounds=2, sums_min_count=1) | {"track": track})
     for file in ("metrics.csv", "model.safetensors", "silos.json", "privacy.json"):
         assert (without_tracker.path / file).read_bytes() == (tracked.path / file).read_bytes()
     metrics = [list(row.values()) for row in tracked.read_csv("metrics.csv")]
@@ -254,7 +254,7 @@ def test_a_run_has_about_twenty_tags_by_default(
     tiny: Callable[..., dict[str, Value]], inline_run: Callable[..., RunDirectory]
 ) -> None:
     pytest.importorskip("tensorboard")
-    run = inline_run(tiny("fedavg", rounds=2) | {"track": "tensorboard"})
+    run = inline_run(tiny("fedavg", rounds=2, sums_min_count=1) | {"track": "tensorboard"})
     told = _of_tensorboard(run.path)
     assert 15 <= len({tag for tag, _, _ in told}) <= 25
     assert not [tag for tag, _, _ in told if "s1a" in tag]

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from fedsilo.core.settings_schema import Value
-from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import ENDING, SUMMARY, RunDirectory
-from fedsilo.server_app.run.ending import evidence_document, few_of_a_class, without_bins
+from fedsilo.server_app.run.ending import evidence_document, without_bins
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 Tiny = Callable[..., dict[str, Value]]
@@ -92,16 +91,6 @@ def test_run_without_noise_or_tracking_has_neither_journal_nor_events(
     names = {path.name for path in directory.path.iterdir()}
     assert "tensorboard" not in names
     assert {"progress.json", "progress.prom"} <= names, "these are part of every run directory"
-
-
-def test_sites_with_few_test_samples_of_a_class_are_named() -> None:
-    facts = {
-        site: SiteFacts(site, site, (3,), 2, {"train": [20, 20], "test": counts}, {})
-        for site, counts in {"a": [12, 10], "b": [15, 1], "c": [12, 0]}.items()
-    }
-    facts["sums"] = SiteFacts("sums", "sums", (3,), 2, {}, {})
-    assert few_of_a_class(facts, 10) == ["b", "c"]
-    assert few_of_a_class(facts, 1) == ["c"]
 
 
 VALUES = {

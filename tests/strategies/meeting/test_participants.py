@@ -194,6 +194,14 @@ def test_sites_that_cannot_take_part_stop_the_run_with_all_their_reasons(
         meet_sites(grid_of(*REFUSING), dataclasses.replace(COMMON, min_sites=min_sites))
 
 
+def test_the_end_of_a_long_reason_says_what_to_do_and_stays() -> None:
+    advice = f"correct the file {'or its schema ' * 12}in {'folder/' * 8}north.csv"
+    broken = {"broken": f"{'long/path/' * 60}: {advice}"}
+    met = meet_sites(grid_of({"site": "s1a"}, broken), dataclasses.replace(COMMON, min_sites=1))
+    (told,) = met.refused
+    assert advice in told
+
+
 def test_refusals_of_one_reason_are_one_line_with_its_sites() -> None:
     refused = ["s2: no files: fetch them", "s1: no files: fetch them", "s3: too few", "nobody"]
     told = ["nobody", "s1, s2: no files: fetch them", "s3: too few"]

@@ -1,0 +1,124 @@
+"""Names the sites that a mean over sites is over, if some sites have no value, and says why.
+
+A reader would otherwise take a mean over some hospitals for one over all of them. The terminal,
+``fedsilo compare`` and the reports use these sentences.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedsilo.core.settings.common_settings import NOBODY, CommonSettings
+from fedsilo.server_app.records.summary import join_names
+
+Summary = Mapping[str, Any]
+SiteMetrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
+
+ALL_SITES = "over sites"  # the text for a mean that leaves out no site
+_NAMED = 5  # largest number of sites that a sentence names
+
+
+def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
+    """Return metric -> the sites that lack it, for metrics that some of ``sites`` have.
+
+    Metrics of all sites are left out.
+
+    Rows of ``metrics`` for other names, such as "all", are ignored. Metrics are in the order in
+    which the sites have them, and sites in the order of ``sites``.
+    """
+    known: dict[str, None] = {}
+    for site in sites:  # not 'all', the only row of a run at trust 'sums'
+        known |= dict.fromkeys(metrics.get(site, {}))
+    lacking: dict[str, list[str]] = {}
+    for metric in known:
+        without = [site for site in sites if metric not in metrics.get(site, {})]
+        if without:
+            lacking[metric] = without
+    return lacking
+
+
+def over_sites(summaries: Iterable[Summary], metric: str) -> str:
+    """Describe the sites of a mean: "over sites", or "over 3 of 4 sites, without va".
+
+    Args:
+        summaries: the summaries of runs on one data set, each with ``lacking``, metric -> sites
+            without it, and ``site_count``, the number of all sites. A site is left out if any of
+            them lacks ``metric`` there. More than five left-out sites are counted, but not named.
+        metric: the metric's name.
+
+    Returns:
+        The text; "over sites" if no site is left out, also without summaries.
+    """
+    without: dict[str, None] = {}
+    most_sites = 0
+    for summary in summaries:
+        without |= dict.fromkeys(summary["lacking"].get(metric, ()))
+        most_sites = max(most_sites, summary["site_count"])
+    if not without:
+        return ALL_SITES
+    text = f"over {most_sites - len(without)} of {most_sites} sites"
+    if len(without) <= _NAMED:
+        text += f", without {', '.join(without)}"
+    return text
+
+
+def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
+    """Build a sentence for each group of metrics whose means leave out the same sites.
+
+    Each data set has its own sentences, and equal sentences occur once. The list is empty if all
+    means are over all sites.
+
+    Args:
+        summaries: the summaries of runs, each with ``dataset``, ``lacking`` (metric -> sites
+            without it) and ``site_count`` (the number of all sites).
+        metrics: the metrics to describe, in order.
+    """
+    by_data: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        by_data.setdefault(str(summary["dataset"]), []).append(summary)
+    sentences: dict[str, None] = {}
+    for on_data in by_data.values():
+        metrics_of: dict[str, list[str]] = {}
+        for metric in metrics:
+            metrics_of.setdefault(over_sites(on_data, metric), []).append(metric)
+        for text, partial in metrics_of.items():
+            if text != ALL_SITES:
+                sentences[f"'all' of {', '.join(partial)} is the mean {text}"] = None
+    return list(sentences)
+
+
+def find_hidden(
+    metrics: SiteMetrics, shown: SiteMetrics, chosen: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return metric -> the sites that have it but must not show it, for the ``chosen`` metrics.
+
+    ``shown`` is the part of ``metrics`` that may be shown. A metric that is hidden nowhere is left
+    out.
+    """
+    hidden: dict[str, list[str]] = {}
+    for metric in chosen:
+        for site, row in metrics.items():
+            if metric in row and metric not in shown.get(site, {}):
+                hidden.setdefault(metric, []).append(site)
+    return hidden
+
+
+def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings) -> list[str]:
+    """Build a sentence for each group of metrics that are hidden at the same sites.
+
+    Each sentence names the metrics, the sites and the possible reasons. Without hidden metrics the
+    list is empty.
+
+    Args:
+        hidden: metric -> sites, from ``find_hidden``.
+        common: the run's settings, with the floor and the level of trust.
+    """
+    metrics_at: dict[str, list[str]] = {}
+    for metric, sites in hidden.items():
+        metrics_at.setdefault(join_names(sites), []).append(metric)
+    why = f"on fewer than {common.sums_min_count} samples, or revealing a value that is"
+    if common.trust == NOBODY:
+        why += ", or not sent at 'trust: nobody'"
+    sentences = []
+    for sites_text, metrics in metrics_at.items():
+        sentences.append(f"n/a at {sites_text}: {', '.join(metrics)} ({why})")
+    return sentences
