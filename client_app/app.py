@@ -174,7 +174,8 @@ def _summary(answering: Answering) -> RecordDict:
 def _prefix_site(context: Context) -> Iterator[None]:
     """Put the site's name before the text of a FedsiloError that the block raises.
 
-    At the hello or survey the server does not know the name yet.
+    The error keeps its type. At the hello or survey the server does not know the name yet. Other
+    exceptions pass unchanged.
     """
     try:
         yield

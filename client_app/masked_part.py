@@ -93,6 +93,8 @@ class MaskedPart:
     def failed_part(self) -> ArrayRecord:
         """Build the masked part of a site that could not answer: zeros, and 1 as a failure count.
 
+        It has the same arrays as a successful part, so the server cannot tell them apart.
+
         Raises:
             FedsiloError: the zeros cannot be masked, for example because the keys were used before.
         """
@@ -140,7 +142,10 @@ class MaskedPart:
         return dict(secure.mask(clipped, received, scaled_metrics))
 
     def _received_arrays(self) -> dict[str, NDArray]:
-        """Return the arrays of all records in the message, named ``<record>/<array>``."""
+        """Return the arrays of all records in the message, named ``<record>/<array>``.
+
+        Compressed arrays stay in their wire format.
+        """
         received = {}
         for record, arrays in self.content.array_records.items():
             for name, array in arrays.items():
@@ -240,7 +245,8 @@ class MaskedPart:
     def _sum_record(self, samples: int) -> SummedBefore | None:
         """Return this hospital's record of secret sums in all runs.
 
-        Returns None at a simulated site, or if the node config has no 'state-dir'.
+        Returns None at a simulated site, or if the node config has no 'state-dir'. ``samples`` is
+        'secure-samples', part of the settings that must not change between sums.
         """
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:
@@ -252,7 +258,10 @@ class MaskedPart:
 
     @contextmanager
     def prefix_round(self) -> Iterator[None]:
-        """Put the site and the round before the text of a FedsiloError that the block raises."""
+        """Put the site and the round before the text of a FedsiloError that the block raises.
+
+        The error keeps its type; other exceptions pass unchanged.
+        """
         try:
             yield
         except FedsiloError as error:

@@ -57,7 +57,9 @@ class PatientPrivacy:
     def steps(self, settings: CommonSettings) -> int:
         """Return the number of optimiser steps in a round.
 
-        In a private run it follows from the reported sample count, so it reveals nothing more.
+        In a private run it follows from the reported sample count, so it reveals nothing more. In
+        any other run it follows from the true count and the hospital's 'minimum-batch'. Nothing is
+        charged.
         """
         if settings.is_private():
             return private_steps(settings, sum(self.session.reported["train"]))

@@ -43,10 +43,10 @@ class APFLSite(SiteMethod):
         return Outgoing(network, send=w, keep=v)
 
     def _joint_loss(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
-        """Return a function that computes w's own loss plus the mixture's loss for a batch.
+        """Return a function of inputs and labels: w's own loss plus the mixture's loss for a batch.
 
         w gets gradients only from its own loss, because the mixture uses a detached copy of w. v
-        gets gradients only from the mixture's loss.
+        gets gradients only from the mixture's loss, scaled by its share in the mixture.
         """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class FedDBESite(SiteMethod):
     settings: FedDBESettings
 
     def admit(self, session: SiteSession) -> None:
-        """Check that the mean feature rests on enough training samples.
+        """Check that the mean feature rests on enough training samples, by the reported counts.
 
         Raises:
             SiteError: there are fewer than 'privacy.sums-min-count'.

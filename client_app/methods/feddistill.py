@@ -23,10 +23,10 @@ class FedDistillSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the others' mean logits, then send this site's own for each class.
+        """Train near the others' mean logits, then send this site's own mean logits of each class.
 
-        Mean logits have shape (classes,). A class with too few training samples is not sent. The
-        network is stored at the site.
+        Mean logits have shape (classes,), and are computed by the trained network. A class with too
+        few training samples is not sent. The network is stored at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -11,7 +11,8 @@ class FedPerSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network from the received shared arrays and the site's stored personal arrays.
 
-        In the first round the personal arrays are the run's initial ones.
+        In the first round the personal arrays are the initial ones that the server sent, else those
+        drawn from the seed.
         """
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)

@@ -40,6 +40,7 @@ class FedRepSite(FedPerSite):
             if part is rest:
                 objective = self.body_objective(lab, network)
             lab.fit(network, steps=count, aside=aside, objective=objective)
+        # The head must be trainable again, as it was before this training
         for name in head:
             trained[name].requires_grad_(True)
 

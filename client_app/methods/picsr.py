@@ -98,8 +98,8 @@ class PICSRSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network to measure; in the router stage also with each expert's mean weight.
 
-        In the router stage, the prediction for a single sample also gets its expert weights, as
-        ``weight.<site>``.
+        The mean weights are measured only on splits with enough samples. In the router stage, the
+        prediction for a single sample also gets its expert weights, as ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

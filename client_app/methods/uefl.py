@@ -39,8 +39,11 @@ class UEFLSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check that a private run needs no centroids, because centroids have no noise.
 
+        A run that is not private always passes.
+
         Raises:
-            SettingError: a private run would need centroids of features.
+            SettingError: the run is private, but 'uefl.codeword-start', 'uefl.refresh' or
+                'uefl.first-book' is "kmeans".
         """
         self.settings.refuse_exact_centroids(session.settings)
 
@@ -61,7 +64,8 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
 
-        If the hospital has its own cap on epsilon, the metric gets noise. No array leaves.
+        There must be validation samples. If the hospital has its own cap on epsilon, the metric
+        gets noise. No array leaves, and no other metric is measured.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))

@@ -162,6 +162,7 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     sizes = [len(counts) for counts in exact.values()]
     flat = torch.tensor([*chain.from_iterable(exact.values())], dtype=torch.int64)
     release = Release(1.0, noise, 1, None)  # a patient belongs to one count
+    # One release over all splits: a sample is in exactly one of their cells
     drawn = release.with_noise({"": flat * UNITS})[""].round()
     reported: Counts = {}
     for split, counts in zip(exact, torch.split(drawn, sizes), strict=True):

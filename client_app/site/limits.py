@@ -136,7 +136,8 @@ class Limits:
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
         """Yield a reason for each clip norm or noise of a private run that is outside its limits.
 
-        With an extreme value a run would train nothing and only probe the site.
+        The limits themselves are allowed. With an extreme value a run would train nothing and only
+        probe the site.
         """
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
@@ -156,9 +157,10 @@ class Limits:
     def drop_small_splits(
         self, metrics: Mapping[str, float], sizes: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics without those of splits with fewer than 'minimum-measured' samples.
+        """Return the metrics, without the metrics of splits with too few samples.
 
-        Metrics that belong to no split are returned too.
+        A split needs at least 'minimum-measured' samples. Metrics that belong to no split are
+        returned too.
 
         Args:
             metrics: value by key; ``<model>.<split>.<metric>`` belongs to a split.

@@ -108,7 +108,7 @@ class SiteState:
         """Write the state after ``instruction``; delete the states of all but the last two rounds.
 
         States newer than ``instruction`` are deleted too, because they belong to an attempt that
-        the server lost.
+        the server lost. ``arrays`` may be empty; their values are not checked.
 
         Raises:
             CheckpointError: the state cannot be written; all stored states remain.
@@ -138,7 +138,10 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted; empty without a folder."""
+        """Return the (round, step) of each stored state, sorted; empty without a folder.
+
+        Files whose name is not a state's are ignored.
+        """
         if not self.folder.is_dir():
             return []
         keys = []

@@ -92,7 +92,11 @@ class RunRecord:
             )
 
     def enter(self, message: Instruction) -> None:
-        """Count a message and its phase. Phase counts are stored only for the last two rounds."""
+        """Count a message and its phase; the caller has checked it and writes the record.
+
+        ``round`` becomes the highest round so far. Phase counts are stored only for the last two
+        rounds.
+        """
         self.messages += 1
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
@@ -170,6 +174,8 @@ class RunBook:
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
         # The entry with the empty name counts hellos and surveys, not a run
         """Check that a new run may begin within the hospital's quota of runs in 24 hours.
+
+        Hellos and surveys are not counted here.
 
         Raises:
             RefusedError: 'max-runs-per-day' or more runs have begun in the last 24 hours.

@@ -174,10 +174,10 @@ def _first_answer(
 
 
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
-    """Return the parts of a stored answer, by name.
+    """Return the parts of a stored answer, by name; the stored file does not change.
 
     Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now. The data are read with the settings of the first answer.
+    fingerprint now. The data are read again, with the settings of the first answer.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -344,6 +344,7 @@ class AnswerBuilder:
                 continue
             clipped = one
             if not self.site.simulated:  # simulated patients need no protection
+                # A single outlier could otherwise be read off the mean
                 within = one.values[split].clip(one.edges[0], one.edges[-1])
                 clipped = replace(one, values={split: within})
             values = self._known_values(clipped, split)

@@ -91,7 +91,11 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far."""
+        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far.
+
+        On a GPU the peak counts from the message's start, where ``Lab`` resets it; on a CPU it
+        covers all work of the process.
+        """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -173,6 +177,8 @@ def choose_compute(
 
 def _device_parts(device: str) -> tuple[str, int]:
     """Split a device such as "cuda:1" into its kind and its index; without an index, it is 0.
+
+    Whether the device exists is not checked.
 
     Raises:
         SettingError: the device is not "auto", "cpu", "cuda" or "cuda:N".

@@ -47,6 +47,7 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
         smallest: the minimum number of samples in a batch, if the epoch has that many.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
+    # The joined batch is larger than ``size``, which harms less than a batch of one
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
@@ -83,9 +84,10 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Split a batch of ``count`` samples into slices of ``size``; a ``size`` of 0 gives one slice.
+    """Split a batch of ``count`` samples into slices of ``size``, in order.
 
-    A last slice of one sample is joined to the previous slice.
+    A ``size`` of 0 gives one slice, and so does a batch of at most ``size`` samples. A last slice
+    of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -274,7 +276,8 @@ class _Steps:
         """Take one optimiser step for each batch of a pass.
 
         ``losses`` and ``samples`` are set to 0 first, and then add up over the pass. In fp16, a
-        batch with gradients that are not finite is skipped and does not count.
+        batch with gradients that are not finite is skipped and does not count. ``batches_of_pass``
+        has the sample numbers of each batch.
         """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:

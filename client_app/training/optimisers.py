@@ -87,6 +87,8 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     """Parse 'train.optimiser-arguments'; lists, such as Adam's betas, become tuples.
 
+    Whether the optimiser takes the arguments is not checked here.
+
     Raises:
         SettingError: the text is malformed, or names an argument that has its own setting.
     """
@@ -213,10 +215,10 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put the arrays of ``moments_of`` back into an optimiser.
+    """Put the arrays of ``moments_of`` back into an optimiser, on the parameters' device.
 
     A parameter begins with new moments if no arrays are stored for it, or if their shape differs
-    from its own.
+    from its own. Arrays for unknown parameters are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

@@ -178,6 +178,9 @@ def _check_arrays(
 ) -> Arrays:
     """Check a site's arrays and bring them into their normal form.
 
+    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are class
+    numbers.
+
     Returns:
         Samples (n, channels, height, width), float32 or uint8; labels (n,) int64; and the classes'
         names.
@@ -197,7 +200,10 @@ def _check_arrays(
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
-    """Explain why ``x`` is not an array of samples; '' if it is valid."""
+    """Explain why ``x`` is not an array of samples; '' if it is valid.
+
+    It must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
+    """
     if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
         return (
             f"x must be 8-bit numbers or floats (n, channels, height, width), but is {kind_of(x)}"
@@ -216,7 +222,10 @@ def _class_fault(classes: npt.NDArray[Any]) -> str:
 
 
 def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
-    """Explain why ``y`` does not have one class number per sample; '' if it has."""
+    """Explain why ``y`` does not have one class number per sample; '' if it has.
+
+    ``y`` must be integers (samples,), from 0 to ``classes`` - 1.
+    """
     has_form = y.shape == (samples,) and y.dtype.kind in "iu"
     if not has_form or (len(y) and not 0 <= y.min() <= y.max() < classes):
         return (

@@ -156,6 +156,8 @@ def check_file(path: Path) -> None:
 def check_pixels(height: int, width: int) -> None:
     """Check an image's size before the image is decoded.
 
+    Only the number of pixels counts, not the proportions.
+
     Raises:
         BrokenImageError: the image has no pixels, or more than ``MOST_PIXELS``.
     """

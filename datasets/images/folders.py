@@ -315,7 +315,8 @@ def refuse_existing(*paths: Path) -> None:
     """Check that no file exists at these paths, before the first of them is written.
 
     Raises:
-        DataError: a file or folder already exists at one of the paths.
+        DataError: a file or folder already exists at one of the paths. The error names the first
+            such path.
     """
     for path in paths:
         if path.exists():

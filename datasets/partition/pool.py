@@ -48,7 +48,7 @@ class CutPool:
     test_size: int = 0
 
     def split(self, part: str, rows: Rows) -> Split:
-        """Return the samples ``rows`` of a part as a split.
+        """Return the samples ``rows`` of a part as a split, in the order of ``rows``.
 
         If the pool has no validation part, rows of 'val' are taken from the training part.
         """
@@ -110,6 +110,9 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Join the samples of all own silos of a data set; each stays in its part (train, val, test).
+
+    Within a part the silos are mixed by label. All silos are loaded, which may create them in the
+    cache. The pool has no sizes of its own.
 
     Raises:
         DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
@@ -192,5 +195,6 @@ def _relative_places(labels: Labels) -> Labels:
     place = np.empty(len(labels))
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
+        # Centres of equal parts of 0..1: a small silo's samples spread as widely as a large one's
         place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
     return place

@@ -107,7 +107,8 @@ class _WithMasks(Endovascular):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Decode only the images with masks, (k, 2, size, size).
 
-        Images without masks are left out and do not count as faults.
+        Images without masks are left out and do not count as faults. ``kept`` has positions in the
+        whole ``index``.
         """
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])

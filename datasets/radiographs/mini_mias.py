@@ -134,7 +134,11 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _row_fault(row: Mapping[str, str]) -> str:
-    """Describe the first invalid column of a line, for an error; '' if all columns are valid."""
+    """Describe the first invalid column of a line, for an error; '' if all columns are valid.
+
+    The image must be a plain PNG name, the patient must not be empty, and tissue and severity must
+    be known values. Whether the file exists is not checked.
+    """
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"
     if not row["patient"]:

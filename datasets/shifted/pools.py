@@ -215,6 +215,7 @@ def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple
         # The label's tracks, in the order of their first images
         of_label = list(dict.fromkeys(tracks[labels == label].tolist()))
         if len(of_label) > 1:
+            # Never 0, so that every label with two tracks or more is validated
             count = max(1, len(of_label) // _SHARE)
             chosen += of_label[-count:]
     validates = np.isin(tracks, chosen)

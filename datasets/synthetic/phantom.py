@@ -150,7 +150,8 @@ class PhantomDataSet(ImageDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a real image file to (channels, size, size).
 
-        ``site`` is ignored. Synthetic images themselves are not read from files.
+        ``site`` is ignored. Synthetic images themselves are not read from files. The function
+        raises ``BrokenImageError`` for a file that cannot be read.
         """
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)

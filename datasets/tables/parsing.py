@@ -349,7 +349,8 @@ class RowReader:
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
         """Return the features of a categorical cell: one for each level except the first.
 
-        All are 0 for the first level, and NaN for a missing value.
+        All are 0 for the first level, and NaN for a missing value. ``token`` is the cell's text and
+        ``number`` the line, for the error.
 
         Raises:
             DataError: the level is not declared.
@@ -368,7 +369,9 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the class number of a line.
+        """Return the class number of a line, in the order of the schema's classes.
+
+        The label is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
             DataError: the label is not declared.

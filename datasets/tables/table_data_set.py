@@ -109,8 +109,10 @@ class TableDataSet(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read and split a site's table, and cache the silo.
 
+        The file is read even if the silo is cached, because its lines are part of the cache's key.
+
         Raises:
-            DataError: the table is invalid or too small.
+            DataError: the table is missing, invalid or too small.
         """
         schema = self.schema(places)
         lines, where = self.lines_of(name, schema, places)

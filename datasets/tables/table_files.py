@@ -159,6 +159,8 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
     """Convert rows to numbered lines, from 1, with cells as texts.
 
+    Empty rows are kept and counted.
+
     Raises:
         DataError: the texts together have more characters than ``most_unpacked`` allows.
     """
@@ -296,7 +298,10 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _trim(row: Sequence[Any]) -> list[Any]:
-    """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int."""
+    """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int.
+
+    Empty cells are None and ''. ``row`` is not changed.
+    """
     cells = list(row)
     for place, cell in enumerate(cells):
         if isinstance(cell, float) and cell.is_integer():
@@ -408,6 +413,9 @@ class _WorkbookPart:
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         """Handle the start of an XML element: count a row or cell, or begin to watch a formula.
+
+        ``name`` is the element with its namespace, and ``attributes`` has the cell's place ('r')
+        and type ('t').
 
         Raises:
             DataError: the cells so far, with the empty ones between, need too much memory.

@@ -46,7 +46,7 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
     The middle of a longer line is replaced by ' … '. The last ``end`` characters always stay,
     because the end of an error names the remedy.
 
-    ``longest`` must be at least ``end + 3``, which is not checked.
+    Whether ``longest`` is at least ``end + 3`` is not checked.
     """
     words = printable(_convert_to_text(text))
     if len(words) <= longest:

@@ -21,6 +21,7 @@ def find_own_folder(folder: Path) -> Path:
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:
         return folder
+    # A 'state-dir' contains the folder itself, an opened kit contains it below 'state'
     for place in (folder / OWN, folder / "state" / OWN):
         found = [path.parent for path in sorted(place.glob("*/signing.key"))]
         if len(found) > 1:
@@ -63,6 +64,8 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 
 def describe_keys(folder: Path) -> list[str]:
     """Return one line for this hospital's key, then one for the key of each other hospital.
+
+    If no other key is known, a second line says how to enter one.
 
     Listing a key also allows 'compared' without a code to mark it later.
     """

@@ -85,8 +85,9 @@ def class_targets(
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Sum the rows (n, d) of each class, (classes, d).
 
-    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. Sums of int64 rows
-    stay int64, as private releases need them; all other sums are float64.
+    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. The result is on
+    the CPU. Sums of int64 rows stay int64, as private releases need them; all other sums are
+    float64.
     """
     kind = torch.float64
     if rows.dtype == torch.int64:

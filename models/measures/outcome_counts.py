@@ -22,7 +22,8 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
     For each class c, ``class.<c>.right`` counts samples of c that are classified as c,
     ``class.<c>.false`` other samples that are classified as c, and ``class.<c>.auc`` is the AUC of
     c against the rest. ``confidence.<bin>.<part>`` counts by tenths of the largest probability,
-    ``uncertainty.<bin>.<part>`` by tenths of the entropy over ln K (see ``bin_counts``).
+    ``uncertainty.<bin>.<part>`` by tenths of the entropy over ln K, where the parts are ``count``,
+    ``right`` and ``mean``.
 
     Args:
         probabilities: (n, classes), rows summing to 1.

@@ -114,6 +114,8 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
     """Compute the Gaussian numbers u f and v f for n points, and a bound on their errors.
 
+    The factor f is sqrt(-2 ln w / w).
+
     The bound is four times the derived one. The first bits leave w uncertain by less than 2^-50
     sqrt(w) + 2^-104, rounding included. The relative error of f is |1/2 - 1/(2 ln w)| times the
     relative error of w. The error of u f has two parts: u times the error of f, and f times the

@@ -39,6 +39,7 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
         least = 0
         if key == "num-supernodes":
             least = 1
+        # True is an int in Python, but it is not a number of cores
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not least <= float(value) <= _MOST:
             raise SettingError(
@@ -75,6 +76,7 @@ def check_device(device: str, share: float) -> None:
         fault = f"clients are given no GPU: {hint}"
     if fault:
         raise SettingError(f"setting 'machine.device' is '{device}', but {fault}")
+    # This choice is allowed, but few users mean it, so they are told
     if device == "auto" and not share and has_gpu():
         print(
             f"fedsilo: this machine has a GPU, but clients train on the CPU: {hint}",

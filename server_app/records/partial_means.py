@@ -115,10 +115,10 @@ def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings)
     metrics_at: dict[str, list[str]] = {}
     for metric, sites in hidden.items():
         metrics_at.setdefault(join_names(sites), []).append(metric)
-    why = f"rests on fewer than {common.sums_min_count} samples, or would reveal a value that does"
+    why = f"on fewer than {common.sums_min_count} samples, or revealing a value that is"
     if common.trust == NOBODY:
-        why += ", or is not sent at 'trust: nobody'"
+        why += ", or not sent at 'trust: nobody'"
     sentences = []
     for sites_text, metrics in metrics_at.items():
-        sentences.append(f"n/a at {sites_text}: {', '.join(metrics)}, which {why}")
+        sentences.append(f"n/a at {sites_text}: {', '.join(metrics)} ({why})")
     return sentences

@@ -332,9 +332,10 @@ def this_environment() -> dict[str, Any]:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Build silos.json: site -> its facts.
 
-    For each site they are the keys "distribution", "sizes", label counts, fingerprints, number of
-    left-out samples, schema, class names and backbone. Hospitals also have their software, and with
-    'run.site-weights' a site has its agreed number of training samples.
+    Each site has the keys "distribution", "sizes" (split -> samples), "label_counts",
+    "fingerprints", "dropped" (the number of left-out samples), "schema", "classes" and "backbone".
+    Hospitals also have "software", and with 'run.site-weights' a site has "agreed", its agreed
+    number of training samples.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -361,7 +362,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
     If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
-    deleted. After any other exception it stays. The lock file is never removed.
+    deleted. After any other exception it stays. A lock file stays in the directory.
 
     Args:
         directory: the run directory.

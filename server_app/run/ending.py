@@ -285,7 +285,8 @@ def _show_table(
     headline, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
     sites = floors.shown_summary(summary)["sites"]
     title = summaries.title_of_results(summary)
-    print_table(console, summaries.result_table(sites, groups, title, headline))
+    hidden = find_hidden(summary["sites"], sites, headline)
+    print_table(console, summaries.result_table(sites, groups, title, headline, hidden))
     names = list(method.participants.facts)
     over = {
         "dataset": summary["dataset"],
@@ -294,12 +295,14 @@ def _show_table(
     }
     say = printer(console)
     lines = describe_partial_means([over], headline)
-    hidden = find_hidden(summary["sites"], sites, headline)
     lines += describe_hidden(hidden, method.common)
     for line in lines:
         say(line)
     if hidden:
-        say("for your own eyes, metrics.csv has all values")
+        say(
+            "metrics.csv has all values, for yourself; for data without patients set "
+            "'privacy.sums-min-count' to 1"
+        )
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:

@@ -29,6 +29,8 @@ class Capabilities:
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse settings that the method does not support.
 
+        Settings of rounds are checked first, then compression, then network, data set and loss.
+
         Args:
             common: the run's settings.
             is_table: whether the data set is a table.
@@ -71,7 +73,10 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text if updates are compressed but the method does not average updates."""
+        """Yield an error text if updates are compressed but the method does not average updates.
+
+        This yields at most one text.
+        """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (

@@ -241,6 +241,7 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
     """Return the L2 norm of a site's update, over all arrays ``names`` together, in float64.
 
     The update is the reply's arrays minus the arrays in ``before``, which the site started from.
+    Both must have all the names. Without names the norm is 0.
     """
     squared = 0.0
     # Sorted, because the bits of a sum of floats depend on the order
@@ -334,6 +335,7 @@ def update_statistics(
             sums[site] += float(np.square(own).sum()), squared, float((own * step).sum())
     statistics: dict[str, UpdateStatistics] = {}
     for site, (own_squared, step_squared, product) in sums.items():
+        # Two roots instead of the root of a product, which could overflow or become 0
         norms = math.sqrt(own_squared) * math.sqrt(step_squared)
         cosine = None
         if norms:

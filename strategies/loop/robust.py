@@ -119,6 +119,7 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
     mean: dict[str, NDArray] = {}
     for names in group_by_kind(before).values():
         norms = [update_norm(reply, before, names) for reply in replies.values()]
+        # Half of the updates are shorter, so a few faulty sites cannot raise this limit at will
         limit = float(np.median(norms))
         # A site's update counts by its share of the samples, shortened to the median norm
         factors = []
@@ -162,6 +163,7 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
         distances += compute_distances(records)
     # A site is not its own neighbour
     np.fill_diagonal(distances, np.inf)
+    # An honest site has n - f - 1 honest others, so its score need not count a faulty site
     nearest = np.sort(distances, axis=1)[:, : len(sites) - faulty - 2]
     ranking = np.argsort(nearest.sum(axis=1), kind="stable")[: len(sites) - faulty]
     return sorted(sites[place] for place in ranking)

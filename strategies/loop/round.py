@@ -143,7 +143,9 @@ class Round(Ask):
         """Build the message that asks ``site`` a question: the instruction, records and arrays.
 
         A table's pooled statistics are added, except in the phases of secure aggregation. Weights
-        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
+        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16". The
+        message's type is "evaluate" in the final evaluation and "train" in all other phases.
+        Nothing is sent here.
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
@@ -183,9 +185,9 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
 
-        For each site without a decoded reply, ``failed`` then holds the reason ("no answer in time"
-        at the timeout), and ``kinds`` may hold the kind of failure. Nothing is raised for such a
-        site. The replies' metrics and updates are not checked here.
+        If a site has no decoded reply, ``failed`` then holds the reason ("no answer in time" at the
+        timeout), ``kinds`` may hold the kind of failure, and nothing is raised. The replies'
+        metrics and updates are not checked here.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -364,6 +366,8 @@ class Round(Ask):
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)
+        # A site whose epsilon is spent has trained as agreed, so the final evaluation goes on
+        # without it
         owed = asked - spent * (phase == EVALUATE)
         needed = min(self.method.common.min_sites or owed, owed)
         if answered >= needed:

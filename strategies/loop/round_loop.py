@@ -150,7 +150,7 @@ class RoundLoop:
         """Admit sites that connected after the last round.
 
         The hooks are called for all sites that joined or came back on another node, if there are
-        any, and for each refused node.
+        any, and for each refused node. A refusal does not stop the run.
         """
         known = self.method.participants
         away_timeout = self.method.common.away_timeout
@@ -170,8 +170,8 @@ class RoundLoop:
 def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
     """Draw 'server.sites-per-round' of the sites for a round, and return their names sorted.
 
-    All sites are returned if the setting is 0 or at least the number of sites. The draw depends
-    only on the seed, the round and the sites, not on their order.
+    All sites are returned if the setting is 0 or at least the number of sites. The draw is without
+    replacement, and depends only on the seed, the round and the sites, not on their order.
     """
     count = common.sites_per_round
     if not count or count >= len(sites):

@@ -110,6 +110,7 @@ class SecureAsk(Ask):
         sum_.take_masked(ask.put(masked))
         sum_.take_signatures(self._put(sum_, SECURE_AGREE, sum_.replies))
         unmasking = self._put(sum_, SECURE_UNMASK, sum_.signatures)
+        # The masks are removed here, so from now on the server knows the sums
         sums, means = sum_.mean(unmasking, everything)
         self._judge_failures(sum_, phase, len(send))
         for name in sum_.metrics:
@@ -174,7 +175,11 @@ class SecureAsk(Ask):
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
         """Ask ``sites`` the question of a protocol phase, and return the usable replies.
 
-        The messages hold a secure aggregation record, but no arrays.
+        The messages hold a secure aggregation record, but no arrays. A reply with an invalid record
+        is not usable (``_find_fault``).
+
+        Raises:
+            SiteError: fewer than 'run.min-sites' replies are usable.
         """
         records = {site: sum_.record(phase, site) for site in sites}
         nothing: dict[str, Arrays] = dict.fromkeys(records, MappingProxyType({}))

@@ -192,7 +192,8 @@ class SecureSum:
         """Return B, the number 'secure-samples' on which all site files must agree.
 
         Raises:
-            SiteError: the numbers differ, or one is below 1; names the sites with each number.
+            SiteError: a reply has no whole number, the numbers differ, or one is below 1. The error
+                names the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
@@ -208,6 +209,8 @@ class SecureSum:
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
         """Store the sealed shares that each site made for each other site.
+
+        The check value of each site's own mask is stored too. The server cannot open the shares.
 
         Raises:
             SiteError: fewer sites than the threshold replied.

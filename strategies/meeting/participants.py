@@ -65,7 +65,8 @@ class Participants:
     def agreed_samples(self) -> dict[str, int]:
         """Return each site's agreed number of training samples, from the 'run.site-weights' file.
 
-        Returns an empty mapping if the run has no such file.
+        Returns an empty mapping if the run has no such file. Sites in the file that do not take
+        part are left out.
         """
         weights = self.terms.weights
         if not weights:
@@ -94,7 +95,8 @@ class Participants:
     def standardisation(self) -> FeatureStatistics | None:
         """Pool the sites' feature sums into the mean and standard deviation of each feature.
 
-        Returns None if no site sent sums.
+        Sites without sums are skipped. Returns None if no site sent sums. It is computed at each
+        call.
         """
         pooled = []
         for site in self.sites():  # sorted, because sums of floats depend on the order
@@ -316,6 +318,7 @@ def meet_latecomers(
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
     if not new_nodes:
         return participants, []
+    # No site sends label counts at trust 'sums', so a latecomer need not either
     needs_counts = all(facts.label_counts for facts in participants.facts.values())
     read = partial(read_hello, needs_counts=needs_counts)
     hellos, refused = ask_nodes(grid, new_nodes, HELLO, read, away_timeout)

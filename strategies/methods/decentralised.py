@@ -106,7 +106,8 @@ class Decentralised(Method):
         """Return Theta, the mean of the silos' models, as ``model/<array>`` for the evaluation.
 
         The state of a finished run may hold only Theta, under plain array names. Then these arrays
-        are returned, also named ``model/<array>``.
+        are returned, also named ``model/<array>``. ``site`` is not used, because all silos get the
+        same arrays.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -185,7 +186,10 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its weights for its neighbours, and their mean for all."""
+        """List the data sent by a silo: its weights for its neighbours, and their mean for all.
+
+        The one sentence names the topology.
+        """
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours in the topology '{self.kind()}', and their mean over all silos to all "

@@ -36,7 +36,10 @@ class SCAFFOLD(FedAvg):
     beside = (CONTROL,)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and a zero control variate per trained array."""
+        """Return the network's initial weights, and a zero control variate per trained array.
+
+        Running statistics of batch norm have no control variate.
+        """
         model = self.starting_weights()
         controls = {}
         for name, array in model.items():
@@ -133,7 +136,8 @@ class FedNova(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Move the model by the mean update per step, times the sites' mean number of steps.
 
-        Both means are weighted by samples. Running statistics of batch norm become their mean.
+        A site returns its received weights plus its mean update per step. Both means are weighted
+        by samples. Running statistics of batch norm become their mean.
         """
         model = state.arrays
         trained = ask(

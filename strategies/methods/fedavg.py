@@ -58,7 +58,8 @@ class FedAvg(Method):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: all weights.
 
-        With secure aggregation the keys for masks and the shares of keys are listed too.
+        With secure aggregation the weights are described as clipped and masked, and the keys for
+        masks and the shares of keys are listed too.
         """
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":

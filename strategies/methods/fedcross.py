@@ -35,7 +35,7 @@ class FedCross(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def initial_state(self) -> State:
-        """Return equal models, all with the network's initial weights.
+        """Return one model per site, all with the network's initial weights.
 
         Raises:
             SettingError: a single site takes part, so no model has a collaborator.
@@ -68,6 +68,7 @@ class FedCross(Method):
         # Updates are measured from the drawn model, not from the mean that is sent beside it
         for site, reply in ask(TRAIN, send, reference=before).items():
             models[drawn[site]] = dict(reply.arrays)
+        # Partners are chosen after the training, so similarity counts what was learnt in this round
         partners = collaborators(_vectors(models), self.settings.collaborator, state.round + 1)
         alpha = self.settings.cross_alpha
         mixed = []
@@ -87,7 +88,10 @@ class FedCross(Method):
         return self.model(state) or state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, which another site gets nearly unchanged."""
+        """List the data sent by a site: weights, which another site gets nearly unchanged.
+
+        The sentence gives the share of another site's weights that is mixed in, 1 - 'cross-alpha'.
+        """
         share = self.settings.cross_alpha
         return Disclosures(
             "all weights and batch-norm statistics of the network as this site trained it, each "

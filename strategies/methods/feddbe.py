@@ -44,7 +44,10 @@ class FedDBE(FedAvg):
         return replace(state, arrays=after)
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights, and once its mean feature."""
+        """List the data sent by a site: the weights, and once its mean feature.
+
+        The sentences on the weights are FedAvg's.
+        """
         mean = (
             "once, in the first round: the mean over all training samples of what the encoder "
             "makes of them, with the weights and protected like them; the mean over all sites "

@@ -84,7 +84,10 @@ class FedPAC(FedProto):
         return specs
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, and means and spread of the classes' features."""
+        """List the data sent by a site: weights, and means and spread of the classes' features.
+
+        If no site sends a class mean, a sentence says so instead of the means and spread.
+        """
         weights = Disclosures(
             "all weights and batch-norm statistics of the network, each round; "
             f"{', '.join(self._head)} go to other sites, mixed with other sites' or, where that "
@@ -109,7 +112,8 @@ class FedPAC(FedProto):
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
         """Return the classifier for each site that replied, as ``head/<site>/<array>`` (eq. 8).
 
-        A site that sends no class mean is in no other site's mix, and keeps its own classifier.
+        ``mixing_weights`` chooses each site's weights from all sites' class statistics. A site that
+        sends no class mean is in no other site's mix, and keeps its own classifier.
         """
         arrays: dict[str, NDArray] = {}
         # Without statistics nothing says whose classifiers would help a site, or whom its own
@@ -136,8 +140,7 @@ class FedPAC(FedProto):
         """Return a site's p(y) E[f | y] over all classes, (classes * d,), and its variance.
 
         p(y) is the class's share of the site's training samples, and E[f | y] the mean embedding
-        that the site sent. A class whose means stay at the site counts as 0, as if the site did not
-        have it.
+        that the site sent. A class that the site does not send counts as 0.
         """
         classes, samples = self.task.classes, self.participants.facts[site].sizes()["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)
@@ -146,6 +149,7 @@ class FedPAC(FedProto):
             sent = reply.arrays[f"{RECEIVED}{label}"].astype(np.float64)
             means[label], squares[label] = sent[:-1], sent[-1]
             shares[label] = count / samples
+        # A class that was not sent has share 0 and a mean of zeros, so it adds nothing
         weighted = shares[:, None] * means
         return weighted.ravel(), variance_of(shares, means, squares, samples)
 

@@ -62,10 +62,15 @@ class FedPer(FedAvg):
 
 
 def refuse_one_part(method: str, shared: int, personal: int) -> None:
-    """Check that a network has arrays of both kinds, those that are shared and the others.
+    """Check that a network has arrays of both kinds: arrays that are shared, and arrays that stay.
+
+    Args:
+        method: the method's name, for the error.
+        shared: the number of arrays that are shared.
+        personal: the number of arrays that stay at the sites.
 
     Raises:
-        SettingError: one of the two numbers of arrays is 0.
+        SettingError: one of the two numbers is 0.
     """
     if not shared or not personal:
         raise SettingError(

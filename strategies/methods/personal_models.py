@@ -33,7 +33,8 @@ class PersonalState(State):
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
         """Return a copy of the state with the sites that trained a personal model added.
 
-        These are the sites whose reply says that they keep state.
+        These are the sites whose reply says that they keep state. ``personal`` stays sorted and
+        without duplicates; sites that did not reply remain in it.
         """
         personal = set(self.personal)
         for site, reply in replies.items():
@@ -73,7 +74,10 @@ class FedAvgFT(FedAvg):
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights, only in the rounds before fine-tuning."""
+        """Say that a site sends all weights, but only in the rounds before fine-tuning.
+
+        The sentence gives the number of these rounds.
+        """
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "
@@ -112,8 +116,8 @@ class FedBABU(FedAvgFT):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average all layers but the last, or let each site fine-tune its own copy.
 
-        Sites fine-tune in the last 'finetune-rounds'. In the rounds before, they receive the fixed
-        last layer, but do not return it.
+        Sites fine-tune all layers in the last 'finetune-rounds'. In the rounds before, they receive
+        the fixed last layer, but do not return it, and the mean is weighted by samples.
         """
         if self._finetunes(state):
             return super().round(state, ask)

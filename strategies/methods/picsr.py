@@ -108,9 +108,11 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train its expert alone; in the last of these rounds also collect it.
+        """Let each site train its own expert; in the last of these rounds also collect the experts.
 
-        The replies of that round hold the expert and the site's prototype.
+        The replies of the last round hold the expert and the site's prototype. A reply whose expert
+        has no finite output for that prototype is unusable. Before, no arrays are returned, and
+        only the sites that keep an expert are recorded.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -123,7 +125,7 @@ class PICSR(Method):
         return replace(state, arrays=self._collect_experts(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
-        """Let sites measure the mixture of all experts.
+        """Let sites measure the mixture of all experts; their metrics go to the hooks.
 
         In a run that stopped before the experts were collected, each site measures its own expert,
         or the global weights if it has none.
@@ -197,7 +199,8 @@ class PICSR(Method):
     def _trained_arrays(self, state: PersonalState) -> Arrays:
         """Return the arrays that the sites train in the next round.
 
-        In a warm-up round these are all arrays of the state, and later only the router's arrays.
+        In a warm-up round these are all arrays of the state, and in the router's rounds only the
+        router's arrays.
         """
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays

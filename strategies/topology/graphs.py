@@ -51,7 +51,8 @@ class Topology:
     def mixing(self, site: str, round_: int) -> dict[str, float]:
         """Return the weights that ``site`` gives its own and its in-neighbours' models, by site.
 
-        The weights sum to 1. The site itself is always included, even with weight 0.
+        The weights sum to 1. The site itself is always included, even with weight 0. ``round_``
+        matters only for "matcha", whose matrix differs between rounds.
         """
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights: dict[str, float] = {}
@@ -235,7 +236,7 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 def _path_latencies(base: nx.Graph) -> Matrix | None:
     """Return the latencies of the quickest paths in milliseconds, (sites, sites).
 
-    Returns None if no link is known, or if any link has no latency.
+    Returns None if no link is known, or if any link has no latency. Two sites without a path get 0.
     """
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):

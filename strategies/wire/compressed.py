@@ -31,11 +31,12 @@ Bits = npt.NDArray[np.uint16]
 def to_bf16(values: Floats) -> Bits:
     """Round float32 values to bfloat16, to nearest, ties to even, and return the bits as uint16.
 
-    The values must be finite.
+    The values must be finite, which is not checked. Values beyond bfloat16's range become infinite.
     """
     # Adding just below half a unit, and one more if the kept part is odd, carries exactly when
     # "nearest, ties to even" rounds up. A NaN could become infinite here
     bits = values.view(np.uint32)
+    # Just under half of the dropped bits, plus 1 if the last kept bit is odd: ties go to even
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return ((bits + half) >> np.uint32(16)).astype(np.uint16)
 

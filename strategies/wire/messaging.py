@@ -57,6 +57,7 @@ def send_and_receive(
     away_since: dict[int, float] = {}
     began = time.monotonic()
     while waiting and time.monotonic() < began + timeout:
+        # Only nodes that still owe a reply matter; others may come and go
         gone = set(waiting.values()) - set(grid.get_node_ids())
         if gone != away_since.keys():
             now = time.monotonic()

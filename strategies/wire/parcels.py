@@ -33,7 +33,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
         """Collect a bytes object of 64 KiB or more, and return its start and end in shared memory.
 
-        Returns None for any other object, which is then pickled as usual.
+        The object is appended to ``large``. Returns None for any other object, which is then
+        pickled as usual. pickle calls this for each object.
         """
         if type(obj) is not bytes or len(obj) < _LARGE:
             return None
@@ -91,6 +92,8 @@ class Packing:
 
 def _share(parts: list[bytes]) -> Tensor:
     """Copy the parts, one after another, into one tensor in shared memory, uint8.
+
+    There must be at least one byte.
 
     Raises:
         ProcessError: shared memory has no room.

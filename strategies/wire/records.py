@@ -92,7 +92,7 @@ def packed_bytes(array: NDArray) -> int:
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """Unpack all arrays of a record, by name.
+    """Unpack all arrays of a record, by name, in the record's order. The arrays are copies.
 
     Raises:
         ArrayError: an entry is not an array of numbers.
@@ -129,8 +129,10 @@ def read_header(packed: Array) -> Header:
 def unpack(packed: Array) -> NDArray:
     """Unpack a serialised array into a new array, with the memory order that its header states.
 
+    NaN and infinity are not refused here.
+
     Raises:
-        ArrayError: the bytes are not an array of numbers.
+        ArrayError: the bytes are not an array of numbers, or are too many or too few.
     """
     header = read_header(packed)
     try:

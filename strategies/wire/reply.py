@@ -134,8 +134,11 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Unpack the arrays of a reply, after checking that it has exactly the expected arrays.
 
+    They may be separate or one bundle. They are returned in the order of ``expected``.
+
     Raises:
-        SiteError: an array is missing, unexpected, or does not fit its spec.
+        SiteError: an array is missing, unexpected, or does not fit its spec, or a bundle is
+            damaged.
     """
     arrays: Mapping[str, Array | NDArray] = record
     if list(record) == [BUNDLE]:
@@ -278,7 +281,13 @@ class SpilledArrays(Mapping[str, NDArray]):
 def _array_places(
     arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
 ) -> Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
-    """Return the place of each array in a file: name -> (offset in bytes, bytes, type, shape)."""
+    """Return the place of each array in a file: name -> (offset in bytes, bytes, type, shape).
+
+    Arrays follow one another without gaps, in the given order.
+
+    Args:
+        arrays: (name, type, shape) of each array.
+    """
     found, place = {}, 0
     for name, dtype, shape in arrays:
         size = dtype.itemsize * math.prod(shape)

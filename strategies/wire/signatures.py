@@ -103,7 +103,10 @@ def context_of(
 
 
 def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
-    """Return the SHA-256 of arrays, including their names, types and shapes, 32 bytes."""
+    """Return the SHA-256 of arrays, including their names, types and shapes, 32 bytes.
+
+    The order of the mapping and the arrays' memory order do not matter.
+    """
     total = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

@@ -102,6 +102,8 @@ def parse_yaml(text: str, file: str = "it") -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
+        # The nodes are checked before Python objects are made, because aliases can make a small
+        # text huge
         _check_node(root, loader, {})
         return loader.construct_document(root)
     except YamlError as error:
@@ -241,6 +243,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
     Raises:
         SettingError: the text is not valid YAML, or its content has another type.
     """
+    # The example serves two purposes: it has the wanted type, and errors show it to the user
     kind: type = type(parse_yaml(example))
     try:
         content = parse_yaml(text)

@@ -278,6 +278,12 @@ def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[
     Before the first start on this disk, these are the kit's code and all rules. For a kit that
     replaces ``previous``, they are only its code and the differences. The list is empty if ``home``
     already has this kit.
+
+    Args:
+        kit: the new kit.
+        previous: the kit in ``home``, or None if the folder is new.
+        home: the hospital's folder.
+        sentences: the rules in words, one sentence each.
     """
     site, code = kit.card.site, kit.code
     is_opened_here = previous is not None and _opened_here(home).read(0) == home.stat().st_ino
@@ -298,6 +304,7 @@ def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[
         for sentence in sentences:
             lines.append(f"  {sentence}")
         return lines
+    # The operator has confirmed this kit and these rules already
     if previous.card.seal == kit.card.seal:
         return []
     return [

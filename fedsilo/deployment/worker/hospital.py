@@ -60,6 +60,7 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
                 f"--{option.replace('_', '-')} is set by fedsilo, because SuperNode and worker "
                 "communicate on the loopback with their own secret: remove it"
             )
+    # Anybody who reaches the Runtime API could take a hospital's messages
     if given.host not in ("127.0.0.1", "::1", "localhost"):
         fault = f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
     if fault:
@@ -80,8 +81,11 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
 
-    ``arguments`` are those of ``flower-supernode``; None for the process's own. An error is
-    printed, and the code is then 2.
+    The code is the SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An
+    error at the start is printed, and the code is then 2.
+
+    Args:
+        arguments: those of ``flower-supernode``; None for the process's own.
     """
     if arguments is None:
         arguments = sys.argv[1:]

@@ -80,10 +80,10 @@ class SwinPyramid(Pyramid):
             self.project.append(nn.Conv2d(before, after, 1))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images (batch, channels, h, w) to maps at 1/1, 1/2, 1/4, ...
+        """Map images (batch, channels, h, w) to maps, finest first.
 
-        of their size, finest first. The first two come from convolutions, the others from Swin. All
-        are channels first.
+        The maps have 1/1, 1/2, 1/4 and so on of the images' size. The first two come from
+        convolutions, the others from Swin. All are channels first.
         """
         fine = self.stem(images)
         maps = [fine, self.halved(fine)]
