@@ -78,8 +78,11 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    Each size is that of the setting. If the setting is 0, it is the source's own size, and without
-    such a size an equal share of the pool, rounded down.
+    Each size is the setting's. If the setting is 0, it is the source's own size; if the source has
+    none either, it is an equal share of the pool, rounded down.
+
+    Returns:
+        Training images, from which validation images may be held out, and test images per silo.
 
     Raises:
         DataError: the pool has too few images for these sizes, or a silo would have fewer than 10

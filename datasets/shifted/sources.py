@@ -43,7 +43,9 @@ def _decode_digits(_: Path) -> Pool:
 
 
 def _decode_idx(folder: Path) -> Pool:
-    """Read MNIST's four IDX files in ``folder`` as a pool.
+    """Read MNIST's four IDX files in ``folder`` as a pool, in the files' order.
+
+    The pool has no validation part.
 
     Raises:
         DataError: a file is unusable, or training and test images differ in size.
