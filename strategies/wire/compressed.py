@@ -133,7 +133,7 @@ class Compression:
         return travelling
 
     def decode_reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
-        """Decode a reply like ``reply.decode``, and restore arrays from their updates and ``sent``.
+        """Check and decode a reply (``reply.decode``), and restore arrays from their updates and ``sent``.
 
         Args:
             site: the site that sent the reply.
