@@ -141,7 +141,7 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    Empty splits are left out. The run is over, so the secrets of secure aggregation are deleted
+    Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
     first. They stay at trust 'sums', because the metrics are then summed in secret too.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:

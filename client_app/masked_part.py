@@ -245,7 +245,8 @@ class MaskedPart:
     def _sum_record(self, samples: int) -> SummedBefore | None:
         """Return this hospital's record of secret sums in all runs.
 
-        Returns None at a simulated site, or if the node config has no 'state-dir'.
+        Returns None at a simulated site, or if the node config has no 'state-dir'. ``samples`` is
+        'secure-samples', part of the settings that must not change between sums.
         """
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:

@@ -171,8 +171,8 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 def _run_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by the site's own values.
 
-    If the server may not see this site's single answers, broken images are skipped whatever the run
-    says, because an error would depend on a patient.
+    If the server may not see this site's single answers, broken images are always skipped, because
+    an error would depend on a patient.
 
     Raises:
         RefusedError: the run chooses among the site's samples without 'allow-folds'; or the

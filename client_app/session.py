@@ -138,13 +138,12 @@ class SiteSession(OpenedSite):
         """Return the names of the splits whose metrics may leave, in the order train, val, test.
 
         A split with fewer reported samples than the hospital's 'minimum-measured' is left out. An
-        empty split is not left out, except at trust 'sums', because outside secret sums it does no
-        harm.
+        empty split is left out only at trust 'sums', because outside secret sums it does no harm.
 
-        With the hospital's own cap on epsilon, "train" is left out. With such a cap no split is
-        returned at trust 'sums', because summed metrics get no noise. No split is returned either
-        if the method measures a model that was trained without noise, because noise on metrics
-        would not hide that model's training samples.
+        If the hospital has its own cap on epsilon, "train" is left out. At trust 'sums' no split is
+        then returned at all, because summed metrics get no noise. Neither is any split returned if
+        the method measures a model that was trained without noise, because noise on metrics would
+        not hide that model's training samples.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):

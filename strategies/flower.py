@@ -156,7 +156,7 @@ class _MeanMetrics(Hook):
         """Store ``replies`` in place of earlier ones if any reply has a measurement.
 
         Otherwise the earlier replies stay. In an evaluation only metrics of the received model
-        (``incoming.``) count as measurements.
+        (``incoming.``) count as measurements. ``round_`` is not used.
         """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED

@@ -69,7 +69,8 @@ class FedEFMSite(DecentralisedSite):
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weights from which the silo's own model starts; by default the home model.
 
-        If neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
+        The home model is the silo's own, or the received mean ('fedefm.continue-from'). If
+        neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
         first. The start is then half the home model plus half the mean of the trained models.
         """
         if visitors := self._train_models(lab, NEIGHBOUR):

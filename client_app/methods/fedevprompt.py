@@ -110,7 +110,8 @@ class FedEvPromptSite(SiteMethod):
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
         """Return the moments of the received attention maps by class, on the compute device.
 
-        Returns None if no maps were received.
+        The maps of all sites are joined and scaled by 'fedevprompt.map-scale' first. Returns None
+        if no maps were received.
 
         Raises:
             SiteError: a received entry has an unknown class or another shape, is invalid, or is

@@ -28,7 +28,7 @@ class FedPACSite(FedRepSite):
     settings: FedPACSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network from the received arrays, of which the server knows all."""
+        """Build the network from the received arrays only; the server has all of them."""
         return SiteMethod.open(self, lab)
 
     def train(self, lab: Lab) -> Outgoing:

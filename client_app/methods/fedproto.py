@@ -59,7 +59,7 @@ def prototype_loss(
     """Return a function: the loss plus the weighted distance to the label's prototype (eq. 7).
 
     Returns None if ``arrays``, the received prototypes, are empty, as in round 1; the network's own
-    loss is then used.
+    loss is then used. The distance is a mean squared error, times ``weight``.
     """
     prototypes = _prototypes(lab, network, arrays)
     if prototypes is None:

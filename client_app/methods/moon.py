@@ -83,9 +83,10 @@ class MoonSite(SiteMethod):
 
 
 def copy_network(network: TokenClassifier) -> TokenClassifier:
-    """Return a deep copy of a network; permanently frozen parts, such as a backbone, are shared.
+    """Return a deep copy of a network, in which permanently frozen parts are shared.
 
-    A part is permanently frozen if it is a ``FrozenPart``; parameters without gradients are copied.
+    Such a part, for example a backbone, is a ``FrozenPart``. All other parts are copied, even if
+    their parameters have no gradients.
     """
     # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}

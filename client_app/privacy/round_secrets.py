@@ -141,7 +141,7 @@ class RoundSecrets:
         return words("answered", self.context, self.answered)
 
     def write(self, folder: Path) -> None:
-        """Write the secrets to their file in ``folder``, in place of those of any other round.
+        """Write the secrets to their file in ``folder``, replacing the secrets of any other round.
 
         Raises:
             CheckpointError: the file cannot be written.

@@ -68,6 +68,8 @@ class Signer:
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
         """Check that each site signed its keys of this round, with a key that is accepted here.
 
+        ``received`` has one entry for each site, this site included.
+
         Raises:
             RefusedError: a signature does not match, or a signing key was not compared. The error
                 names the sites.
@@ -268,7 +270,8 @@ class KnownKeys:
         """Store the latest received code of each site, and return all known keys.
 
         New sites are ignored once the list has 200 sites, because a server could invent any number
-        of sites. New sites with an invalid name are ignored too.
+        of sites. New sites with an invalid name are ignored too. ``codes`` maps other sites to the
+        codes of their received keys.
         """
         with self.file.lock():
             known = self.read()

@@ -186,9 +186,9 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
     """Return the place in the chain after which the next line comes.
 
-    It is that of the log's last line, or ``START`` in a new log. If the head, the file beside the
-    log, is further, lines were removed, or the log was moved away. Then the numbers continue from
-    the head, so that a gap remains.
+    It is the place of the log's last line, or ``START`` in a new log. If the head (the file beside
+    the log) has a higher number, lines were removed, or the log was moved away. Then the numbers
+    continue from the head, so that a gap remains.
     """
     logged, head = link_of(last) or START, read_head(path) or START
     if head.number >= logged.number:

@@ -157,9 +157,10 @@ class Limits:
     def drop_small_splits(
         self, metrics: Mapping[str, float], sizes: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics without those of splits with fewer than 'minimum-measured' samples.
+        """Return the metrics, without the metrics of splits with too few samples.
 
-        Metrics that belong to no split are returned too.
+        A split needs at least 'minimum-measured' samples. Metrics that belong to no split are
+        returned too.
 
         Args:
             metrics: value by key; ``<model>.<split>.<metric>`` belongs to a split.

@@ -85,6 +85,8 @@ class SiteFile(Limits):
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
         """Check a run's method, data set, rounds and secure aggregation against the site file.
 
+        ``round_`` is the round that the message asks for.
+
         Raises:
             RefusedError: a rule forbids the request. The error gives the key and the value of the
                 rule, and the requested value.

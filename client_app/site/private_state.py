@@ -108,7 +108,7 @@ class SiteState:
         """Write the state after ``instruction``; delete the states of all but the last two rounds.
 
         States newer than ``instruction`` are deleted too, because they belong to an attempt that
-        the server lost.
+        the server lost. ``arrays`` may be empty; their values are not checked.
 
         Raises:
             CheckpointError: the state cannot be written; all stored states remain.

@@ -276,7 +276,8 @@ class _Steps:
         """Take one optimiser step for each batch of a pass.
 
         ``losses`` and ``samples`` are set to 0 first, and then add up over the pass. In fp16, a
-        batch with gradients that are not finite is skipped and does not count.
+        batch with gradients that are not finite is skipped and does not count. ``batches_of_pass``
+        has the sample numbers of each batch.
         """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:

@@ -176,7 +176,7 @@ def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Ite
     """Yield each reason why a schedule is impossible; the user gets only the first reason.
 
     The last check computes the first 1,000 rates, with one step per round: no rate may be negative
-    or infinite.
+    or infinite. ``arguments`` are the parsed 'train.schedule-arguments'.
     """
     if settings.rate_decay != "none":
         yield (

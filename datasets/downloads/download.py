@@ -72,6 +72,8 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 def _download(base_url: str, file: RemoteFile, target: Path) -> None:
     """Download a file into a scratch folder, and move it to ``target`` once its MD5 is right.
 
+    The address is ``base_url`` followed by the file's name.
+
     Raises:
         DataError: the address cannot be read, the disk is full, or the MD5 differs. ``target`` is
             then unchanged.
@@ -151,7 +153,7 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
-    """Unpack a tar archive whose names and sizes ``_open_archive`` has checked into ``work``.
+    """Unpack a tar archive into ``work``; ``_open_archive`` has checked its names and sizes.
 
     ``tarfile`` never writes more of a file than its checked size. Its filter 'data' checks the
     names a second time; Debian's Python 3.11.2 does not have it.

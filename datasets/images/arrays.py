@@ -178,6 +178,9 @@ def _check_arrays(
 ) -> Arrays:
     """Check a site's arrays and bring them into their normal form.
 
+    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are class
+    numbers.
+
     Returns:
         Samples (n, channels, height, width), float32 or uint8; labels (n,) int64; and the classes'
         names.

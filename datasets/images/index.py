@@ -81,7 +81,7 @@ class ListedImage:
 def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
     """Build the index of listed images in ``folder``, in their order.
 
-    Either all images or no image must have a part.
+    Either all images or no image must have a part. ``where`` names the site in errors.
     """
     return ImageIndex(
         where=where,

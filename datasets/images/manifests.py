@@ -259,6 +259,8 @@ class _Manifest:
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to one relative to the manifest's folder.
 
+        ``place`` is the file and line, for the error.
+
         Raises:
             DataError: the path is not below the data directory.
         """

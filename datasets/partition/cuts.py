@@ -276,11 +276,12 @@ def _cut_all(
 ) -> list[dict[str, Rows]]:
     """Compute the rows of every silo, or reuse the last cut if nothing has changed.
 
-    A plugin's partition is computed every time.
+    A plugin's partition is computed every time. ``names`` are the silos' names, in the order of the
+    result.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
-            rows refer to its training part.
+        rows refer to its training part.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _cut_at_random(data.name, pool, settings, names)

@@ -71,6 +71,8 @@ class SiloSet:
 def open_silo_set(text: str) -> SiloSet:
     """Open the silo set that setting 'split.silo-set' names: 'gaia', or the path of a CSV file.
 
+    A relative path is relative to the working directory; '~' is expanded.
+
     Raises:
         DataError: the file is missing or not CSV, a column is missing, a name or number is invalid,
             an edge appears twice or joins a silo with itself, or the file has no edge.

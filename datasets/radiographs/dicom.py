@@ -322,7 +322,8 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert stored values to displayed brightness 0..1: modality step first, then VOI step.
 
-    Without VOI table and window, the smallest possible value becomes 0, and the largest 1.
+    Without VOI table and window, the smallest possible value becomes 0, and the largest 1. ``raw``
+    are the stored values (height, width); the header of ``dataset`` may be adapted for pydicom.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -371,7 +372,8 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a bool mask (height, width) of the padding pixels around the image.
 
-    The header gives the value or range of padding. Without such a value, no pixel is padding.
+    The header gives the value or range of padding, which is compared with the stored values
+    ``raw``. Without such a value, no pixel is padding.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

@@ -71,6 +71,9 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
 def decode_batches(layout: Layout, folder: Path) -> Pool:
     """Decode all training batches that are in ``folder``, and the test batch, into a pool.
 
+    Training batches are joined in the order of ``list_batches``; missing ones are skipped. The pool
+    has no validation part.
+
     Raises:
         DataError: the test batch or every training batch is missing, a file is truncated, has
             another record size or is not the published pickle, or a label is out of range.
@@ -97,6 +100,8 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
 
 def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:
     """Read a batch: images (n, 32, 32, 3) uint8, and labels (n,) int64.
+
+    ``is_binary`` tells the binary form from the Python pickle.
 
     Raises:
         DataError: the file cannot be read, has the wrong size or digest, or a label is out of
@@ -153,10 +158,10 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_file(path: Path) -> bytes:
-    """Return a file's bytes.
+    """Return a file's bytes, all at once.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read; the error gives the system's reason.
     """
     try:
         return path.read_bytes()

@@ -147,7 +147,8 @@ def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> np
     """Compute the statistics of each image, (n, 5): mean, standard deviation, means of 3 channels.
 
     The mean and the deviation cover all channels. The column of a channel that the images do not
-    have is 0. Large images are computed in strips, which limits the memory.
+    have is 0. Large images are computed in strips, which limits the memory. ``to_unit`` converts
+    stored pixels to 0..1.
     """
     import torch
 

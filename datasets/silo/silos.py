@@ -353,7 +353,8 @@ def open_silo(folder: Path, classes: int) -> Silo:
     """Open a silo that ``save_silo`` wrote, and log its notes once per process.
 
     Arrays above 64 KiB are memory-mapped copy-on-write, so changes in memory do not change the
-    files. Fingerprints are not verified here.
+    files. Fingerprints are not verified here. ``classes`` is the number of classes, which the files
+    do not have.
     """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):

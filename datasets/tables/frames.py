@@ -237,7 +237,8 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column as the names of the classes.
 
-    Rows without a label are ignored.
+    They are sorted as numbers if all are numbers, otherwise as texts. Rows without a label are
+    ignored.
 
     Raises:
         DataError: a value looks like a missing value, or there are not 2 to 1000 classes.

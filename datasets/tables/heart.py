@@ -62,7 +62,9 @@ class Heart(TableDataSet):
         return _schema().model_copy(update={"columns": columns})
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the site's file as CSV lines, and return them with the file's path.
+        """Read the site's file as CSV lines, and return them with the file's path as text.
+
+        The file's MD5 is checked before it is parsed.
 
         Raises:
             DataError: the file is missing, or its MD5 is not the published one.

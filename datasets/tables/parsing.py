@@ -349,7 +349,8 @@ class RowReader:
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
         """Return the features of a categorical cell: one for each level except the first.
 
-        All are 0 for the first level, and NaN for a missing value.
+        All are 0 for the first level, and NaN for a missing value. ``token`` is the cell's text and
+        ``number`` the line, for the error.
 
         Raises:
             DataError: the level is not declared.

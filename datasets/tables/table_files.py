@@ -414,6 +414,9 @@ class _WorkbookPart:
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         """Handle the start of an XML element: count a row or cell, or begin to watch a formula.
 
+        ``name`` is the element with its namespace, and ``attributes`` has the cell's place ('r')
+        and type ('t').
+
         Raises:
             DataError: the cells so far, with the empty ones between, need too much memory.
         """

@@ -229,7 +229,7 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
 
-    In all other cases ``given`` stays as it is. A grey image then gives the same patches as a
+    Otherwise ``given`` is not changed. With the sum, a grey image gives the same patches as a
     colour image with three equal channels.
 
     Args:
@@ -296,6 +296,8 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     """Copy ``arrays`` into ``vit`` as float32; each parameter keeps its ``requires_grad``.
+
+    ``where`` is the origin of the arrays, for errors.
 
     Raises:
         SettingError: an array has NaN or infinity.

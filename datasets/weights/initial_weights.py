@@ -142,6 +142,8 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
     """Load the arrays of a run's file into ``network``; names and shapes must match exactly.
 
+    Values become float32.
+
     Raises:
         SettingError: an array is missing, surplus, of another shape, or not finite.
     """
@@ -179,7 +181,8 @@ def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Load another ViT's weights: all arrays of the blocks, and any other array that fits.
 
-    Arrays that are missing or have another shape outside the blocks keep their values.
+    Arrays that are missing or have another shape outside the blocks keep their values. ``where`` is
+    the origin of the weights, for errors.
 
     Raises:
         SettingError: the network is not a trainable ViT, an array of a block is missing or has
@@ -231,7 +234,7 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return SAM's arrays under timm's names, without the prefix before 'blocks.'.
 
-    Names that need no change stay as they are.
+    Other names do not change.
     """
     prefix = _find_prefix(state)
     renamed = {}

@@ -167,6 +167,7 @@ def end_with(process_id: int, by: signal.Signals | None = None) -> None:
         with suppress(psutil.NoSuchProcess):
             while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(_EVERY)
+        # A server ends its own children on SIGTERM, which a hard exit would leave running
         if by:
             os.kill(os.getpid(), by)
             time.sleep(_UNWINDING)

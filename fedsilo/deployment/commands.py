@@ -212,6 +212,7 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
     sources = RunSources(file=file, out=Path("/"))
     settings, _ = plan_run(experiment, sources, overrides=overrides)
     names = silo_names(settings.common)
+    # A data set with natural sites, such as hospitals, ignores the requested number
     if count and len(names) != count:
         raise SettingError(
             f"--sites is {count}, but {experiment} has the silos "
@@ -273,6 +274,7 @@ def make_secrets(deployment: Deployment) -> None:
                 f"{path} has mode {mode:o}, so other users may read it: chmod 600 the file, and "
                 "make a new key if somebody may have read it"
             )
+    # The folder is renamed into place as a whole, so an interrupted call leaves no half of a pair
     if not secrets.is_dir():
         build_folder(secrets, make_certificates)
         secrets.chmod(0o700)
@@ -345,9 +347,11 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     make_secrets(deployment)
     share_signing_keys(deployment)
     deployment.write_connection()
+    # A killed site, or one of a restored deployment, counts as online at the server for a while
+    known = set(deployment.nodes)
     for member in deployment.members:
         if not deployment.process(member):
-            if member != SERVER and member in deployment.started:
+            if member in known:
                 wait_until_left(deployment, member, say)
             deployment = _start(deployment, member, say)
         # Sites are registered as soon as the server answers, before they are started

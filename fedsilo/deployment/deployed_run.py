@@ -146,6 +146,7 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
             overrides["seed"] = seed
         at_folder = dataclasses.replace(sources, out=Path(folder))
         settings = planned_settings(experiment, at_folder, overrides)
+        # The server's process writes the meeting to a file, because flwr returns only a status
         status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
         if status != _COMPLETED:
             raise DeploymentError(

@@ -39,6 +39,7 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
         answer: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:
         answer = {"error-message": last_line(done.stdout + done.stderr)}
+    # The answer states an error, or the last line of the output if that was not JSON
     if not answer.get("success"):
         is_healthy(deployment)  # raises a clearer error if the certificate is the cause
         reason = " ".join(str(answer.get("error-message", answer)).split())

@@ -88,6 +88,7 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
     else:
         home = kit.expanduser().resolve()
         node = dict(build_setup(read_kit(home), home, node_config).node_config)
+    # The rules are read as at a message of Flower, whose other fields they do not need
     context = Context(0, 0, dict(node), RecordDict(), {})
     site = str(node.get("site", ""))
     folder, rules = own_folder(context, site), effective_rules(context)

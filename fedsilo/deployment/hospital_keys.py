@@ -21,6 +21,7 @@ def find_own_folder(folder: Path) -> Path:
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:
         return folder
+    # A 'state-dir' contains the folder itself, an opened kit contains it below 'state'
     for place in (folder / OWN, folder / "state" / OWN):
         found = [path.parent for path in sorted(place.glob("*/signing.key"))]
         if len(found) > 1:

@@ -211,6 +211,8 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
                 "rules and signing keys itself: do not use the kit, and ask the server's operator "
                 "for another ('fedsilo deploy renew SITE')"
             )
+        # A path such as ../../.bashrc is not among these names either, so nothing is written
+        # elsewhere
         elif name not in _NAMES:
             fault = f"has a file '{name}', which no kit has"
         elif names.count(name) > 1:

@@ -65,6 +65,7 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
         fault = ""
         if not equals or not key:
             fault = f"--rule is '{one_line(text)}', but must be KEY=VALUE"
+        # The later of two values would win in silence, and it may be the laxer rule
         elif key in values or key == "site":
             fault = f"--rule {key} is already set by another option or rule: remove one"
         try:
@@ -136,6 +137,8 @@ def check_rules(
     except (SettingError, YamlError) as error:
         raise RulesError(f"{site}: {SITE} cannot be used: {error}") from None
     fault = ""
+    # The file is never changed by an option: an operator could widen the hospital's rules by a
+    # typing slip
     for key, value in given.items():
         if content.get(key) != value:
             fault = (

@@ -126,6 +126,7 @@ def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, f
     predicted = probabilities.argmax(dim=1)
     occurring = torch.unique(labels).tolist()
     recalls = [(predicted[labels == one] == one).double().mean().item() for one in occurring]
+    # This metric is defined for any labels, each of the others only for some
     metrics = {"calibration-error": calibration_error(probabilities, labels, CALIBRATION_BINS)}
     if len(occurring) > 1:
         metrics["balanced-accuracy"] = sum(recalls) / len(recalls)

@@ -82,6 +82,7 @@ class FedEvPromptSettings(OwnSettings):
                 "setting 'train.loss' is 'cross-entropy': method 'fedevprompt' is evidential; "
                 "leave it at 'auto'"
             )
+        # A user who sets a robust rule would believe that it protects something
         if self.shared_prompts == "none" and common.aggregation not in (AUTO, "mean"):
             raise SettingError(
                 f"setting 'server.aggregation' is '{common.aggregation}' and "

@@ -112,6 +112,7 @@ class PICSRSettings(OwnSettings):
                 "statistics of its own every site has the mean sample 0, so all prototypes "
                 "are equal; set it to 'pooled' or 'declared'"
             )
+        # The pooled sums give the same mean as the prototype, so their floor must be as strict
         sums_leave = common.standardise == "pooled" and is_table
         if sums_leave and self.prototype_min_count > common.sums_min_count:
             raise SettingError(

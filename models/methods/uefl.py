@@ -192,6 +192,7 @@ class UEFLSettings(OwnSettings):
         ``features`` is site -> number of training features. The list is empty without such sites,
         or if no setting asks for K-means.
         """
+        # Clusters are seldom of equal size, so even this number is optimistic
         wanted = self.codes * self.centroid_min_count
         small = []
         for site, count in features.items():

@@ -81,6 +81,7 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
     kind = settings.network
     if kind == "auto":
         kind = AUTO_NETWORKS.get(settings.dataset, networks[0])
+    # The name of a plugin says nothing about its inputs; a trial batch checks it later
     if kind not in networks and settings.network in OWN_NETWORKS:
         raise SettingError(
             f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
@@ -110,6 +111,7 @@ def _image_classifier(
         encoder = ConvEncoder(in_channels=channels, width=settings.width, leading_norm=norm)
     else:
         encoder = VggEncoder(in_channels=channels, width=settings.width)
+    # Each pooling rounds down, so the last map has this many places
     tokens = (height // encoder.stride) * (width // encoder.stride)
     if tokens == 0:
         raise SettingError(

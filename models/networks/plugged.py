@@ -116,6 +116,8 @@ def _timm_module(name: str, task: Task) -> nn.Module:
         raise SettingError(f"network '{TIMM}{name}' takes images, but the data are a table")
     channels, *size = task.input_shape
     usual: dict[str, Any] = {"num_classes": task.classes, "in_chans": channels}
+    # A ViT needs the size of its images at construction, a convolutional network refuses the
+    # argument
     try:
         try:
             made = timm.create_model(name, img_size=tuple(size), **usual)
@@ -334,6 +336,7 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
         ) from None
     finally:
         module.train()
+    # A tuple or mapping, as detection networks return it, has no shape
     wanted, shape = (_BATCH, task.classes), tuple(getattr(logits, "shape", ()))
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or shape != wanted:
         returned = type(logits).__name__

@@ -300,6 +300,7 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
     for key, value in sizes.items():
         if value:  # 0 keeps the backbone's own size
             changes[key] = value
+    # The published means and deviations are for three colours; only grey has a rule to merge them
     if channels not in (1, 3):
         raise SettingError(
             f"network 'vit' takes grey or colour images, but data set '{settings.dataset}' has "

@@ -148,6 +148,7 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
         stored = content
+    # A prefix tells who stored the file: the whole network, its wrapper for several GPUs, or a part
     for prefix in source.prefixes:
         if f"{prefix}{source.first}" not in stored:
             continue
@@ -247,6 +248,7 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
             if isinstance(hidden, Tensor) and isinstance(output, Tensor):
                 arrays[f"0.{part}"] = hidden.float()
                 arrays[f"2.{part}"] = output.float()[_MALIGNANT]
+        # Both layers of one view are needed; layers of two views were not trained together
         if len(arrays) == 4:
             return arrays
     raise SettingError(

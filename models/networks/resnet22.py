@@ -200,6 +200,7 @@ def build_radiograph_classifier(
             f"network 'resnet22' takes images of at least {_SMALLEST_IMAGE} pixels a side, but "
             f"these are {height}x{width}: choose network 'conv'"
         )
+    # Without checkpoints, a radiograph of full size may not fit into a GPU's memory
     checkpointed = settings.gradient_checkpointing
     encoder = ResNet22(in_channels=channels, width=settings.width, checkpointed=checkpointed)
     size = encoder.channels

@@ -90,6 +90,7 @@ class StackedNetwork:
         for before in self.parameters():
             after = nn.Parameter(before.data[:sites])
             shorter[before] = after
+            # The optimiser finds its moments by the parameter object, so they move to the new one
             state = optimiser.state.pop(before, {})
             for name, moment in state.items():
                 if isinstance(moment, Tensor) and moment.shape == before.shape:

@@ -57,6 +57,7 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     if not clip:
         yield from _find_without_effect(common)
         return
+    # Noise is on from here, so each message is about something that would go around the noise
     reason = why_not_private(common.method)
     if reason:
         yield (
@@ -127,6 +128,7 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
             "reports its own epsilon; set 'privacy.trust' to 'nobody', or "
             "'privacy.sample-clip-norm' to 0"
         )
+    # Without noise, exact values that depend on single patients would leave
     if common.trust == NOBODY and not common.is_private():
         yield (
             "setting 'privacy.trust' is 'nobody', but 'privacy.sample-clip-norm' is 0: nothing "

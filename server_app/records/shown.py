@@ -162,6 +162,7 @@ class Floors:
         The argument is not changed.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
+        # summary.json has no validation metrics by site, so the last round's rows stand in for them
         whole = {"test": summary["sites"], "val": self.last["val"]}
         recorded = {"test": summary, "val": summary["validation"]}
         shown: dict[str, dict[str, dict[str, float]]] = {"test": {}, "val": {}}

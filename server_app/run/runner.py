@@ -131,6 +131,7 @@ def changed_software(directory: RunDirectory) -> str:
     before = _read_versions(run_settings.read_run_config(path).environment)
     now = _read_versions(run_directory.this_environment())
     parts = []
+    # A package that was installed or removed since then is not a change of version
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             parts.append(f"{name} {before[name]} is now {now[name]}")

@@ -29,6 +29,8 @@ class Capabilities:
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse settings that the method does not support.
 
+        Settings of rounds are checked first, then compression, then network, data set and loss.
+
         Args:
             common: the run's settings.
             is_table: whether the data set is a table.

@@ -185,9 +185,9 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
 
-        For each site without a decoded reply, ``failed`` then holds the reason ("no answer in time"
-        at the timeout), and ``kinds`` may hold the kind of failure. Nothing is raised for such a
-        site. The replies' metrics and updates are not checked here.
+        If a site has no decoded reply, ``failed`` then holds the reason ("no answer in time" at the
+        timeout), ``kinds`` may hold the kind of failure, and nothing is raised. The replies'
+        metrics and updates are not checked here.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)

@@ -96,9 +96,9 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 def check_inputs(facts: SiteFacts) -> str | None:
     """Return a fault if the input shape is impossible or does not fit the features, or else None.
 
-    A shape must have one dimension (a row) or three (an image). Each length must be above 0 and at
-    most ``_LENGTH``, and the product at most ``_NUMBERS``. If the hello names features, the shape
-    must be one dimension with one value per feature.
+    A shape must have one dimension (a row) or three (an image). No length may be below 1 or above
+    ``_LENGTH``, and their product must not be above ``_NUMBERS``. If the hello names features, the
+    shape must be one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge

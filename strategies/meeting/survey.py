@@ -82,7 +82,7 @@ def _answers_by_site(
     """Return the usable answers by site; append a reason to ``refused`` for each other answer.
 
     If two nodes claim one name, neither answer is used. The registry is not checked if all sites
-    are simulated or if it is None.
+    are simulated or if it is None. ``received`` are the readable answers with their nodes.
     """
     names = [answer.content.about.site for answer in received]
     if all(answer.content.about.simulated for answer in received):

@@ -179,10 +179,10 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
-        """Put the mean of the returned prototypes of each class into ``arrays`` (eq. 6).
+        """Replace each class's prototype in ``arrays`` by the mean of the returned ones (eq. 6).
 
-        The mean is weighted by ``_prototype_weight``, float32. A class that no replying site sends
-        is left unchanged.
+        A site's weight is its number of training samples of the class (``_prototype_weight``); the
+        mean is float32. A class that no replying site sends is left unchanged.
         """
         for label in range(self.task.classes):
             name = f"{PROTOTYPE}{label}"

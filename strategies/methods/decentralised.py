@@ -106,7 +106,8 @@ class Decentralised(Method):
         """Return Theta, the mean of the silos' models, as ``model/<array>`` for the evaluation.
 
         The state of a finished run may hold only Theta, under plain array names. Then these arrays
-        are returned, also named ``model/<array>``.
+        are returned, also named ``model/<array>``. ``site`` is not used, because all silos get the
+        same arrays.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 

@@ -66,10 +66,10 @@ class DisTrans(FedAvg):
     def initial_state(self) -> State:
         """Return the initial weights of DisTrans's two-channel network, and the initial offsets.
 
-        ``double_channels`` builds this network from FedAvg's initial network. 'offset-aggregation'
-        decides which offsets the state has. With "mean" it has one offset for all sites. With
-        "none" it has no offset. With "embedding" it has one offset per site, which a new embedding
-        network computes from the site's class shares.
+        ``double_channels`` builds this network from FedAvg's initial network. The setting
+        'offset-aggregation' decides which offsets the state has: "mean" gives one offset for all
+        sites, "none" gives none, and "embedding" gives one per site, which a new embedding network
+        computes from the site's class shares.
         """
         single, task = starting_network(self.common, self.task), self.task
         network = double_channels(single, self.common, task.input_shape)

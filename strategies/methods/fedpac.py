@@ -140,8 +140,7 @@ class FedPAC(FedProto):
         """Return a site's p(y) E[f | y] over all classes, (classes * d,), and its variance.
 
         p(y) is the class's share of the site's training samples, and E[f | y] the mean embedding
-        that the site sent. A class whose means stay at the site counts as 0, as if the site did not
-        have it.
+        that the site sent. A class that the site does not send counts as 0.
         """
         classes, samples = self.task.classes, self.participants.facts[site].sizes()["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)

@@ -26,7 +26,7 @@ class Local(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train its own model; no arrays come back, and the state does not change.
 
-        The first message to a site may hold initial weights.
+        The first message to a site may hold initial weights. Sites still send their metrics.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         ask(TRAIN, send, expect={})

@@ -74,7 +74,7 @@ class FedAvgFT(FedAvg):
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights, only in the rounds before fine-tuning.
+        """Say that a site sends all weights, but only in the rounds before fine-tuning.
 
         The sentence gives the number of these rounds.
         """

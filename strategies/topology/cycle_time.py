@@ -255,7 +255,7 @@ def _build_alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[st
     """Return the topologies to compare, by kind: complete, ring, star, matcha and this one.
 
     All topologies use the same links. A topology is left out if it cannot be built. ``topology``
-    itself is returned as it is, not rebuilt.
+    itself is not rebuilt.
     """
     alternatives = {}
     sites, seed, budget = topology.sites, topology.seed, topology.budget

@@ -51,7 +51,8 @@ class Topology:
     def mixing(self, site: str, round_: int) -> dict[str, float]:
         """Return the weights that ``site`` gives its own and its in-neighbours' models, by site.
 
-        The weights sum to 1. The site itself is always included, even with weight 0.
+        The weights sum to 1. The site itself is always included, even with weight 0. ``round_``
+        matters only for "matcha", whose matrix differs between rounds.
         """
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights: dict[str, float] = {}

@@ -183,7 +183,7 @@ def activation_probabilities(
 
     With p_j the probability and L_j the Laplacian of matching j, they maximise lambda_2(sum p_j
     L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M and 0 <= p_j <=
-    1.
+    1. ``size`` is the number of sites, and the edges in ``matchings`` join their positions.
 
     Raises:
         SettingError: the budget is so small that some sites would never meet, or the solver found
@@ -242,7 +242,8 @@ def step_size(
 
     It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
     Here L is the Laplacian of a round, and J has 1 / n everywhere. The program maximises 1 - rho,
-    in units of E[L]'s scale, because a small budget makes E[L] tiny.
+    in units of E[L]'s scale, because a small budget makes E[L] tiny. ``matchings`` and
+    ``probabilities`` are those of ``Matcha``, for ``size`` sites.
 
     Raises:
         SettingError: the solver found no optimum.
@@ -266,7 +267,8 @@ def _laplacian_moments(
 ) -> tuple[Matrix, Matrix]:
     """Return E[L] and E[L^2] of a round's Laplacian L, (size, size) each.
 
-    Matchings are drawn independently, and a matching's L_j^2 is 2 L_j.
+    Matchings are drawn independently, and a matching's L_j^2 is 2 L_j. Here ``matchings`` are lists
+    of edges, and ``probabilities`` has one number for each.
     """
     parts = laplacians(size, matchings)
     # Var of a drawn matching is p (1 - p), and L^2 = 2 L gives the factor 2
@@ -305,6 +307,7 @@ def _solve(problem: Any) -> None:
 
     The accuracies in ``_ACCURACIES`` are tried in order until one gives an optimum. Interior-point
     solvers fail or warn if several eigenvalues are equal at the optimum, which is common here.
+    ``problem`` is a ``cvxpy.Problem``.
 
     Raises:
         SettingError: the solver found no optimum at any of its accuracies.

@@ -90,7 +90,7 @@ def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the 32 bytes that seed the mask between two sites.
 
     Each site uses its own private key and the other site's public key, and both sites get the same
-    bytes.
+    bytes. ``context`` binds the bytes to the round and to the arrays that both sites received.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -102,6 +102,7 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the key that two sites use to seal and open each other's shares: 32 bytes in base64.
 
     Each site uses its own private key and the other site's public key, and both get the same key.
+    ``context`` binds the key to the round.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.

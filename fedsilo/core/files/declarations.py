@@ -77,6 +77,7 @@ class FileModel(BaseModel):
             return f"must be a mapping with the keys {', '.join(is_required)}"
         for key in content:
             if key not in is_required:
+                # A misspelt key is likelier than an invented one, so the nearest known key is named
                 hint = f"allowed: {', '.join(is_required)}"
                 near = difflib.get_close_matches(str(key), is_required, n=1)
                 if near:

@@ -37,6 +37,7 @@ def check_gpu(device: str) -> Passed | Failed:
             f"'device' is {device}, but PyTorch finds only {count} GPUs",
             "name one of them, counted from 0",
         )
+    # The order is that of the remedies: another PyTorch, other programs, another driver
     capability = _built_for(index)
     memory = _free_memory(index)
     difference = _difference(index)

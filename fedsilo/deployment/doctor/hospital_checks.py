@@ -304,6 +304,7 @@ def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[
         for sentence in sentences:
             lines.append(f"  {sentence}")
         return lines
+    # The operator has confirmed this kit and these rules already
     if previous.card.seal == kit.card.seal:
         return []
     return [

@@ -83,6 +83,7 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
         except PackageNotFoundError:
             wrong[f"no {wanted.name}"] = text
             continue
+        # A build of PyTorch may be a pre-release, which specifiers exclude by default
         if not wanted.specifier.contains(found, prereleases=True):
             wrong[f"{wanted.name} {found}"] = text
     return wrong

@@ -60,6 +60,7 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
                 f"--{option.replace('_', '-')} is set by fedsilo, because SuperNode and worker "
                 "communicate on the loopback with their own secret: remove it"
             )
+    # Anybody who reaches the Runtime API could take a hospital's messages
     if given.host not in ("127.0.0.1", "::1", "localhost"):
         fault = f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
     if fault:

@@ -120,6 +120,7 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
             f"no installed fedsilo: {folder / PYPROJECT} cannot be read ({error.strerror}); a "
             "hospital's worker needs fedsilo's checkout or the hospital's image"
         ) from None
+    # A checkout has the package below pyproject.toml; an installed fedsilo is the package itself
     package = folder / _PACKAGE
     if not package.is_dir():
         package = folder
