@@ -102,6 +102,22 @@ def test_experiments_are_listed_under_a_line_about_their_method(tmp_path: Path) 
         list(experiments(file=file, method="rign"))
 
 
+def test_only_experiments_whose_data_are_here_are_listed_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSILO_DATA", str(tmp_path))
+    file = tmp_path / "simulation.yaml"
+    file.write_text(
+        "experiments:\n  a: {config: {method: star}}\n"
+        "  b: {config: {method: star, dataset: mnist}}\n"
+        "  c: {config: {method: ring, dataset: mnist}}\n"
+    )
+    lines = experiments(file=file, here=True)
+    assert [line.split()[0] for line in lines] == ["star:", "a"]
+    with pytest.raises(SettingError, match="--here"):
+        list(experiments("a", file=file, here=True))
+
+
 def test_the_cells_of_a_matrix_share_a_line_for_each_method(tmp_path: Path) -> None:
     file = tmp_path / "simulation.yaml"
     file.write_text(

@@ -171,7 +171,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
         ("attention", "site split images data-dir state-dir pictures plugin"),
         ("settings", "pyproject"),
-        ("experiments", "method check file"),
+        ("experiments", "method here check file"),
         ("methods", "plugin"),
         ("report", "for out audit-log site-file overwrite by decisions data-dir plugin"),
         (
