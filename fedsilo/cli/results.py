@@ -25,6 +25,7 @@ from fedsilo.core.one_line import as_word, format_count
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
     from fedsilo.comparison.over_seeds import Comparison
+    from fedsilo.deployment.backup.backup import MadeBackup, Restored
     from fedsilo.deployment.commands import MemberStatus
     from fedsilo.deployment.deployment import Deployment
     from fedsilo.deployment.doctor.findings import Finding
@@ -220,6 +221,24 @@ def deploy_renew(made: MadeKit | str) -> None:
         line(made)
     else:
         deploy_add([made])
+
+
+def deploy_backup(made: MadeBackup) -> None:
+    """Print the size of a backup and what it needs."""
+    from fedsilo.server_app.records.progress import bytes_text
+
+    files = format_count(len(made.manifest.files), "file")
+    line(f"{made.path}: {files}, {bytes_text(made.size)}, encrypted")
+    line("keep it on another machine, and its passphrase elsewhere: without it nothing opens")
+
+
+def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
+    """Print what was restored, what the operator must know, and the next command."""
+    files = format_count(len(restored.manifest.files), "file")
+    line(f"{restored.deployment.folder}: {files} of the backup of {restored.manifest.made}")
+    for note in restored.notes:
+        line(f"note: {note}")
+    line(f"to start it: fedsilo deploy up --deployment {as_word(Path(deployment))}")
 
 
 def deploy_status(

@@ -347,9 +347,11 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     make_secrets(deployment)
     share_signing_keys(deployment)
     deployment.write_connection()
+    # A killed site, or one of a restored deployment, counts as online at the server for a while
+    known = set(deployment.nodes)
     for member in deployment.members:
         if not deployment.process(member):
-            if member != SERVER and member in deployment.started:
+            if member in known:
                 wait_until_left(deployment, member, say)
             deployment = _start(deployment, member, say)
         # Sites are registered as soon as the server answers, before they are started

@@ -34,7 +34,8 @@ from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, reme
 
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
-_FILE, _REGISTRY, _LOCK = "deployment.json", "registry.json", "deployment.lock"
+FILE = "deployment.json"
+_REGISTRY, _LOCK = "registry.json", "deployment.lock"
 _FORMER = ("signing-key", "site-registry")  # node config keys of versions with server-made keys
 _LARGEST_PORT = 65_535
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
@@ -181,7 +182,7 @@ class Deployment:
     def write(self) -> Deployment:
         """Write deployment.json, and return this deployment."""
         content = TypeAdapter(Deployment).dump_json(self, indent=2).decode()
-        write_atomically(self.folder / _FILE, content + "\n")
+        write_atomically(self.folder / FILE, content + "\n")
         return self
 
     def write_registry(self) -> None:
@@ -231,7 +232,7 @@ class Deployment:
         """
         # Somebody else may have put a plugin's name into deployment.json
         named = str(self.node_config[site].get("plugin", ""))
-        refuse_unknown_files(named, str(self.folder / _FILE))
+        refuse_unknown_files(named, str(self.folder / FILE))
         superlink, own = f"127.0.0.1:{self.ports['fleet']}", ("127.0.0.1", self.ports[site])
         files = self.secrets / "ca.crt", self.secrets / f"{site}.key"
         return node_command(superlink, *files, *own, self.node_config[site])
@@ -392,7 +393,7 @@ def plan(
 
 def is_deployment(folder: Path) -> bool:
     """Tell whether ``folder`` contains a deployment, damaged or not."""
-    return (folder / _FILE).is_file()
+    return (folder / FILE).is_file()
 
 
 @contextmanager
@@ -430,7 +431,7 @@ def read_deployment(folder: Path) -> Deployment:
             has an invalid site name or port.
     """
     folder = folder.expanduser().resolve()
-    path = folder / _FILE
+    path = folder / FILE
     if not path.is_file():
         raise DeploymentError(f"there is no deployment in {folder}: 'fedsilo deploy up' makes one")
     try:

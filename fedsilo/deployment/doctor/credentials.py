@@ -27,6 +27,8 @@ _RENEW = "renew it ('fedsilo deploy renew server')"
 _CLOCK = "set this machine's clock"
 _PATIENCE = 3.0  # seconds that the server has to answer
 _UNKNOWN = "Invalid node ID"  # Flower's answer about a node that is not registered with the key
+# OpenSSL's codes for a certificate that another authority signed, as a firewall's that inspects TLS
+_OTHER_AUTHORITY = (18, 19, 20, 21)
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC obeys, in this order
 
 
@@ -186,26 +188,48 @@ def check_handshake(address: str, authority: Path) -> None:
     host, port = split_address(address)
     context = ssl.create_default_context(cafile=str(authority))
     context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
+    is_connected = False
     try:
-        with (
-            socket.create_connection((host, port), timeout=_PATIENCE) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return
-    # All four are OSErrors, so the most special error comes first
-    except ssl.SSLCertVerificationError as error:
+        with socket.create_connection((host, port), timeout=_PATIENCE) as plain:
+            is_connected = True
+            with context.wrap_socket(plain, server_hostname=host):
+                return
+    except OSError as error:
+        raise _refusal_of(error, address, authority, is_connected) from None
+
+
+def _refusal_of(error: OSError, address: str, authority: Path, is_connected: bool) -> Refused:
+    """Name the cause of a TLS connection that failed with ``error``, and what to do.
+
+    ``is_connected`` tells whether the TCP connection was made, so that only TLS failed.
+    """
+    # The most general cause first; the classes below are all OSErrors
+    fault = f"does not answer ({error.strerror or error})"
+    fix = "ask the operator whether it runs, and whether a firewall blocks this machine"
+    if isinstance(error, socket.gaierror):
+        fault = f"has a name that this machine cannot resolve ({error.strerror})"
+        fix = "correct this machine's DNS, or add the name to /etc/hosts"
+    elif isinstance(error, TimeoutError) and is_connected:
+        fault = "accepts connections, but does not answer the TLS handshake"
+        fix = (
+            "ask your network's operator whether a firewall holds TLS back, or a tunnel is too "
+            "narrow for the packets (MTU)"
+        )
+    elif isinstance(error, ssl.SSLCertVerificationError):
         fault = f"cannot be trusted by {authority}: {error.verify_message}"
         fix = "send nothing, and ask the server's operator"
-    except ssl.SSLEOFError:
+        if error.verify_code in _OTHER_AUTHORITY:
+            fix = (
+                "send nothing; if your network inspects TLS, let it leave out "
+                f"{address}, otherwise ask the server's operator"
+            )
+    elif isinstance(error, ssl.SSLEOFError | ConnectionResetError):
         fault = "does not answer (it closes connections)"
-        fix = "wait: it is starting or ending"
-    except ssl.SSLError as error:
+        fix = "wait: it is starting or ending; or ask whether a firewall closes TLS connections"
+    elif isinstance(error, ssl.SSLError):
         fault = f"does not speak TLS ({error.reason})"
         fix = "name the port of its Fleet API"
-    except OSError as error:
-        fault = f"does not answer ({error.strerror or error})"
-        fix = "ask the operator whether it runs, and whether a firewall blocks this machine"
-    raise Refused(f"server {address} {fault}", fix)
+    return Refused(f"server {address} {fault}", fix)
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -21,15 +21,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-from flwr.app import Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TaskType
@@ -46,12 +46,15 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedsilo.client_app.app import app, refuse
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, error_line
 from fedsilo.core.files.atomic_files import read_regular
+from fedsilo.core.messages import CONFIG
+from fedsilo.core.one_line import one_line
 from fedsilo.core.processes import end_with
 from fedsilo.deployment.worker.hospital import CANNOT
 from fedsilo.deployment.worker.installed import InstalledApp, installed_app
 from fedsilo.deployment.worker.supernode import PollInterval
 from fedsilo.strategies.wire.messaging import retry_soon
 
+_LONGEST_NAME = 100  # characters of a run's name in a log line
 _RENEWED_AFTER = 1000  # tasks after which the worker is restarted
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # The first message would import these; torch's optimisers import torch._dynamo
@@ -343,8 +346,13 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
     context, status, details = None, SubStatus.FAILED, "the task was not answered"
     try:
         message, context, _, fab = pull_task_input(client)
-        reply = _answer(message, context, fab.content, answer)
-        push_message(client, reply, context)
+        with naming_run(message):
+            reply = _answer(message, context, fab.content, answer)
+            push_message(client, reply, context)
+            outcome = "answered"
+            if reply.has_error():
+                outcome = "not answered"
+            _log.info("%s: %s", message.metadata.message_type, outcome)
         status, details = SubStatus.COMPLETED, ""
     except Exception:  # no error may pass here: the SuperNode must hear that the task has ended
         _log.exception("fedsilo: a task could not be answered")
@@ -353,6 +361,31 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
         heartbeat.stop()
         client.close()
     return status == SubStatus.COMPLETED
+
+
+@contextmanager
+def naming_run(message: Message) -> Iterator[None]:
+    """Put the run's name and the round of a message before every line logged during the block.
+
+    Both come from the server, so they are shortened, and shown on one line.
+    """
+    config = ConfigRecord()
+    if message.has_content():
+        config = message.content.config_records.get(CONFIG, config)
+    run = one_line(config.get("run-name", ""), _LONGEST_NAME)
+    mark = ""
+    if run:
+        mark = f"[{run} round {one_line(config.get('round', 0), _LONGEST_NAME)}] "
+
+    def add_mark(record: logging.LogRecord) -> bool:
+        record.msg, record.args = f"{mark}{record.getMessage()}", None
+        return True
+
+    _log.addFilter(add_mark)
+    try:
+        yield
+    finally:
+        _log.removeFilter(add_mark)
 
 
 def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
