@@ -8,6 +8,7 @@ training images and of the test images, in the pool's order.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -165,15 +166,32 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     tensor = tensor.permute(0, 3, 1, 2).contiguous()
     angle = _ROTATION[distribution]
     if angle:
-        # torchvision takes seconds to import, and only a silo's first making needs it
-        from torchvision.transforms import InterpolationMode
-        from torchvision.transforms.functional import rotate
-
-        tensor = rotate(tensor, angle, InterpolationMode.BILINEAR)
+        tensor = _rotate(tensor, angle)
     if distribution == "D3" and noise:
         grain = torch.randn(tensor.shape, generator=generator(0, "silo-noise", key))
         tensor = tensor + _NOISE_STD * grain
     return tensor
+
+
+def _rotate(images: Tensor, angle: float) -> Tensor:
+    """Return float32 ``images`` (n, channels, height, width) turned ``angle`` degrees.
+
+    They turn counter-clockwise around their centre, between pixels bilinearly, and black comes in
+    at the corners. Bit for bit this is torchvision's ``rotate``, which takes seconds to import.
+    """
+    import torch
+
+    height, width = images.shape[-2:]
+    cos, sin = math.cos(math.radians(-angle)), math.sin(math.radians(-angle))
+    # Where each pixel of the result comes from, in pixels from the centre: x, y and 1, (h * w, 3)
+    places = torch.ones(1, height, width, 3)
+    places[..., 0] = torch.linspace(-width * 0.5 + 0.5, width * 0.5 - 0.5, width)
+    places[..., 1] = torch.linspace(-height * 0.5 + 0.5, height * 0.5 - 0.5, height).unsqueeze(-1)
+    matrix = torch.tensor([[[cos, sin, 0.0], [-sin, cos, 0.0]]]).transpose(1, 2)
+    # grid_sample counts from -1 to 1 over the image
+    grid = places.view(1, -1, 3).bmm(matrix / torch.tensor([0.5 * width, 0.5 * height]))
+    grid = grid.view(1, height, width, 2).expand(len(images), -1, -1, -1)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:

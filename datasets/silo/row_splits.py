@@ -126,12 +126,13 @@ def cut_fold(
     Raises:
         DataError: there are too few rows or groups for the number of folds.
     """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
     folds = getattr(settings, f"{kind}_folds")
     fold = getattr(settings, f"{kind}_fold")
     if not folds:
         return np.sort(rows), rows[:0]
+    # Imported late, because it takes a second, and most runs have no folds
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
     classes = labels[rows]
     if groups is None:
         numbers = None
@@ -202,8 +203,6 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
         DataError: ``share`` is above 0, and there are fewer than 3 rows or scikit-learn cannot
             split them, for example because a part would have fewer rows than there are classes.
     """
-    from sklearn.model_selection import train_test_split
-
     rows = np.arange(len(labels))
     if share == 0:
         return rows, rows[:0]
@@ -212,6 +211,8 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
             f"{where}: {len(rows)} rows are too few for a test part of {share:g}: add rows, or in "
             "the schema of a table set 'test-share' to 0"
         )
+    from sklearn.model_selection import train_test_split
+
     counts = np.unique(labels, return_counts=True)[1]
     stratify = None
     if len(counts) > 1 and (counts > 2).all():  # FLamby's rule

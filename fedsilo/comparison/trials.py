@@ -257,6 +257,15 @@ class WorkerPool(ProcessPoolExecutor):
         finally:
             self._hiding.__exit__(*error)
 
+    def _adjust_process_count(self) -> None:
+        """Start a process where one is missing, as Python's pool does at each submission and exit.
+
+        A process for one run is started only if a run waits for it. Python's pool would replace the
+        last ones too, and its end would wait until these processes have imported everything.
+        """
+        if self._max_tasks_per_child != 1 or len(self._pending_work_items) > len(self._processes):
+            super()._adjust_process_count()
+
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
         """Submit ``work``, whose arguments and result are pickled."""
         return super().submit(_in_worker, work, *args, **kwargs)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import nnls
 
 from fedsilo.core.settings_schema import setting
 from fedsilo.models.methods.fedrep import FedRepSettings
@@ -74,6 +72,10 @@ def mixing_weights(place: int, features: Any, variances: Any) -> Any:
         features: h_j, the sites' p(y) E[f | y] over all classes, (sites, classes * d) float64.
         variances: v_j of each site, (sites,).
     """
+    # Every command reads the settings of this module, and scipy takes half a second to import
+    from scipy.linalg import cholesky, solve_triangular
+    from scipy.optimize import nnls
+
     # The distance is a square, so its matrix is that of the inner products of the differences
     far = features[place] - features
     matrix = far @ far.T + np.diag(variances)

@@ -76,7 +76,6 @@ def check_device(device: str, share: float) -> None:
         fault = f"clients are given no GPU: {hint}"
     if fault:
         raise SettingError(f"setting 'machine.device' is '{device}', but {fault}")
-    # This choice is allowed, but few users mean it, so they are told
     if device == "auto" and not share and has_gpu():
         print(
             f"fedsilo: this machine has a GPU, but clients train on the CPU: {hint}",

@@ -28,7 +28,8 @@ ALIGNED = {
     "train.batch-size": 32,
     "train.optimiser": "adam",
     "train.learning-rate": 0.01,
-    "fedaligncl.align": False,
+    "fedaligncl.shared-embeddings": 12,
+    "fedaligncl.alignment-weight": 0.5,
     "fedaligncl.warmup-epochs": 1,
     "fedaligncl.noise-variance": 0.0,
 }
@@ -74,5 +75,5 @@ CASES = (
     Case("uefl", papers.uefl, UEFL),
     Case("picsr", papers.picsr, PICSR),
     Case("fedefm", papers.fedefm, EFM),
-    Case("fedaligncl", papers.fedaligncl, ALIGNED, "fedaligncl, no alignment"),
+    Case("fedaligncl", papers.fedaligncl, ALIGNED),
 )

@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods import adversarial_alignment
+from fedsilo.client_app.methods.adversarial_alignment import Aligner
 from fedsilo.client_app.training import loop
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings_schema import Value
@@ -70,6 +72,9 @@ class Noted:
     trainings: dict[tuple[int, str], list[list[Batch]]]
     order: dict[int, list[str]]
     received: dict[tuple[int, str], list[Weights]]
+    discriminators: dict[str, Weights] = field(default_factory=dict)
+    targets: dict[tuple[int, str], list[list[Tensor]]] = field(default_factory=dict)
+    now: tuple[int, str] = (0, "")  # round and site of the training that began last
 
 
 @contextmanager
@@ -85,6 +90,7 @@ def noting() -> Iterator[Noted]:
         if site not in noted.order[number]:
             noted.order[number].append(site)
         self.noted, self.split = [], training.split
+        noted.now = (number, site)
         noted.trainings[number, site].append(self.noted)
 
     def noting_take(self: Any, batches: list[Tensor]) -> None:
@@ -97,7 +103,21 @@ def noting() -> Iterator[Noted]:
         arrays = {name: array.double() for name, array in self.arrays().items()}
         noted.received[self.instruction.round, self.site].append(arrays)
 
+    align, judge = Aligner._train_discriminator, adversarial_alignment.discriminator_loss
+
+    def noting_align(self: Aligner, own: Tensor) -> None:
+        start = {n: a.double().clone() for n, a in self.discriminator.state_dict().items()}
+        noted.discriminators.setdefault(noted.now[1], start)
+        noted.targets.setdefault(noted.now, []).append([])
+        align(self, own)
+
+    def noting_judge(discriminator: Any, own: Tensor, other: Tensor) -> Tensor:
+        noted.targets[noted.now][-1].append(other.double().clone())
+        return judge(discriminator, own, other)
+
     with (
+        mock.patch.object(Aligner, "_train_discriminator", noting_align),
+        mock.patch.object(adversarial_alignment, "discriminator_loss", noting_judge),
         mock.patch.object(steps, "__init__", noting_begin),
         mock.patch.object(steps, "take", noting_take),
         mock.patch.object(Lab, "__init__", noting_receive),
@@ -138,6 +158,8 @@ def problem_of(settings: RunSettings, noted: Noted) -> Problem:
         trainings={key: list(trainings) for key, trainings in noted.trainings.items()},
         order=noted.order,
         received=noted.received,
+        discriminators=noted.discriminators,
+        targets={key: list(batches) for key, batches in noted.targets.items()},
         own=own,
     )
 

@@ -102,8 +102,6 @@ def parse_yaml(text: str, file: str = "it") -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        # The nodes are checked before Python objects are made, because aliases can make a small
-        # text huge
         _check_node(root, loader, {})
         return loader.construct_document(root)
     except YamlError as error:

@@ -140,7 +140,6 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
         return [Finding(check.name, Status.FAILED, said, fix, about)]
     if isinstance(found, str):
         found = Passed(found)
-    # A check about several sites returns its findings itself
     if not isinstance(found, Passed | Failed):
         return found
     said = one_line(found.said, _MAX_LENGTH)
