@@ -287,8 +287,8 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
     """Build the error reply to a message: an error code and a one-line reason.
 
     A real site writes the full reason to its own log. If patients' data were opened and the server
-    may not see this site's single answers, the reply has a constant text instead (see
-    ``constant_error``), and ``opened.why`` gets the real reason.
+    may not see this site's single answers, the reply has a constant text instead (an
+    EpsilonSpentError keeps its text), and ``opened.why`` gets the real reason.
     """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough

@@ -178,8 +178,7 @@ def check_data_settings(settings: CommonSettings) -> None:
 
     Raises:
         SettingError: a key that only other data sets read differs from its default, the partition
-            is impossible, a fold does not exist, or the image size is above 0 but below
-            ``SMALLEST_IMAGE``.
+            is impossible, a fold does not exist, or the image size is above 0 but below 16 pixels.
         DataError: the partition's silo set cannot be read.
     """
     chosen = data_set(settings.dataset)

@@ -169,7 +169,7 @@ class _MeanMetrics(Hook):
     def record(self) -> MetricRecord:
         """Return the mean of each measurement over the sites that sent it, weighted by samples.
 
-        Only metrics whose key starts with a prefix in ``_MEASURED`` count; the keys are sorted. The
+        Only metrics whose key starts with "incoming." or "trained." count; the keys are sorted. The
         record is empty before any measurement.
         """
         totals: dict[str, float] = {}

@@ -60,8 +60,9 @@ class DeclaredData:
 
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
-        """Build the declaration for a silo, with its label counts rounded down (``round_down``).
+        """Build the declaration for a silo, with its label counts rounded down.
 
+        Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3 becomes 0.
         The samples themselves are not stored. ``samples``, the digest of the settings, stays empty.
         """
         at_least = {}

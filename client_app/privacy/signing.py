@@ -190,9 +190,9 @@ class KnownKeys:
 
     @property
     def file(self) -> OwnFile[dict[str, KnownKey]]:
-        """The file of known keys as JSON, with the lock that its readers and writers hold.
+        """The JSON file of the known keys, with its lock.
 
-        Opening it neither reads nor creates anything.
+        Nothing is read or created here.
         """
         return OwnFile(
             self.folder / KNOWN,

@@ -186,7 +186,7 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
     """Return the place in the chain after which the next line comes.
 
-    It is the place of the log's last line, or ``START`` in a new log. If the head (the file beside
+    It is the place of the log's last line, or number 0 in a new log. If the head (the file beside
     the log) has a higher number, lines were removed, or the log was moved away. Then the numbers
     continue from the head, so that a gap remains.
     """

@@ -120,10 +120,10 @@ def measured_parts(
 ) -> dict[str, Tensor]:
     """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
-    The metrics are "accuracy", "loss" and "entropy", scaled to this range by ``bounded_parts``; the
-    arguments are those of ``measure``. Samples are measured one at a time. In a batch, the last
-    bits of a sample's output depend on the batch size, and malicious weights could let these bits
-    decide the sample's class. An empty split gives empty tensors.
+    The metrics are "accuracy", "loss" and "entropy", scaled to this range (a loss above 3 nats
+    counts as 3); the arguments are those of ``measure``. Samples are measured one at a time. In a
+    batch, the last bits of a sample's output depend on the batch size, and malicious weights could
+    let these bits decide the sample's class. An empty split gives empty tensors.
     """
     empty = torch.zeros(0, 2, dtype=torch.float64)
     found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples

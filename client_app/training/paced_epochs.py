@@ -47,7 +47,7 @@ class Pacing:
     def next_state(self) -> dict[str, Tensor]:
         """Return the arrays to store: the epoch, the order, and the position after this round.
 
-        The position is the number of steps taken in the epoch. Names begin with ``PREFIX``.
+        The position is the number of steps taken in the epoch. Names begin with "pace/".
         """
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),

@@ -170,7 +170,7 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
     The real bytes are counted, because the sizes that a zip states may be false.
 
     Raises:
-        DataError: the files together are larger than ``most_unpacked`` allows.
+        DataError: the files together are larger than allowed when unpacked (by default 1 GiB).
     """
     total = 0
     for name in sizes:
@@ -255,7 +255,7 @@ def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarI
     here.
 
     Raises:
-        DataError: the members together are larger than ``most_unpacked`` allows.
+        DataError: the members together are larger than allowed when unpacked (by default 1 GiB).
     """
     size = 0
     for member in tar:

@@ -99,7 +99,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
     Raises:
         BrokenImageError: the file is missing, truncated, not a regular file, in none of the
-            formats, or has more than ``MOST_PIXELS`` pixels.
+            formats, or has more than 89 million pixels.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -159,7 +159,7 @@ def check_pixels(height: int, width: int) -> None:
     Only the number of pixels counts, not the proportions.
 
     Raises:
-        BrokenImageError: the image has no pixels, or more than ``MOST_PIXELS``.
+        BrokenImageError: the image has no pixels, or more than 89 million (``MOST_PIXELS``).
     """
     has_pixels = height > 0 and width > 0
     if not has_pixels or height * width > MOST_PIXELS:
@@ -172,7 +172,7 @@ def _check_tiles(image: Image) -> None:
     Other images, and a TIFF without tiles, pass.
 
     Raises:
-        BrokenImageError: a tile has more than ``MOST_PIXELS`` pixels, or its size is not a number.
+        BrokenImageError: a tile has more than 89 million pixels, or its size is not a number.
     """
     tags = getattr(image, "tag_v2", {})
     width = tags.get(_TILE_WIDTH, 1)

@@ -387,7 +387,8 @@ class LabelCut:
                 not advise raising it.
 
         Returns:
-            The result of ``_compute_sizes``.
+            Validation samples per silo for each of the K labels, and for each silo the training
+            samples of each of its own labels.
 
         Raises:
             DataError: the pool has too few samples of some label, or a tenth of ``size``, the

@@ -114,7 +114,8 @@ def _read(path: Path, bits: int) -> Grey:
     """Decode a DICOM as ``read_dicom`` does, but let a damaged header raise any error.
 
     Raises:
-        BrokenImageError: as in ``read_dicom``, except for a damaged header.
+        BrokenImageError: the file is missing, not a grey DICOM with one frame, or cannot be decoded
+            here. A damaged header may raise any other error.
     """
     dataset = _read_header(path)
     _check_kind(dataset, bits)
@@ -179,7 +180,7 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 def _kind_fault(dataset: FileDataset) -> str:
     """Explain why a DICOM is not a single grey image; '' if it is one.
 
-    It must have pixel data, the header's keys in ``_NEEDED``, one grey channel and one frame.
+    It must have pixel data, the header's size, bits and sign, one grey channel and one frame.
     """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"

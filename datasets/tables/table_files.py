@@ -77,8 +77,8 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
         (line number, cells) per line. The column names of a Parquet file are line ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is missing, damaged, a workbook from before 2007, or larger than
-            ``most_unpacked`` allows.
+        DataError: the file is missing, damaged, a workbook from before 2007, or larger than allowed
+            when unpacked (by default 1 GiB).
         SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
@@ -162,7 +162,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
     Empty rows are kept and counted.
 
     Raises:
-        DataError: the texts together have more characters than ``most_unpacked`` allows.
+        DataError: the texts together have more characters than allowed (by default 2^30).
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
@@ -197,7 +197,8 @@ def _unpack_text(path: Path) -> str:
     """Inflate and decode the text in a gzip file, checking its size while it is inflated.
 
     Raises:
-        DataError: the file is missing, damaged, not text, or larger than ``most_unpacked`` allows.
+        DataError: the file is missing, damaged, not text, or larger than allowed when unpacked (by
+            default 1 GiB).
     """
     content = bytearray()
     try:
@@ -221,7 +222,7 @@ def _read_parquet(path: Path) -> DataFrame:
     An unnamed index is dropped by the caller.
 
     Raises:
-        DataError: the file needs more memory than ``most_unpacked`` allows.
+        DataError: the file needs more memory than allowed (by default 1 GiB).
     """
     import pandas as pd
 
@@ -258,7 +259,7 @@ def _read_workbook(path: Path) -> list[list[Any]]:
     file. Such a cell becomes ``OPEN_FORMULA``, so that it does not pass for a missing value.
 
     Raises:
-        DataError: the workbook needs more memory than ``most_unpacked`` allows.
+        DataError: the workbook needs more memory than allowed (by default 1 GiB).
     """
     import_module("openpyxl")  # first of all: without it no file is looked at
     open_formulas = check_workbook(path)
@@ -319,7 +320,7 @@ def check_parquet(path: Path) -> list[str]:
     within lists that is not possible.
 
     Raises:
-        DataError: the file needs more than ``most_unpacked`` allows.
+        DataError: the file needs more memory than allowed (by default 1 GiB).
     """
     from pyarrow.parquet import ParquetFile
 
@@ -360,7 +361,7 @@ def check_workbook(path: Path) -> set[Place]:
         (row, column) of each formula without a stored value, on any sheet.
 
     Raises:
-        DataError: the workbook needs more than ``most_unpacked`` allows.
+        DataError: the workbook needs more memory than allowed (by default 1 GiB).
     """
     open_formulas: set[Place] = set()
     with zipfile.ZipFile(path) as archive:
@@ -397,7 +398,7 @@ class _WorkbookPart:
         """Parse a part of the workbook as XML; reading stops silently at an XML error.
 
         Raises:
-            DataError: the part has more bytes or cells than ``most_unpacked`` allows.
+            DataError: the part has more bytes or cells than allowed (by default 1 GiB).
         """
         size = 0
         with archive.open(entry) as sheet:

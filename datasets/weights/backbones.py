@@ -173,7 +173,7 @@ def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
 
     Raises:
         SettingError: the file is missing, damaged, in neither of the two formats, or larger than
-            ``most_unpacked`` allows.
+            allowed when unpacked (by default 1 GiB).
     """
     from timm.models import load_state_dict
 

@@ -145,7 +145,7 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
     Values keep the network's type and device, and are not checked to be finite.
 
     Raises:
-        SettingError: the names or shapes of ``arrays`` are not those of ``exchanged_arrays``.
+        SettingError: an array is missing or surplus, or has another shape than in ``module``.
     """
     targets = exchanged_arrays(module)
     if arrays.keys() != targets.keys():

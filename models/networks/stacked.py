@@ -127,7 +127,7 @@ class _Layer(nn.Module):
 
         ``most`` is the largest number of rows of a site; the rows of smaller sites are padded.
 
-        The number of sites is that of the current batch (see ``current``).
+        The sites are the first ones of the stack, as many as the current batch has.
         """
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:

@@ -228,7 +228,7 @@ def free_name(settings: RunSettings) -> Iterator[RunSettings]:
 
 
 def _is_free_for_us(path: Path, held: ExitStack) -> bool:
-    """Tell whether a new run may use ``path``, and then hold its name until ``held`` is closed."""
+    """Return whether a new run may use ``path``, and then hold its name until ``held`` closes."""
     with ExitStack() as trial:
         is_free = trial.enter_context(hold_name(path)) and not _is_taken(path)
         if is_free:

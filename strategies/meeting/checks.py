@@ -97,8 +97,8 @@ def check_inputs(facts: SiteFacts) -> str | None:
     """Return a fault if the input shape is impossible or does not fit the features, or else None.
 
     A shape must have one dimension (a row) or three (an image). No length may be below 1 or above
-    ``_LENGTH``, and their product must not be above ``_NUMBERS``. If the hello names features, the
-    shape must be one dimension with one value per feature.
+    2^20, and their product must not be above 2^28. If the hello names features, the shape must be
+    one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge

@@ -151,7 +151,8 @@ def meet_sites(
 ) -> Participants:
     """Ask every connected node who it is, and require enough participants.
 
-    The arguments, the result and the errors are those of ``hear_sites``.
+    The arguments, the result and the other errors are those of ``hear_sites``: the sites that can
+    take part, and the reasons against the others.
 
     Raises:
         SiteError: a node was refused, and fewer than 'run.min-sites' sites can take part. If
@@ -284,7 +285,7 @@ def _second_node_refusal(site: str, node: int) -> str:
 
 
 def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
-    """Return the hellos of the sites that fit together, by ``TOGETHER_CHECKS``.
+    """Return the hellos of the sites that fit together.
 
     The checks compare training samples, tasks and feature sums. Each check sees only the sites that
     passed the earlier ones. The reasons against the other sites are appended to ``refused``; sites

@@ -131,7 +131,7 @@ class DisTrans(FedAvg):
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
         """Return the embedding's weights and the offset that it computes for each site, float32.
 
-        The weights have the prefix ``_EMBEDDING``; a site's offset is ``OFFSETS<site>``.
+        The weights are named ``embedding/<name>``, and a site's offset is ``offset/<site>``.
         """
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():

@@ -154,7 +154,8 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 def _fault_of_maps(reply: Reply) -> str | None:
     """Explain why a reply's first invalid attention map array is invalid; None if all are valid.
 
-    ``map_fault`` has the rule. Other arrays are not checked. A reply without maps is valid.
+    Maps must be finite and not negative, and each must sum to 1 within 0.001. Other arrays are not
+    checked. A reply without maps is valid.
     """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):

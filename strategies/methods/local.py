@@ -89,7 +89,8 @@ class Cross(Ensemble):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: its model, once, and all models' metrics on its data.
 
-        The metrics are those in ``CROSSED``, on the site's validation and test samples.
+        The metrics are accuracy, balanced accuracy, AUC and average precision, on the site's
+        validation and test samples.
         """
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "

@@ -194,9 +194,9 @@ def _build_star(base: nx.Graph) -> _Built:
 def _build_hub(base: nx.Graph) -> _Built:
     """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
 
-    The edges have Metropolis-Hastings weights (``_weigh_edges``). If several sites have the same
-    maximum latency, the first of them by name is the hub. The first site is also the hub if the
-    latencies are not known.
+    Returns arcs in both directions and their Metropolis-Hastings weights. If several sites have the
+    same maximum latency, the first of them by name is the hub. The first site is also the hub if
+    the latencies are not known.
     """
     latencies = _path_latencies(base)
     hub = 0

@@ -305,7 +305,7 @@ def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
 def _solve(problem: Any) -> None:
     """Solve a semidefinite program with SCS; its variables then hold the optimum.
 
-    The accuracies in ``_ACCURACIES`` are tried in order until one gives an optimum. Interior-point
+    The accuracies 1e-9 and 1e-7 are tried in this order until one gives an optimum. Interior-point
     solvers fail or warn if several eigenvalues are equal at the optimum, which is common here.
     ``problem`` is a ``cvxpy.Problem``.
 

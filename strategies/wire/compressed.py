@@ -133,7 +133,9 @@ class Compression:
         return travelling
 
     def decode_reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
-        """Decode a reply like ``reply.decode``, and restore arrays from their updates and ``sent``.
+        """Check and decode a reply, and restore its arrays from their updates and ``sent``.
+
+        The checks are those of ``reply.decode``: names, types, shapes, and finite values.
 
         Args:
             site: the site that sent the reply.

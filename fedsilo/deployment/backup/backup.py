@@ -48,7 +48,13 @@ def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup
     """Write a sealed copy of a deployment to the new file ``target`` while the deployment runs.
 
     The deployment's folder is locked meanwhile, so that no hospital is added or revoked; runs go
-    on. ``say`` prints what was left out.
+    on. If a site writes while it is copied, the copy is made again, a few times.
+
+    Args:
+        folder: the deployment's folder.
+        target: the backup's file, which must not exist. It appears only when it is complete.
+        passphrase: encrypts the copy. Without it nobody can restore the backup.
+        say: prints one line for each part that was left out, such as a symbolic link.
 
     Raises:
         BackupError: the target exists, the database or the authority's certificate cannot be read,
@@ -94,7 +100,14 @@ def _write_consistent(
 ) -> Manifest:
     """Write copies of a deployment to the file ``part`` until one is consistent.
 
-    ``unsealed`` is a folder for copies that are not encrypted yet.
+    A copy is consistent if a restored deployment could resume its runs from it.
+
+    Args:
+        deployment: the deployment, which may run.
+        part: the file to write; each attempt replaces it.
+        unsealed: a folder for copies that are not encrypted yet.
+        passphrase: the passphrase of the backup.
+        say: prints what is left out, in the first attempt only.
 
     Raises:
         BackupError: no copy is consistent, or a file cannot be used.
@@ -127,9 +140,9 @@ def _say_nothing(text: str) -> None:
 
 
 def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Copy the SuperLink's database with SQLite's online backup.
+    """Add a copy of the SuperLink's database, which may be in use, by SQLite's online backup.
 
-    A deployment whose server has never run has no database.
+    If the server has never run, there is no database, and nothing is added.
 
     Raises:
         BackupError: the file cannot be read as a database.
@@ -153,7 +166,10 @@ def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) 
 
 
 def _copy_plan(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add deployment.json without the ids of processes, which mean nothing elsewhere."""
+    """Add deployment.json without the ids of processes, which mean nothing elsewhere.
+
+    The deployment's own file is not changed.
+    """
     plan = json.loads((deployment.folder / FILE).read_text(encoding="utf-8"))
     plan["started"] = {}
     copy = scratch / FILE
@@ -184,7 +200,7 @@ def _authority_of(deployment: Deployment) -> str:
     """Return the SHA-256 of the authority's certificate, by which a deployment is identified.
 
     Raises:
-        BackupError: the certificate's file cannot be used.
+        BackupError: the certificate's file is missing, not a regular file, or larger than 1 GiB.
     """
     path = deployment.secrets / "ca.crt"
     fault = file_fault(path)
@@ -212,8 +228,13 @@ def restore(source: Path, folder: Path, passphrase: Callable[[], str]) -> Restor
 
     Args:
         source: the backup.
-        folder: the folder of the restored deployment.
+        folder: the folder of the restored deployment, which is new or empty. Paths in
+            deployment.json are changed to it.
         passphrase: returns the passphrase; called once the backup is known to be whole.
+
+    Returns:
+        The deployment, the backup's manifest, and sentences for the operator, such as that versions
+        differ.
 
     Raises:
         BackupError: the folder is in use, the backup is truncated, altered or of another format, or
@@ -258,7 +279,15 @@ def _refuse_used(folder: Path, manifest: Manifest) -> None:
 
 
 def _move(folder: Path, before: str, now: str) -> None:
-    """Change the paths in a restored deployment.json that lead into the deployment's old folder."""
+    """Change the paths in a restored deployment.json that lead into the deployment's old folder.
+
+    Paths elsewhere, such as that of the data, stay.
+
+    Args:
+        folder: the folder with deployment.json, which may still have a temporary name.
+        before: the old folder of the deployment.
+        now: its new folder.
+    """
     path = folder / FILE
     plan = json.loads(path.read_text(encoding="utf-8"))
     for config in plan["node_config"].values():
@@ -270,7 +299,11 @@ def _move(folder: Path, before: str, now: str) -> None:
 
 
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
-    """Write the sentences that the operator of a restored deployment must know."""
+    """List the sentences that the operator of a restored deployment must know.
+
+    They are about other versions of fedsilo and Flower, the address that hospitals use, and the
+    epsilon that local sites spent after the backup. The list may be empty.
+    """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []
     own = _versions()

@@ -76,7 +76,10 @@ class BackupCopy:
         return max(copied, default="")
 
     def _copy_site(self, site: str) -> bool:
-        """Copy the files of a site on this machine; return whether none changed meanwhile."""
+        """Copy the files of a site on this machine; return whether none changed meanwhile.
+
+        Flower's folder and the cache of decoded data are left out.
+        """
         # Flower comes with it, which a restoration does not need
         from fedsilo.client_app.site.node import OWN
 
@@ -95,7 +98,7 @@ class BackupCopy:
                 self._copy_file(path)
 
     def _copy_file(self, path: Path) -> bool:
-        """Copy a file; return False if it no longer exists."""
+        """Copy a file, and return True; return False if it no longer exists."""
         name = path.relative_to(self.deployment.folder).as_posix()
         # A run and a site delete their older states while they work
         with suppress(FileNotFoundError):
@@ -134,7 +137,10 @@ def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
 
 
 def _take_snapshot(folder: Path, left_out: Collection[Path]) -> _Snapshot:
-    """Return size and time of the last write of each file that a backup has of ``folder``."""
+    """Return path -> (size, time of the last write in ns) for the files that a backup copies.
+
+    Files that vanish meanwhile are left out.
+    """
     found = {}
     for path in _files_in(folder, left_out):
         with suppress(FileNotFoundError):

@@ -98,7 +98,16 @@ class Keys:
 
 
 def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
-    """Derive the keys of a backup from its passphrase. ``salt`` is in hexadecimal digits."""
+    """Derive the keys of a backup from its passphrase by scrypt. This is slow on purpose.
+
+    Args:
+        passphrase: the passphrase, of any length.
+        salt: the backup's salt, in hexadecimal digits.
+        cost: scrypt's n, a power of 2.
+
+    Returns:
+        Two keys of 32 bytes: one for the files, one for the manifest's seal.
+    """
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
     scrypt = Scrypt(salt=bytes.fromhex(salt), length=64, n=cost, r=8, p=1)
@@ -147,7 +156,7 @@ class SealedWriter:
         self._zip.close()
 
     def add(self, name: str, path: Path) -> None:
-        """Add the regular file ``path`` as ``name``, a relative path with slashes.
+        """Add the regular file ``path``, encrypted, as ``name``, a relative path with slashes.
 
         Raises:
             OSError: the file cannot be read, or is a link or not a regular file.
@@ -170,7 +179,12 @@ class SealedWriter:
     def finish(self, made: str, versions: Mapping[str, str], origin: Origin) -> Manifest:
         """Write the manifest and return it. The end of the block completes the file.
 
-        ``made`` is the time in ISO 8601, UTC.
+        No file can be added afterwards.
+
+        Args:
+            made: the time in ISO 8601, UTC.
+            versions: software -> its version on this machine.
+            origin: the deployment that the backup is from.
         """
         manifest = Manifest(
             made=made,
@@ -244,7 +258,7 @@ class SealedReader:
             return hashlib.file_digest(entry, "sha256").hexdigest()  # type: ignore[arg-type]
 
     def unlock(self, passphrase: str) -> Keys:
-        """Return the keys of the backup.
+        """Return the keys of the backup, after checking the manifest's seal with them.
 
         Raises:
             BackupError: the passphrase is not the backup's, or the manifest was altered.
@@ -259,6 +273,10 @@ class SealedReader:
 
     def extract(self, keys: Keys, folder: Path) -> None:
         """Decrypt all files into an existing folder; only their owner can read them.
+
+        Args:
+            keys: the keys that ``unlock`` returned.
+            folder: an existing folder, in which no file may exist yet.
 
         Raises:
             BackupError: a file was altered by somebody who replaced its SHA-256 too.

@@ -18,7 +18,14 @@ from fedsilo.deployment.service.units import (
 def change_server_service(
     folder: Path, options: ServiceOptions, *, install: bool, uninstall: bool
 ) -> str:
-    """Print, install or uninstall the unit of the server in ``folder``; return what to show."""
+    """Print, install or uninstall the unit of the server in ``folder``; return what to show.
+
+    Args:
+        folder: the deployment's folder.
+        options: the options of the unit, such as its user.
+        install: whether to install and start the service.
+        uninstall: whether to stop and remove it. Without either, the unit's text is only returned.
+    """
     _refuse_both(install, uninstall)
     if uninstall:
         return installing.uninstall(server_unit_name(folder.expanduser().resolve()))
@@ -28,7 +35,14 @@ def change_server_service(
 def change_hospital_service(
     kit: Path, options: ServiceOptions, *, install: bool, uninstall: bool
 ) -> str:
-    """Print, install or uninstall the unit of a hospital; return what to show."""
+    """Print, install or uninstall the unit of a hospital; return what to show.
+
+    Args:
+        kit: the folder of the hospital's opened kit.
+        options: the options of the unit, such as its user.
+        install: whether to install and start the service.
+        uninstall: whether to stop and remove it. Without either, the unit's text is only returned.
+    """
     _refuse_both(install, uninstall)
     if uninstall:
         return installing.uninstall(hospital_unit_name(kit))

@@ -72,6 +72,9 @@ def run_logged(
 ) -> int:
     """Run a command, write its output as log lines, and return its exit code.
 
+    SIGTERM and SIGINT are passed on to the command, also after the call. If signal N ended the
+    command, the code is -N.
+
     Args:
         command: the command's words.
         lines: formats the lines.

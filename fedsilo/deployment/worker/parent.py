@@ -367,7 +367,8 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 def naming_run(message: Message) -> Iterator[None]:
     """Put the run's name and the round of a message before every line logged during the block.
 
-    Both come from the server, so they are shortened, and shown on one line.
+    Both come from the server, so they are shortened, and shown on one line. A message without a
+    run's name gets no mark.
     """
     config = ConfigRecord()
     if message.has_content():
