@@ -8,13 +8,13 @@ options too, which only the command line has.
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, cast, get_args, get_origin
 
 import click
 import typer
@@ -104,7 +104,8 @@ def _invoke(words: list[str]) -> int:
     """
     # At an interrupt, click's own ``main`` would print only "Aborted!"; the line of our caller says
     # how to go on. Errors in the arguments are still shown by click, with the usage
-    command = typer.main.get_command(make_app())
+    functions = tuple((one.load(), _shown_by(name)) for name, one in _all_commands())
+    command = _parser_of(functions)
     # A shell that asks for completions gets them here, and the process ends
     command._main_shell_completion({}, "fedsilo", VARIABLE)
     try:
@@ -116,6 +117,25 @@ def _invoke(words: list[str]) -> int:
         _show_usage_error(error, words)
         raise SystemExit(error.exit_code) from None
     return 0
+
+
+@cache
+def _parser_of(_: tuple[tuple[Callable[..., Any], ...], ...]) -> click.Command:
+    """Build the parser once per process: reading all signatures takes a tenth of a second.
+
+    It depends on the functions of all commands, which a caller may have replaced.
+    """
+    return typer.main.get_command(make_app())
+
+
+def _all_commands() -> Iterator[tuple[str, Command]]:
+    for commands in COMMANDS.values():
+        yield from commands.items()
+
+
+def _shown_by(name: str) -> Callable[..., Any]:
+    """Return the function that shows a command's result."""
+    return cast(Callable[..., Any], getattr(results, name.replace(" ", "_"), print_result))
 
 
 def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
@@ -248,7 +268,7 @@ def _add_commands(app: typer.Typer) -> None:
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
     """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
-    show = getattr(results, name.replace(" ", "_"), print_result)
+    show = _shown_by(name)
     own = parameters_of(function)
     showing = parameters_of(show, skip=1)  # the first one is the result
     options: dict[str, Option] = {}
