@@ -61,7 +61,8 @@ class RunRecord:
         """Yield each reason to refuse a message; the server gets only the first reason.
 
         In this order: an impossible phase name, round or step; a round more than one back; a phase
-        repeated 'max-repeats' times; all messages used; all seconds used.
+        repeated 'max-repeats' times; all messages used; all seconds used. ``rounds`` is the number
+        of rounds in the run's settings.
         """
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)

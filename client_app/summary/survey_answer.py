@@ -337,7 +337,7 @@ class AnswerBuilder:
 
         At a real site, values beyond the outer edges are first clipped to them, which hides
         outliers. Measures with levels, with fewer known values than the floor, or with at most 10
-        distinct values are left out.
+        distinct values are left out. ``split`` is "train", "val" or "test".
         """
         for one in measures:
             if not one.edges:

@@ -307,7 +307,7 @@ def _operation(text: str) -> str:
     """Return the operation that a message of PyTorch calls non-deterministic, or "".
 
     The name has at most 100 characters. Any character that is not a letter, digit, '_', '.' or '-'
-    is replaced by '-'.
+    is replaced by '-'. ``text`` is a warning or an error.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""

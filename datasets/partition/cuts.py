@@ -303,7 +303,7 @@ def _cut_unseen(
 
     Sizes come from the settings, or from the pool if a setting is 0. If both are 0, silos are as
     large as possible. If 'split.use-test' is false, the pool has no test samples, and test rows are
-    empty.
+    empty. ``dataset`` is the data set's name, for errors, and ``names`` are the silos' names.
 
     Raises:
         SettingError: the labels cannot give this share.
@@ -324,7 +324,8 @@ def _cut_at_random(
     """Compute the rows of every silo for a random partition, limited to the sizes in the settings.
 
     If the pool has no validation part, a tenth of a silo's training rows (rounded down) becomes its
-    validation rows. If 'split.use-test' is false, test rows are empty.
+    validation rows. If 'split.use-test' is false, test rows are empty. ``dataset`` is the data
+    set's name, for errors, and ``names`` are the silos' names.
 
     Returns:
         One dictionary per silo: part -> rows.

@@ -150,7 +150,10 @@ def _describe_impossible(classes: int, silos: int, share: float) -> str:
 
 
 def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
-    """Yield the shares that all silos can have at once, as fractions; some appear repeatedly."""
+    """Yield the shares that all silos can have at once, as fractions; some appear repeatedly.
+
+    ``classes`` is the number of labels.
+    """
     yield Fraction(0)
     for shared in range(classes):
         fewer, more = divmod(classes - shared, silos)

@@ -126,7 +126,8 @@ def _check_part(
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
     """Read a data set's ``.npz`` file as a pool; each part is shuffled in a fixed way.
 
-    The order depends only on the data set's name, the part and its number of images.
+    The order depends only on the data set's name, the part and its number of images. ``colour``
+    tells whether images have three channels.
 
     Raises:
         DataError: the file is missing or unusable. The error tells how to download it.

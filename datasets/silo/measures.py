@@ -133,6 +133,7 @@ def unit_pixels(batch: Tensor) -> Tensor:
     """Convert stored pixels to float64 in 0..1: uint8 from 0..255, int16 from -32768..32767.
 
     int16 holds 16-bit radiographs minus 32768. Other types are converted to float64 and not scaled.
+    Any shape is accepted.
     """
     import torch
 

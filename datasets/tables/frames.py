@@ -166,6 +166,8 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
 def _kind(name: str, values: Series[Any]) -> str:
     """Return 'numbers' or 'texts', by the type of a column at one site.
 
+    ``values`` is the column, and ``name`` its name, for the error.
+
     Raises:
         DataError: the type is neither, such as dates or complex numbers.
     """

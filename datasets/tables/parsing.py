@@ -97,7 +97,8 @@ def _split_header(
     """Return the columns' names, and the lines of the rows without the header.
 
     A Parquet file always has a header. For other files the schema declares whether the first line
-    is a header. Without a header the names are the schema's.
+    is a header. Without a header the names are the schema's. ``where`` is the table's name, for the
+    error.
 
     Raises:
         DataError: the header's names differ from the schema's; their order may differ.
@@ -371,7 +372,8 @@ class RowReader:
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
         """Return the class number of a line, in the order of the schema's classes.
 
-        The label is compared in its normal form, in which 1.0 equals 1.
+        The label is compared in its normal form, in which 1.0 equals 1. ``tokens`` maps columns to
+        the line's cells.
 
         Raises:
             DataError: the label is not declared.
@@ -394,7 +396,7 @@ class RowReader:
 def _as_number(token: str) -> float | None:
     """Parse a finite float32 number, or 'true' and 'false' as 1 and 0; None for any other text.
 
-    Digits grouped by '_' do not count as a number.
+    Digits grouped by '_' do not count as a number. ``token`` is a cell's text.
     """
     try:
         value = float(token)

@@ -187,7 +187,7 @@ class TableDataSet(DataSet):
         """Return the facts for a silo's file: names, schema's digest and declared statistics.
 
         'declared' has the lists 'mean' and 'std', or is None if the schema does not declare them
-        for every numeric column.
+        for every numeric column. ``dropped`` is the number of rows left out.
         """
         statistics = schema.declared_statistics()
         declared = None

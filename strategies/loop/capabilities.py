@@ -88,6 +88,7 @@ class Capabilities:
         """Yield an error text for each unsupported network, data set or loss.
 
         The method may lack support for network "vit", for tables, or for the evidential loss.
+        ``is_table`` tells whether the data set is a table.
         """
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:

@@ -190,7 +190,9 @@ def topology_document(
 
     ``cycle-times`` has the seconds of a round, by kind, for this topology and for complete, ring,
     star and matcha topologies over the same links, as far as they can be built. It is empty if
-    ``compute_seconds`` is None or empty.
+    ``compute_seconds`` is None or empty. ``model_bytes`` and ``visit_seconds`` are those of
+    ``cycle_time``: a model's bytes on the wire, and the seconds that a site trains one visiting
+    model.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
