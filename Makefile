@@ -1,12 +1,14 @@
 # fedsilo: make run trains and prints its table; make test sets up and passes the tests.
-# The virtual environment lies outside the tree, keyed by pyproject.toml, and is shared by checkouts:
+# The virtual environment lies outside the tree, keyed by pyproject.toml and, but for 3.11, by Python's
+# version, and is shared by checkouts:
 # it holds the dependencies only, the code comes from this folder. TORCH=cpu (or cu126, ...) takes
 # PyTorch from its own index, into an environment of its own: docs/install.md.
 PYTHON ?= python3
 TORCH ?=
 TORCH_INDEX ?= https://download.pytorch.org/whl/$(TORCH)
 KEY := $(shell $(PYTHON) -c "import hashlib; print(hashlib.sha256(open('pyproject.toml', 'rb').read()).hexdigest()[:12])")
-VENV ?= $(HOME)/.cache/fedsilo/venvs/$(KEY)$(if $(TORCH),-$(TORCH))
+VERSION := $(shell $(PYTHON) -c "import sys; print('%d.%d' % sys.version_info[:2])")
+VENV ?= $(HOME)/.cache/fedsilo/venvs/$(KEY)$(if $(filter-out 3.11,$(VERSION)),-py$(VERSION))$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 # Where tools that read files find the package as it is installed: fedsilo with the five folders in it
 PACKAGE := $(HOME)/.cache/fedsilo/package$(CURDIR)

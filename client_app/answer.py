@@ -141,8 +141,8 @@ def failed_answer(
 def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
-    The run is over, so the secrets of secure aggregation are deleted first. They stay at trust
-    'sums', because the metrics are then summed in secret too.
+    Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
+    first. They stay at trust 'sums', because the metrics are then summed in secret too.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
@@ -158,6 +158,10 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     A trained network is measured on validation data first, if the server asks for metrics. Arrays
     leave only if the server asks for them: those in ``outgoing.send``, or the network's arrays if
     ``send`` is None. In secure aggregation they are masked.
+
+    Returns:
+        A metrics record, which also says whether state was stored, and an array record if arrays
+        leave.
 
     Raises:
         FedsiloError: a stored array is not finite, a file cannot be written, or the mask is
@@ -215,9 +219,9 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 def _adds_to_a_sum(lab: Lab) -> bool:
     """Tell whether the reply must carry a masked part even if the method sends no arrays.
 
-    Returns True at trust 'sums' whenever the server expects arrays, and for the final evaluation,
-    whose metrics are summed in secret. A site that fails adds masked zeros, so a site that succeeds
-    must add a part too: otherwise the server could see which sites failed.
+    True only at trust 'sums', if the server expects arrays or this is the final evaluation. Always
+    False in the phases of secure aggregation itself. A failing site sends masked zeros; a
+    successful one must therefore send a part too, or the server could tell them apart.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -264,9 +268,10 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 def _store(lab: Lab, keep: Arrays) -> bool:
     """Write the site's private state after this phase; return True if a state was written.
 
-    The state is the arrays that the method keeps, plus the optimiser's moments. If there are
-    neither, nothing is written, with one exception: a hospital that declares its data writes a
-    state after each training phase, because a failed site does too and the replies must look alike.
+    The state is the arrays that the method keeps, the arrays of the last counted reply, and the
+    optimiser's moments (the earlier moments if this phase trained none). If there is nothing to
+    keep, nothing is written, with one exception: a hospital that declares its data writes a state
+    after each training phase, because a failed site does too and the replies must look alike.
 
     Raises:
         SiteError: an array is not finite, because training diverged. With the hospital's own cap on

@@ -145,7 +145,10 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
 
 
 def _hello(answering: Answering) -> RecordDict:
-    """Answer a hello with the site's facts, from a session that is always newly opened."""
+    """Answer a hello with the site's facts, from a session that is always newly opened.
+
+    The server's version is checked first. The site's name precedes the text of any FedsiloError.
+    """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
 
@@ -156,7 +159,10 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    """Answer a survey with counts that describe the data, as far as the site file allows it."""
+    """Answer a survey with counts that describe the data, as far as the site file allows it.
+
+    The server's version is checked first. The site's name precedes the text of any FedsiloError.
+    """
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
     with _prefix_site(answering.context):
@@ -168,7 +174,8 @@ def _summary(answering: Answering) -> RecordDict:
 def _prefix_site(context: Context) -> Iterator[None]:
     """Put the site's name before the text of a FedsiloError that the block raises.
 
-    At the hello or survey the server does not know the name yet.
+    The error keeps its type. At the hello or survey the server does not know the name yet. Other
+    exceptions pass unchanged.
     """
     try:
         yield
@@ -259,8 +266,9 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Build the error reply to a message that is refused without being read.
 
-    If the site has a site file, the refusal is logged. The log's path is in the site file. If the
-    site file cannot be read, the log is in 'state-dir'.
+    If the site has a site file, the refusal is logged, and an error reply about the log takes its
+    place if that fails. The log's path is in the site file. If the site file cannot be read, the
+    log is in 'state-dir'.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -279,8 +287,8 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
     """Build the error reply to a message: an error code and a one-line reason.
 
     A real site writes the full reason to its own log. If patients' data were opened and the server
-    may not see this site's single answers, the reply has a constant text instead (see
-    ``constant_error``), and ``opened.why`` gets the real reason.
+    may not see this site's single answers, the reply has a constant text instead (an
+    EpsilonSpentError keeps its text), and ``opened.why`` gets the real reason.
     """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough
@@ -369,9 +377,9 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 def _reason(error: Exception, context: Context) -> str:
     """Return an error's text for the server, without a real site's paths and file names.
 
-    For an exception from outside fedsilo, the text is only its class and the system's reason, such
-    as "disk full", because its message may quote a patient's value. The full traceback is logged
-    here.
+    If the error names files, a real site's text is constant. For an exception from outside fedsilo,
+    the text is only its class and the system's reason, such as "disk full", because its message may
+    quote a patient's value. Its full traceback is logged here.
     """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (

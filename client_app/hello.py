@@ -54,8 +54,8 @@ def site_facts(session: SiteSession) -> SiteFacts:
 def feature_sums(session: SiteSession) -> Sums | None:
     """Return each feature's count, sum and sum of squares over the training rows.
 
-    The server pools them into one mean and standard deviation. The result is None if the data are
-    not a table, or if 'data.standardise' is not 'pooled'.
+    Missing values do not count. The server pools them into one mean and standard deviation. The
+    result is None if the data are not a table, or if 'data.standardise' is not 'pooled'.
 
     Raises:
         RefusedError: the site has fewer training rows than 'privacy.sums-min-count', or a feature

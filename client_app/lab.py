@@ -185,7 +185,8 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
-        Does nothing if the server did not ask for metrics.
+        The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``; empty splits have
+        none. Does nothing if the server did not ask for metrics.
         """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))
@@ -275,7 +276,8 @@ class Lab:
 
         DP-SGD is charged to the ledger. A model that stays at the site gets no noise and costs
         nothing, because nothing that is made from it leaves. Under the hospital's own cap on
-        epsilon it also needs no minimum number of steps.
+        epsilon it also needs no minimum number of steps. ``aside`` is the key of ``fit``: empty for
+        the site's own model.
 
         Raises:
             RefusedError: the private batches are too small, or a cap on epsilon is reached
@@ -341,7 +343,8 @@ class Lab:
         The result is empty if the split has no samples, or if ``measured.within`` limits the labels
         and fewer than 'privacy.sums-min-count' samples have them. With ``measured.names``, only the
         metrics named there are returned, under the given names. Without it, the final evaluation's
-        test split also gets outcome counts.
+        test split also gets outcome counts. ``model`` is "incoming" or "trained"; it only seeds the
+        dropout draws.
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1

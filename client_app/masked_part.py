@@ -63,7 +63,9 @@ class MaskedPart:
     def refuse_before_data(self) -> None:
         """Check everything that can make the secret sum fail, before the patients' data are opened.
 
-        Afterwards nothing may be refused, because a refusal could depend on a patient.
+        These are the record, the bounds of the metrics, the requested arrays, and the rules of
+        ``SecureSite.prepare_masking``. Afterwards nothing may be refused, because a refusal could
+        depend on a patient.
 
         Raises:
             FedsiloError: the sum is impossible or reveals too much. The error names site and round.
@@ -91,6 +93,8 @@ class MaskedPart:
     def failed_part(self) -> ArrayRecord:
         """Build the masked part of a site that could not answer: zeros, and 1 as a failure count.
 
+        It has the same arrays as a successful part, so the server cannot tell them apart.
+
         Raises:
             FedsiloError: the zeros cannot be masked, for example because the keys were used before.
         """
@@ -101,13 +105,15 @@ class MaskedPart:
         """Clip this site's update, quantise it together with its metrics, and add the masks.
 
         The result has the names and shapes that the server expects, whether or not the site could
-        answer.
+        answer. At a site that declares its data, non-finite values are replaced by finite ones
+        first.
 
         Args:
             update: the arrays minus the received arrays, by name; None if the site could not
                 answer, and zeros are masked instead.
             metrics: the measured metrics by name; only the metrics that the server asks for are
-                used.
+                used, clipped to their bounds. A metric that is missing or not finite counts no
+                samples.
 
         Raises:
             SiteError: the update's names or shapes differ from what the server asks for.
@@ -136,7 +142,10 @@ class MaskedPart:
         return dict(secure.mask(clipped, received, scaled_metrics))
 
     def _received_arrays(self) -> dict[str, NDArray]:
-        """Return the arrays of all records in the message, named ``<record>/<array>``."""
+        """Return the arrays of all records in the message, named ``<record>/<array>``.
+
+        Compressed arrays stay in their wire format.
+        """
         received = {}
         for record, arrays in self.content.array_records.items():
             for name, array in arrays.items():
@@ -236,7 +245,8 @@ class MaskedPart:
     def _sum_record(self, samples: int) -> SummedBefore | None:
         """Return this hospital's record of secret sums in all runs.
 
-        Returns None at a simulated site, or if the node config has no 'state-dir'.
+        Returns None at a simulated site, or if the node config has no 'state-dir'. ``samples`` is
+        'secure-samples', part of the settings that must not change between sums.
         """
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:
@@ -248,7 +258,10 @@ class MaskedPart:
 
     @contextmanager
     def prefix_round(self) -> Iterator[None]:
-        """Put the site and the round before the text of a FedsiloError that the block raises."""
+        """Put the site and the round before the text of a FedsiloError that the block raises.
+
+        The error keeps its type; other exceptions pass unchanged.
+        """
         try:
             yield
         except FedsiloError as error:

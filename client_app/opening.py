@@ -80,9 +80,10 @@ class OpenedSite:
             )
 
     def read_declared(self) -> Silo:
-        """Read the real data; until now ``stand_in`` has held zero samples in the declared counts.
+        """Read and return the real data, which until now zero samples (``stand_in``) replaced.
 
-        From here on, an error must not reach the server, because it may depend on a patient.
+        The session itself is not changed. From here on, an error must not reach the server, because
+        it may depend on a patient.
 
         Raises:
             DataError: the data cannot be read.
@@ -170,6 +171,9 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 def _run_settings(context: Context) -> CommonSettings:
     """Return the run's settings, overridden by the site's own values.
 
+    If the server may not see this site's single answers, broken images are always skipped, because
+    an error would depend on a patient.
+
     Raises:
         RefusedError: the run chooses among the site's samples without 'allow-folds'; or the
             hospital has a cap on epsilon, but the run adds no noise, so its epsilon would be
@@ -191,7 +195,8 @@ def _run_settings(context: Context) -> CommonSettings:
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
     """Check that a run's folds and sampling have their defaults, so it uses all of the samples.
 
-    The caller skips this check at simulated sites and at hospitals that set 'allow-folds=true'.
+    Nothing else is checked: the caller skips this check at simulated sites and at hospitals that
+    set 'allow-folds=true'.
 
     Raises:
         RefusedError: a setting differs. The error names the settings, and the consent 'allow-folds'
@@ -210,6 +215,8 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
     """Check that a run clips and adds noise; otherwise its epsilon would be infinite.
 
+    The caller skips this check at a site without a cap on epsilon.
+
     Raises:
         RefusedError: the run is not private.
     """
@@ -223,7 +230,10 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 
 
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
-    """Log how many samples and which files the run leaves out, in a real hospital's own log."""
+    """Log how many samples and which files the run leaves out, in a real hospital's own log.
+
+    Nothing is logged if nothing is left out. A sentence about files is logged once per process.
+    """
     if silo.dropped:
         logging.getLogger("flwr").warning(
             "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped

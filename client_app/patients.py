@@ -57,7 +57,9 @@ class PatientPrivacy:
     def steps(self, settings: CommonSettings) -> int:
         """Return the number of optimiser steps in a round.
 
-        In a private run it follows from the reported sample count, so it reveals nothing more.
+        In a private run it follows from the reported sample count, so it reveals nothing more. In
+        any other run it follows from the true count and the hospital's 'minimum-batch'. Nothing is
+        charged.
         """
         if settings.is_private():
             return private_steps(settings, sum(self.session.reported["train"]))
@@ -84,6 +86,8 @@ class PatientPrivacy:
 
     def measurements(self, bound: float) -> Release:
         """Charge the ledger for the metrics of one reply, and return the release that adds noise.
+
+        The noise comes from the operating system, in a simulation too.
 
         Args:
             bound: the largest L2 norm of one patient's part in the metrics.

@@ -138,13 +138,12 @@ class SiteSession(OpenedSite):
         """Return the names of the splits whose metrics may leave, in the order train, val, test.
 
         A split with fewer reported samples than the hospital's 'minimum-measured' is left out. An
-        empty split is not left out, except at trust 'sums', because outside secret sums it does no
-        harm.
+        empty split is left out only at trust 'sums', because outside secret sums it does no harm.
 
-        With the hospital's own cap on epsilon, "train" is left out. With such a cap no split is
-        returned at trust 'sums', because summed metrics get no noise. No split is returned either
-        if the method measures a model that was trained without noise, because noise on metrics
-        would not hide that model's training samples.
+        If the hospital has its own cap on epsilon, "train" is left out. At trust 'sums' no split is
+        then returned at all, because summed metrics get no noise. Neither is any split returned if
+        the method measures a model that was trained without noise, because noise on metrics would
+        not hide that model's training samples.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -162,8 +161,9 @@ class SiteSession(OpenedSite):
     def silo_for(self, content: RecordDict) -> Silo:
         """Return the site's table with standardised features; missing values become 0.
 
-        The last result is cached by the mean and standard deviation. When a new result is made,
-        columns that seem to be in another unit are named in the site's own log.
+        The site's data must be a table. The last result is cached by the mean and standard
+        deviation. When a new result is made, columns that seem to be in another unit are named in
+        the site's own log.
 
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
@@ -381,6 +381,8 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
     """Build a simulated site's session without limits, to use the models of a finished run.
+
+    Nothing is checked and no noise is added: the reported counts are the true ones.
 
     Args:
         settings: the run's common settings.

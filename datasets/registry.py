@@ -5,7 +5,7 @@ The module of a data set is imported only when that data set is first used.
 
 import inspect
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from fedsilo.core.plugins import (
     wrong_plugin,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_of
 from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE
 from fedsilo.datasets.partition import cuts
@@ -80,7 +81,8 @@ def _load_plugin(name: str) -> DataSet:
 
     Raises:
         SettingError: the plugin does not exist, its object is not a ``DataSet``, or the object's
-            own ``name`` is also the name of one of fedsilo's data sets.
+            own ``name`` is also the name of one of fedsilo's data sets, or its ``settings`` have an
+            unknown key.
     """
     found = resolve_plugin("dataset", name, DATA_SETS)
     data = found
@@ -88,11 +90,29 @@ def _load_plugin(name: str) -> DataSet:
         data = found()
     if not isinstance(data, DataSet):
         raise wrong_plugin("dataset", name, found, "DataSet of fedsilo.datasets.silo.silos")
+    data.settings = _current_keys(name, data.settings)  # type: ignore[misc]
     if data.name in DATA_SETS:  # its silos would be looked up in that one's cache
         raise SettingError(
             f"data set '{name}' calls itself '{data.name}', but that name is taken: give it another"
         )
     return data
+
+
+def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
+    """Return today's keys of the settings that a plugin's data set reads.
+
+    Keys of 0.1 are read, with one note.
+
+    Raises:
+        SettingError: a key is unknown, or is given under both names.
+    """
+    current = with_current_keys(dict.fromkeys(keys, ""), f"data set '{name}', 'settings'")
+    for key in current:
+        if key not in defaults(CommonSettings):
+            raise SettingError(
+                f"data set '{name}' lists the unknown setting '{key}' in its 'settings': correct it"
+            )
+    return frozenset(current)
 
 
 # Settings field that may name a plugin -> the names that fedsilo itself defines
@@ -154,12 +174,11 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
 
 
 def check_data_settings(settings: CommonSettings) -> None:
-    """Check that the settings fit the chosen data set.
+    """Check that the settings fit the chosen data set; the data themselves are not read.
 
     Raises:
         SettingError: a key that only other data sets read differs from its default, the partition
-            is impossible, a fold does not exist, or the image size is above 0 but below
-            ``SMALLEST_IMAGE``.
+            is impossible, a fold does not exist, or the image size is above 0 but below 16 pixels.
         DataError: the partition's silo set cannot be read.
     """
     chosen = data_set(settings.dataset)
@@ -214,7 +233,11 @@ def silo_count(settings: CommonSettings) -> int | None:
 def data_fingerprint(settings: CommonSettings) -> str:
     """Compute one digest over all silos' names, schemas and split checksums under these settings.
 
-    Every silo is loaded, so equal digests mean equal data and equal splits.
+    Every silo is loaded, so equal digests mean equal data and equal splits. If only the sites know
+    the silos' names, the digest covers nothing.
+
+    Raises:
+        DataError: a silo cannot be loaded.
     """
     facts = []
     for name in silo_names(settings):
@@ -245,9 +268,13 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return the ``cut_document`` of a random partition.
+    """Return the ``cut_document`` of a random partition: its settings, and each silo's row numbers.
 
     Returns None for partitions 'own' and 'unseen', because nothing in them is random.
+
+    Raises:
+        SettingError: the partition is impossible with the data set's labels.
+        DataError: data are missing or unusable, or there are too few samples.
     """
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None

@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from fedsilo.api.checking import site as doctor_site
     from fedsilo.api.comparing import compare, crossvalidate, tune
     from fedsilo.api.deploying import add as deploy_add
+    from fedsilo.api.deploying import backup as deploy_backup
     from fedsilo.api.deploying import down as deploy_down
     from fedsilo.api.deploying import logs as deploy_logs
     from fedsilo.api.deploying import renew as deploy_renew
+    from fedsilo.api.deploying import restore as deploy_restore
     from fedsilo.api.deploying import revoke as deploy_revoke
     from fedsilo.api.deploying import run as deploy_run
+    from fedsilo.api.deploying import service as deploy_service
     from fedsilo.api.deploying import status as deploy_status
     from fedsilo.api.deploying import up as deploy_up
     from fedsilo.api.drawing import (
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
     from fedsilo.api.hospital import audit
     from fedsilo.api.hospital import counts as hospital_counts
     from fedsilo.api.hospital import keys as hospital_keys
+    from fedsilo.api.hospital import service as hospital_service
     from fedsilo.api.hospital import start as hospital_start
     from fedsilo.api.listing import datasets as list_datasets
     from fedsilo.api.listing import (
@@ -98,11 +102,14 @@ __all__ = [
     "compare",
     "crossvalidate",
     "deploy_add",
+    "deploy_backup",
     "deploy_down",
     "deploy_logs",
     "deploy_renew",
+    "deploy_restore",
     "deploy_revoke",
     "deploy_run",
+    "deploy_service",
     "deploy_status",
     "deploy_up",
     "doctor_run",
@@ -119,6 +126,7 @@ __all__ = [
     "histograms",
     "hospital_counts",
     "hospital_keys",
+    "hospital_service",
     "hospital_start",
     "list_datasets",
     "list_runs",

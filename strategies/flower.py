@@ -73,8 +73,9 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Run one whole round over ``grid``, and return no messages, because none are left.
 
-        The first call starts from ``arrays``, unless they are empty. Once the method has ended
-        early, no further round is run.
+        The first call starts from ``arrays``, unless they are empty; later calls ignore them. All
+        calls ignore ``server_round`` and ``config``. Once the method has ended early, no further
+        round is run.
 
         Raises:
             SiteError: too few sites can take part, or too few gave a usable reply.
@@ -101,7 +102,8 @@ class FlowerStrategy(Strategy):
     ) -> Iterable[Message]:
         """Let all sites measure the final model if this is the last round; return no messages.
 
-        In earlier rounds this does nothing, because sites measure while they train.
+        In earlier rounds this does nothing, because sites measure while they train. It also does
+        nothing if no round has been configured. ``arrays`` and ``config`` are ignored.
         """
         if server_round == self.rounds and self._loop:
             self._loop.evaluate()
@@ -113,7 +115,7 @@ class FlowerStrategy(Strategy):
         """Return the final model's metrics in the last round, and None before.
 
         The metrics are averaged over sites by samples. They come from the round loop, so
-        ``replies`` is not used.
+        ``replies`` is not used. The record is empty if no site has measured.
         """
         if server_round != self.rounds:
             return None
@@ -154,7 +156,7 @@ class _MeanMetrics(Hook):
         """Store ``replies`` in place of earlier ones if any reply has a measurement.
 
         Otherwise the earlier replies stay. In an evaluation only metrics of the received model
-        (``incoming.``) count as measurements.
+        (``incoming.``) count as measurements. ``round_`` is not used.
         """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED
@@ -167,8 +169,8 @@ class _MeanMetrics(Hook):
     def record(self) -> MetricRecord:
         """Return the mean of each measurement over the sites that sent it, weighted by samples.
 
-        Only metrics whose key starts with a prefix in ``_MEASURED`` count. The record is empty
-        before any measurement.
+        Only metrics whose key starts with "incoming." or "trained." count; the keys are sorted. The
+        record is empty before any measurement.
         """
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}
@@ -183,6 +185,8 @@ class _MeanMetrics(Hook):
 
 def flower_strategy(name: str) -> type[FlowerStrategy]:
     """Create the Flower Strategy class for method ``name``, such as "uefl".
+
+    It is a subclass of ``FlowerStrategy`` with the method's docstring; each call makes a new class.
 
     Raises:
         SettingError: no method has that name.

@@ -142,7 +142,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (jobs, trials):
         monkeypatch.setattr(module, "make_pool", lambda *_, **__: ThreadPoolExecutor(1))
-    monkeypatch.setattr(learning_curves, "draw_pictures", lambda *_: None)
+    for module in (jobs, learning_curves):  # jobs has its name from before
+        monkeypatch.setattr(module, "draw_pictures", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -104,8 +104,11 @@ class Aligner:
     def _train_discriminator(self, own: Tensor) -> None:
         """Take one step of the discriminator against each other site, sorted by name (eq. 2).
 
-        ``own`` are this batch's embeddings (batch, c). For each step up to ``batch`` embeddings of
-        the other site are drawn at random.
+        For each step up to ``batch`` embeddings of the other site are drawn at random without
+        replacement, or all of them if there are fewer.
+
+        Args:
+            own: this batch's embeddings (batch, c).
         """
         for site in sorted(self.others):
             other = self.others[site]

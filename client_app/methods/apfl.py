@@ -26,8 +26,9 @@ class APFLSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model w on its own loss and the own model v on the mixture's loss.
 
-        Both train on the same batches, with two optimisers of the same settings. w is sent and v is
-        stored. The network ends with the mixture's weights, so the mixture is measured.
+        Both train on the same batches, with two optimisers of the same settings. In the site's
+        first round v starts from the received weights. w is sent and v is stored. The network ends
+        with the mixture's weights, so the mixture is measured.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -42,10 +43,10 @@ class APFLSite(SiteMethod):
         return Outgoing(network, send=w, keep=v)
 
     def _joint_loss(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
-        """Return a function that computes w's own loss plus the mixture's loss for a batch.
+        """Return a function of inputs and labels: w's own loss plus the mixture's loss for a batch.
 
         w gets gradients only from its own loss, because the mixture uses a detached copy of w. v
-        gets gradients only from the mixture's loss.
+        gets gradients only from the mixture's loss, scaled by its share in the mixture.
         """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:

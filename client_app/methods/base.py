@@ -111,7 +111,7 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function that builds an evidence probe of ``network``, given a split's name.
+    """Return a function that takes a split's name and builds an evidence probe of ``network``.
 
     The probe has bins only for the final evaluation's test split, and only if that split has at
     least 'privacy.sums-min-count' samples.

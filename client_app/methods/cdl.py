@@ -30,8 +30,9 @@ class CDLSite(DecentralisedSite):
     def train(self, lab: Lab) -> Outgoing:
         """Train the main model and the support model towards each other; send the main, store both.
 
-        In the silo's first round only the main model is trained, with the usual loss, and a copy of
-        it becomes the support model.
+        Both take the same batches, with two optimisers of the same settings. In the silo's first
+        round only the main model is trained, with the usual loss, and a copy of it becomes the
+        support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -49,7 +50,7 @@ class CDLSite(DecentralisedSite):
     def _divergence_loss(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
         """Return a function: the main model's loss plus both models' output divergence.
 
-        The divergence has gradients for both models.
+        Both models get gradients from the divergence. The support model has no other loss.
         """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class CrossSite(EnsembleSite):
         All are measured with the same samples and dropout draws. The received models include this
         site's, whose metrics are therefore repeated, unless noise was added before it left. An
         evidential model is measured with this site's prior. ``network`` is loaded with one model
-        after another, so each must be measured before the next one is requested.
+        after another, so measure each before requesting the next.
 
         Raises:
             SettingError: a received model does not fit the network.

@@ -50,6 +50,10 @@ class DecentralisedSite(SiteMethod):
         """Return the mean of the silo's own model and its neighbours' models, by the mixing matrix.
 
         If no neighbours' models were sent, the own model is returned.
+
+        Raises:
+            SiteError: the silo has no own model and the server sent no mean model, or the message
+                has no weight for this silo.
         """
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:

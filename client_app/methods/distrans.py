@@ -40,8 +40,9 @@ class DisTransSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train network and offset with the same gradients; send the network.
 
-        The offset is sent too, or stored if 'distrans.offset-aggregation' is "none". Each backward
-        pass serves both optimisers, as in the authors' code.
+        The received model is measured first, if the server asks for it. The offset is sent too, or
+        stored if 'distrans.offset-aggregation' is "none". Each backward pass serves both
+        optimisers, as in the authors' code.
         """
         network = cast(DoubleChannelClassifier, lab.open())
         lab.measure(network)

@@ -18,8 +18,9 @@ class DittoSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model, then the site's own model near the received weights.
 
-        A penalty pulls the own model towards the received weights. Both models take the same number
-        of steps. The global model is sent, and the own model is stored.
+        A penalty pulls the own model towards the received weights, not towards the trained global
+        model. Both models take the same number of steps. The global model is sent. The own model is
+        stored, and a private run trains it without noise.
         """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)

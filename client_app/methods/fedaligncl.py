@@ -145,10 +145,11 @@ class FedAlignCLSite(SiteMethod):
     def _state_to_keep(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the arrays to store: discriminator and, at an epoch's end, right predictions.
+        """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
 
-        The correct predictions, (n,) uint8, are 1 for each sample that the trained local model
-        predicts correctly. They are stored only if the next epoch has a curriculum.
+        Without alignment in this round the stored discriminator is kept. The right predictions,
+        (n,) uint8, are 1 for each sample that the trained local model predicts correctly. They are
+        stored only if the next epoch has a curriculum.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -163,7 +164,8 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
 
-        It is 0 if the next round does not align. A negative request counts as 0.
+        It is 0 if the next round does not align. A negative request counts as 0. Whether the site
+        has that many samples is not checked here.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):
@@ -197,7 +199,7 @@ class FedAlignCLSite(SiteMethod):
 def _right_predictions(lab: Lab, network: SiteNetwork) -> Tensor:
     """Return a bool tensor (n,): whether the network predicts each training sample correctly.
 
-    The network is put into eval mode.
+    The network is put into eval mode and stays in it. Ties between classes go to the first class.
     """
     train = lab.silo.train
     logits = over_batches(network, train.inputs, lab.compute, network)

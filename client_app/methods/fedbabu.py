@@ -9,7 +9,10 @@ class FedBABUSite(FedAvgFTSite):
     """Trains and sends all layers but the last; in fine-tuning rounds trains all layers."""
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train and send the body (all layers but the last); the last layer is frozen and stays."""
+        """Train and send the body (all layers but the last); the last layer is frozen and stays.
+
+        The last layer remains frozen after the training.
+        """
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name not in head)

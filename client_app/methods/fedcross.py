@@ -8,7 +8,10 @@ class FedCrossSite(SiteMethod):
     """Trains the received model, and keeps nothing."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure the mean of all models if it was sent, then train the drawn model and send it."""
+        """Measure the mean of all models if it was sent, then train the drawn model and send it.
+
+        If no mean was sent, nothing is measured before the training.
+        """
         network = lab.open()
         mean = lab.arrays(MODEL)
         # Rounds without measurements save the traffic of a second model

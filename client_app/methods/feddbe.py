@@ -25,7 +25,7 @@ class FedDBESite(SiteMethod):
     settings: FedDBESettings
 
     def admit(self, session: SiteSession) -> None:
-        """Check that the mean feature rests on enough training samples.
+        """Check that the mean feature rests on enough training samples, by the reported counts.
 
         Raises:
             SiteError: there are fewer than 'privacy.sums-min-count'.
@@ -44,9 +44,10 @@ class FedDBESite(SiteMethod):
         return cast(SiteNetwork, lab.compute.place(network))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network and the bias; without a mean feature, train the network alone.
+        """Train the network and the bias; without a mean feature, train only the network.
 
-        Then the site's own mean feature is sent, otherwise the received one.
+        A received mean feature of only zeros counts as missing. Then the site's own mean feature is
+        sent, otherwise the received one is sent back. The bias is stored.
         """
         network, mean = cast(BiasedNetwork, lab.open()), lab.arrays()[MEAN]
         lab.measure(network)
@@ -62,7 +63,10 @@ class FedDBESite(SiteMethod):
 
 
 def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
-    """Return the mean of the network's tokens over all training samples, (l, c), in eval mode."""
+    """Return the mean of the network's tokens over all training samples, (l, c), in eval mode.
+
+    The result is exact: it gets no noise here, and there must be at least one sample.
+    """
 
     def rows(inputs: Tensor) -> Tensor:
         return network.network.encode(inputs).flatten(1)

@@ -23,10 +23,10 @@ class FedDistillSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the others' mean logits, then send this site's own for each class.
+        """Train near the others' mean logits, then send this site's own mean logits of each class.
 
-        Mean logits have shape (classes,). A class with too few training samples is not sent. The
-        network is stored at the site.
+        Mean logits have shape (classes,), and are computed by the trained network. A class with too
+        few training samples is not sent. The network is stored at the site.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -36,8 +36,9 @@ class FedDistillSite(LocalSite):
     def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
         """Return a function: the network's own loss plus the weighted distance to the mean logits.
 
-        The mean logits are the other sites' logits for the sample's label. Returns None if no mean
-        logits were received, as in round 1; the network's own loss is then used.
+        Each sample's logits are compared with the other sites' mean logits for its label; a label
+        without received logits adds nothing. Returns None if no mean logits were received, as in
+        round 1; the network's own loss is then used.
         """
         classes = lab.silo.task.classes
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)

@@ -22,6 +22,8 @@ class FedDynSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject an alpha so large that each step cancels the previous ones.
 
+        ``refuse_forgetful`` tries at most 5 steps. A hospital without a minimum of steps passes.
+
         Raises:
             RefusedError: fewer steps than the hospital's 'minimum-steps-per-reply' would affect the
                 result.

@@ -42,8 +42,8 @@ class FedEFMSite(DecentralisedSite):
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
         """Train each model received under ``prefix`` here, and return the arrays by owner.
 
-        Each training takes 'fedefm.overseas-steps' steps. The mapping is empty if no models were
-        received.
+        Each training takes 'fedefm.overseas-steps' steps and reports no loss. The mapping is empty
+        if no models were received.
         """
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
@@ -55,8 +55,8 @@ class FedEFMSite(DecentralisedSite):
     def distil(self, lab: Lab) -> Outgoing:
         """Train the silo's own model by distillation from copies of it that neighbours trained.
 
-        Without received copies, as in round 1, the network's usual loss is used. The trained model
-        is sent and stored.
+        The received mean is measured first, if the server asks for it. Without received copies, as
+        in round 1, the network's usual loss is used. The trained model is sent and stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -69,7 +69,8 @@ class FedEFMSite(DecentralisedSite):
     def _start(self, lab: Lab) -> dict[str, Tensor]:
         """Return the weights from which the silo's own model starts; by default the home model.
 
-        If neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
+        The home model is the silo's own, or the received mean ('fedefm.continue-from'). If
+        neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
         first. The start is then half the home model plus half the mean of the trained models.
         """
         if visitors := self._train_models(lab, NEIGHBOUR):

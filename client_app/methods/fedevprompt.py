@@ -91,7 +91,8 @@ class FedEvPromptSite(SiteMethod):
     def _distillation_loss(self, lab: Lab, vit: PromptedViT) -> Objective | None:
         """Return a function: evidential loss plus weighted distance to others' maps (eq. 2).
 
-        Returns None if no maps were received; the network's own loss is then used.
+        The maps of a batch's images are compared with the received maps of their class. Returns
+        None if no maps were received; the network's own loss is then used.
         """
         moments = self._moments(lab, vit)
         if moments is None:
@@ -109,7 +110,8 @@ class FedEvPromptSite(SiteMethod):
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
         """Return the moments of the received attention maps by class, on the compute device.
 
-        Returns None if no maps were received.
+        The maps of all sites are joined and scaled by 'fedevprompt.map-scale' first. Returns None
+        if no maps were received.
 
         Raises:
             SiteError: a received entry has an unknown class or another shape, is invalid, or is

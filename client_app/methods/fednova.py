@@ -11,11 +11,12 @@ class FedNovaSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model; send the received weights plus the mean update per step.
 
-        The number of steps leaves as a metric. Batch-norm statistics are sent as trained, not
-        divided by the steps.
+        The number of steps leaves as the metric ``STEPS``. Batch-norm statistics are sent as
+        trained, not divided by the steps. Nothing is stored.
         """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)
+        # Counted, not computed: in fp16 a step with infinite gradients is skipped
         steps: list[object] = []
         lab.fit(network, after_step=lambda *_: steps.append(None))
         sent = exchanged_arrays(network)

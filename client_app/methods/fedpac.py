@@ -28,14 +28,15 @@ class FedPACSite(FedRepSite):
     settings: FedPACSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network from the received arrays, of which the server knows all."""
+        """Build the network from the received arrays only; the server has all of them."""
         return SiteMethod.open(self, lab)
 
     def train(self, lab: Lab) -> Outgoing:
         """Train, and send the network and the class means before and after training.
 
-        ``received/<class>`` (d + 1,) is the mean embedding by the received network, and after it
-        the mean squared length; ``prototype/<class>`` (d,) the mean by the trained one.
+        ``received/<class>`` (d + 1,) holds the mean embedding by the received network, and its mean
+        squared length. ``prototype/<class>`` (d,) holds the mean embedding by the trained network.
+        Classes with too few training samples have neither. Nothing is stored.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -55,7 +56,11 @@ class FedPACSite(FedRepSite):
         return prototype_loss(lab, classifier, prototypes, self.settings.alignment_weight)
 
     def _class_means(self, lab: Lab, network: TokenClassifier) -> dict[str, Tensor]:
-        """Return each large class's mean embedding and mean squared length, (d + 1,)."""
+        """Return each class's mean embedding (d,) followed by its mean squared length, (d + 1,).
+
+        Keys are classes as text. Classes with fewer training samples than 'class-min-count' or
+        'privacy.sums-min-count' are left out.
+        """
 
         def rows(inputs: Tensor) -> Tensor:
             found = network.encode(inputs).flatten(1)

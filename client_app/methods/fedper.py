@@ -11,7 +11,8 @@ class FedPerSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network from the received shared arrays and the site's stored personal arrays.
 
-        In the first round the personal arrays are the run's initial ones.
+        In the first round the personal arrays are the initial ones that the server sent, else those
+        drawn from the seed.
         """
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)
@@ -23,7 +24,11 @@ class FedPerSite(SiteMethod):
         return network
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the network; send the shared arrays and store the personal ones."""
+        """Train the network; send the shared arrays and store the personal ones.
+
+        The received model, joined with the site's personal arrays, is measured first if the server
+        asks for metrics.
+        """
         network = lab.open()
         lab.measure(network)
         self.fit(lab, network)

@@ -59,7 +59,7 @@ def prototype_loss(
     """Return a function: the loss plus the weighted distance to the label's prototype (eq. 7).
 
     Returns None if ``arrays``, the received prototypes, are empty, as in round 1; the network's own
-    loss is then used.
+    loss is then used. The distance is a mean squared error, times ``weight``.
     """
     prototypes = _prototypes(lab, network, arrays)
     if prototypes is None:
@@ -76,7 +76,10 @@ def prototype_loss(
 def _prototypes(
     lab: Lab, network: TokenClassifier, arrays: dict[str, Tensor]
 ) -> ClassTargets | None:
-    """Return the received global prototypes on the device; None if there are none."""
+    """Return the received global prototypes on the device; None if there are none.
+
+    ``class_targets`` checks their classes and shapes (tokens * channels,).
+    """
     size, classes = network.tokens * network.channels, lab.silo.task.classes
     prototypes = class_targets(arrays, PROTOTYPE, classes, size)
     return prototypes and prototypes.to(lab.compute.device)

@@ -20,6 +20,8 @@ class FedProxSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Reject a mu so large that each step cancels the previous ones.
 
+        ``refuse_forgetful`` tries at most 5 steps. A hospital without a minimum of steps passes.
+
         Raises:
             RefusedError: fewer steps than the hospital's 'minimum-steps-per-reply' would affect the
                 result.
@@ -40,10 +42,14 @@ def proximal(
 ) -> Penalty:
     """Return a penalty that pulls the trainable parameters of ``network`` towards fixed weights.
 
+    The penalty takes no arguments and returns mu / 2 times the squared distance
+    (``proximal_term``).
+
     Args:
         network: the network, on the compute device.
         mu: the factor of the proximal term.
-        around: the fixed weights by name; None for a copy of the present parameters.
+        around: the fixed weights by name, at least for all trainable parameters; None for a copy of
+            the present parameters.
     """
     # Only trained parameters, because a ViT has 22 million frozen ones
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}

@@ -16,7 +16,7 @@ class FedRepSite(FedPerSite):
         """Train only the personal head, then only the shared arrays.
 
         Together both parts take as many steps as a usual round; the method's settings divide them.
-        Afterwards both parts are trainable again.
+        Only the second training reports its loss. Afterwards both parts are trainable again.
 
         Raises:
             SiteError: a round has fewer than two steps, but each part needs one.
@@ -40,6 +40,7 @@ class FedRepSite(FedPerSite):
             if part is rest:
                 objective = self.body_objective(lab, network)
             lab.fit(network, steps=count, aside=aside, objective=objective)
+        # The head must be trainable again, as it was before this training
         for name in head:
             trained[name].requires_grad_(True)
 

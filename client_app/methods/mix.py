@@ -48,6 +48,8 @@ class MixSite(SiteMethod):
 def pooled_training_data(lab: Lab) -> Split:
     """Load the training samples of all sites in the run, standardised if they are tables.
 
+    The samples are joined in the order of the sites in the message.
+
     Raises:
         SiteError: this is not a simulation.
     """

@@ -28,7 +28,7 @@ class MoonSite(SiteMethod):
     settings: MoonSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the received weights.
+        """Build the network with the received weights, on the compute device.
 
         Except in the final evaluation, it also has the projection head.
         """
@@ -83,7 +83,11 @@ class MoonSite(SiteMethod):
 
 
 def copy_network(network: TokenClassifier) -> TokenClassifier:
-    """Return a deep copy of a network; permanently frozen parts, such as a backbone, are shared."""
+    """Return a deep copy of a network, in which permanently frozen parts are shared.
+
+    Such a part, for example a backbone, is a ``FrozenPart``. All other parts are copied, even if
+    their parameters have no gradients.
+    """
     # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}
     for part in network.modules():

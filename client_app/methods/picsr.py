@@ -61,8 +61,9 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network of the stage: all experts with the router, or a single classifier.
 
-        In the warm-up and expert stages, the classifier takes the first of these that exists: the
-        run's initial arrays, the received arrays, the stored arrays, weights drawn from the seed.
+        In the router stage everything is received. In the warm-up and expert stages, the classifier
+        takes the first of these that exists: the run's initial arrays, the received arrays, the
+        stored arrays, weights drawn from the seed.
         """
         if _stage(lab) == ROUTING_STAGE:
             arrays = lab.arrays()
@@ -97,8 +98,8 @@ class PICSRSite(SiteMethod):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the network to measure; in the router stage also with each expert's mean weight.
 
-        In the router stage, the prediction for a single sample also gets its expert weights, as
-        ``weight.<site>``.
+        The mean weights are measured only on splits with enough samples. In the router stage, the
+        prediction for a single sample also gets its expert weights, as ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

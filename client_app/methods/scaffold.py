@@ -17,7 +17,8 @@ class SCAFFOLDSite(SiteMethod):
         The new control variate is the learning rate times the mean gradient without the correction.
         The reply has the received weights plus the mean update per step, and the server's control
         variate plus the change of this site's control variate. Batch-norm statistics are sent as
-        trained.
+        trained. A site without a control variate starts from 0. If the server did not use the last
+        reply, the variate continues from the last reply that the server used.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)

@@ -39,8 +39,11 @@ class UEFLSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check that a private run needs no centroids, because centroids have no noise.
 
+        A run that is not private always passes.
+
         Raises:
-            SettingError: a private run would need centroids of features.
+            SettingError: the run is private, but 'uefl.codeword-start', 'uefl.refresh' or
+                'uefl.first-book' is "kmeans".
         """
         self.settings.refuse_exact_centroids(session.settings)
 
@@ -61,7 +64,8 @@ class UEFLSite(SiteMethod):
     def uncertainty(self, lab: Lab) -> Outgoing:
         """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
 
-        If the hospital has its own cap on epsilon, the metric gets noise. No array leaves.
+        There must be validation samples. If the hospital has its own cap on epsilon, the metric
+        gets noise. No array leaves, and no other metric is measured.
         """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
@@ -100,7 +104,10 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure, with a probe that measures its codeword use (eq. 11)."""
+        """Return the network to measure, with a probe that measures its codeword use (eq. 11).
+
+        Evidence probes and further networks of ``SiteMethod.measured`` are kept.
+        """
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)
         own = plain.probe

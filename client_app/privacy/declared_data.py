@@ -60,7 +60,11 @@ class DeclaredData:
 
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
-        """Build the declaration for a silo, with its label counts rounded down."""
+        """Build the declaration for a silo, with its label counts rounded down.
+
+        Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3 becomes 0.
+        The samples themselves are not stored. ``samples``, the digest of the settings, stays empty.
+        """
         at_least = {}
         for split, counts in silo.label_counts().items():
             at_least[split] = [round_down(count) for count in counts]
@@ -164,7 +168,11 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 
 
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide what a site's data are, by key; unused folds are left out."""
+    """Return the settings that decide what a site's data are: key -> value.
+
+    These are the data set, the partition with its settings, and the settings of the data set. A
+    fold's number is left out if there are no folds.
+    """
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)
     decisive = {key: values[key] for key in read | set(cut_keys(settings.partition))}

@@ -128,7 +128,8 @@ class Ledger:
 def ledger_mark(context: Context) -> LedgerMark | None:
     """Return the number of releases in the hospital's ledger of all runs, and the file's SHA-256.
 
-    Returns None if the site has no 'state-dir' or no ledger yet.
+    The keys are "releases" and "sha256" (hexadecimal). Returns None if the site has no 'state-dir'
+    or no ledger yet.
 
     Raises:
         CheckpointError: the ledger is damaged.
@@ -144,6 +145,8 @@ def ledger_mark(context: Context) -> LedgerMark | None:
 @contextmanager
 def require_newest_ledger(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, only if the ledger is not older than the audit log.
+
+    The check is made once, before the block.
 
     Raises:
         RefusedError: the ledger is older than the audit log's last line, or differs from it.

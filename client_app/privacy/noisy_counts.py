@@ -63,8 +63,8 @@ def noisy_counts(
 ) -> Counts:
     """Return the label counts that a site reports, by split and class, with stored noise.
 
-    For data that were never reported before, the noise is drawn and stored, and the ledger is
-    charged. Stored counts are returned unchanged, unless the hospital has paid for a new draw (see
+    For data that were never reported before, the ledger is charged, and then the noise is drawn and
+    stored. Stored counts are returned unchanged, unless the hospital has paid for a new draw (see
     ``draw_again``), which is then made without a further charge.
 
     Args:
@@ -162,6 +162,7 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     sizes = [len(counts) for counts in exact.values()]
     flat = torch.tensor([*chain.from_iterable(exact.values())], dtype=torch.int64)
     release = Release(1.0, noise, 1, None)  # a patient belongs to one count
+    # One release over all splits: a sample is in exactly one of their cells
     drawn = release.with_noise({"": flat * UNITS})[""].round()
     reported: Counts = {}
     for split, counts in zip(exact, torch.split(drawn, sizes), strict=True):

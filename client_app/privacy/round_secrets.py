@@ -93,7 +93,7 @@ class RoundSecrets:
         """Split this site's two secrets into shares, and seal a pair of shares for each other site.
 
         The secrets are the seed of this site's own mask and its masking key. This site's shares of
-        them are stored in ``own_shares``.
+        them are put into ``own_shares``; the caller writes the file.
 
         Returns:
             The sealed pairs, by the site that can open them.
@@ -141,7 +141,7 @@ class RoundSecrets:
         return words("answered", self.context, self.answered)
 
     def write(self, folder: Path) -> None:
-        """Write the secrets to their file in ``folder``.
+        """Write the secrets to their file in ``folder``, replacing the secrets of any other round.
 
         Raises:
             CheckpointError: the file cannot be written.

@@ -92,7 +92,8 @@ class SecureSite:
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing.
 
-        These phases make keys, share secrets, sign the list of sites, and unmask the sum.
+        "secure-keys" makes keys, "secure-shares" shares secrets, and "secure-agree" signs the list
+        of sites. Any other phase unmasks the sum.
 
         Raises:
             SiteError: the message is malformed, or belongs to another round.
@@ -228,7 +229,9 @@ class SecureSite:
     def _make_keys(self) -> ConfigRecord:
         """Make, store and sign a key pair for masks and one for shares; return the public halves.
 
-        The new keys replace the keys of an earlier attempt at this round.
+        The record also has the public signing key, the signature, the digest of the settings, the
+        splits that this site measures, and 'secure-samples'. The new keys replace the keys of an
+        earlier attempt at this round.
         """
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public

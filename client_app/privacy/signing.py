@@ -68,6 +68,8 @@ class Signer:
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
         """Check that each site signed its keys of this round, with a key that is accepted here.
 
+        ``received`` has one entry for each site, this site included.
+
         Raises:
             RefusedError: a signature does not match, or a signing key was not compared. The error
                 names the sites.
@@ -123,6 +125,10 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
     """Check that all sites of a simulation sign with the keys that follow from the run's seed.
+
+    Args:
+        seed: the run's seed.
+        codes: site -> code of the key that it signs with.
 
     Raises:
         RefusedError: a site signs with another key. The error gives the key's code.
@@ -184,7 +190,10 @@ class KnownKeys:
 
     @property
     def file(self) -> OwnFile[dict[str, KnownKey]]:
-        """The JSON file of the list."""
+        """The JSON file of the known keys, with its lock.
+
+        Nothing is read or created here.
+        """
         return OwnFile(
             self.folder / KNOWN,
             dict[str, KnownKey],
@@ -203,7 +212,8 @@ class KnownKeys:
     def show(self) -> dict[str, KnownKey]:
         """Return the known keys by site, and record that each received code is shown to a person.
 
-        Without a typed code, ``mark`` later accepts only a key that was shown.
+        Without a typed code, ``mark`` later accepts only a key that was shown. If all codes were
+        shown before, nothing is written.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -260,7 +270,8 @@ class KnownKeys:
         """Store the latest received code of each site, and return all known keys.
 
         New sites are ignored once the list has 200 sites, because a server could invent any number
-        of sites. New sites with an invalid name are ignored too.
+        of sites. New sites with an invalid name are ignored too. ``codes`` maps other sites to the
+        codes of their received keys.
         """
         with self.file.lock():
             known = self.read()

@@ -69,6 +69,7 @@ class Summand:
         """Return the number of samples behind a metric, at most the cap ``quantisation.samples``.
 
         It is 0 if the metric has no value. A metric without a split counts training samples.
+        ``name`` is the metric's key, whose split decides.
         """
         if scaled_metric is None:
             return 0

@@ -121,10 +121,12 @@ class UnmaskedSums:
             )
 
     def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
-        """Record that this round's sum is unmasked; only the newest 3 rounds stay recorded.
+        """Record that this round's sum may be unmasked, replacing any earlier record of the round.
+
+        Only the newest 3 rounds are kept.
 
         Args:
-            answered: the sites of the sum.
+            answered: the sites whose parts are in the sum.
             weighed: the digest of the numbers that this site masked.
             question: the digest of the request; empty at a site that does not declare its data.
         """

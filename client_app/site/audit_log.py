@@ -106,7 +106,7 @@ def build_entry(
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one JSON line and flush it to the disk; on failure leave the log as it was.
+    """Append one JSON line and flush it to the disk; on failure cut the log back to its old size.
 
     Sites and processes that share a log wait for each other. If the line has no ledger state, or an
     older state than the log's last line, the last line's state replaces it. If the log's last line
@@ -186,8 +186,9 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
     """Return the place in the chain after which the next line comes.
 
-    It is that of the log's last line. If the head is further, lines were removed, or the log was
-    moved away. Then the numbers continue from the head, so that a gap remains.
+    It is the place of the log's last line, or number 0 in a new log. If the head (the file beside
+    the log) has a higher number, lines were removed, or the log was moved away. Then the numbers
+    continue from the head, so that a gap remains.
     """
     logged, head = link_of(last) or START, read_head(path) or START
     if head.number >= logged.number:
@@ -229,6 +230,8 @@ def group_names(names: Iterable[str]) -> dict[str, int]:
 @contextmanager
 def _open_log(path: Path) -> Iterator[int]:
     """Open the log for reading and appending, create it if absent, and close it after the block.
+
+    Yields the file descriptor.
 
     Raises:
         RefusedError: the block or the opening raised an OSError.

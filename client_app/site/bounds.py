@@ -85,7 +85,7 @@ def without_paths(text: str, context: Context) -> str:
     """Return an error's text without its paths, because the server may not learn them.
 
     A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv"; any other
-    path becomes "(a path of the site)".
+    absolute path becomes "(a path of the site)".
     """
     for key in _PLACES:
         folder = str(context.node_config.get(key, "")).rstrip("/")

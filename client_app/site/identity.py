@@ -147,6 +147,9 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
 def node_cap(context: Context) -> NodeCap:
     """Return the cap on epsilon over all runs and its delta, from the node config or the defaults.
 
+    A cap of 0, the default, means no cap. The site file's values count only if they were merged
+    into the node config before.
+
     Raises:
         SettingError: a value has the wrong type or is out of range.
     """
@@ -159,7 +162,8 @@ def node_cap(context: Context) -> NodeCap:
 def _weights_by_name(settings: CommonSettings) -> str:
     """Return the path of the backbone weights that the run names, within the site's cache.
 
-    "" and the words "timm" and "random" are returned unchanged.
+    "" and the words "timm" and "random" are returned unchanged. Whether the file exists is not
+    checked.
 
     Raises:
         SettingError: the name has a folder, or does not end in ".safetensors".
@@ -224,7 +228,8 @@ def own_name(context: Context) -> str:
 def prefix_refusals(site: str) -> Iterator[None]:
     """Put the site's name before the text of a refusal that the block raises.
 
-    At the hello the server does not know the name yet. A SettingError becomes a RefusedError.
+    At the hello the server does not know the name yet. A SettingError becomes a RefusedError. Other
+    errors pass unchanged.
     """
     try:
         yield

@@ -84,9 +84,11 @@ class Limits:
     def refuse_settings(self, settings: CommonSettings) -> None:
         """Check a run's settings against the minimums and quotas that do not depend on the data.
 
+        These are batch sizes, clip norms, noise, and the number of messages.
+
         Raises:
             RefusedError: a limit forbids the run. The error gives the run's key, its value and the
-                limit.
+                limit; only the first reason is given.
         """
         reason = next(self._reasons_against(settings), "")
         if reason:
@@ -95,7 +97,9 @@ class Limits:
     def _reasons_against(self, settings: CommonSettings) -> Iterator[str]:
         """Yield each reason to refuse a run: small batches, extreme noise, clip norm, many rounds.
 
-        The server gets only the first reason.
+        A 'train.micro-batch' of 0 passes. Noise is checked only in a private run, and
+        'secure.clip-norm' only at trust 'sums', where it must equal the hospital's. A round with
+        secure aggregation counts as five messages. The server gets only the first reason.
         """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
@@ -132,7 +136,8 @@ class Limits:
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
         """Yield a reason for each clip norm or noise of a private run that is outside its limits.
 
-        With an extreme value a run would train nothing and only probe the site.
+        The limits themselves are allowed. With an extreme value a run would train nothing and only
+        probe the site.
         """
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
@@ -152,9 +157,10 @@ class Limits:
     def drop_small_splits(
         self, metrics: Mapping[str, float], sizes: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics without those of splits with fewer than 'minimum-measured' samples.
+        """Return the metrics, without the metrics of splits with too few samples.
 
-        Metrics that belong to no split are returned too.
+        A split needs at least 'minimum-measured' samples. Metrics that belong to no split are
+        returned too.
 
         Args:
             metrics: value by key; ``<model>.<split>.<metric>`` belongs to a split.

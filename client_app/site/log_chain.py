@@ -126,7 +126,12 @@ def _follows(line: Mapping[str, Any], before: Link) -> bool:
 
 
 def _gap(last: int, following: int) -> str:
-    """Describe lines that are missing between two numbers, or a number out of order."""
+    """Describe lines that are missing between two numbers, or a number out of order.
+
+    Args:
+        last: the number of the line before the gap; 0 at the start of the log.
+        following: the number of the line after it.
+    """
     first, end = last + 1, following - 1
     if end < first:
         return f"line {following} comes after line {last}: lines were put in another order"

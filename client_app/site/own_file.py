@@ -34,6 +34,9 @@ class OwnFile(Generic[T]):
     def lock(self) -> Iterator[None]:
         """Hold the file's lock during the block. Another message that wants the lock waits.
 
+        The folder and a lock file beside the file are created if they are missing. Taking it twice
+        at once in one process waits forever.
+
         Raises:
             CheckpointError: the folder or the lock file cannot be written.
         """

@@ -85,6 +85,8 @@ class SiteFile(Limits):
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
         """Check a run's method, data set, rounds and secure aggregation against the site file.
 
+        ``round_`` is the round that the message asks for.
+
         Raises:
             RefusedError: a rule forbids the request. The error gives the key and the value of the
                 rule, and the requested value.
@@ -94,7 +96,11 @@ class SiteFile(Limits):
             raise RefusedError(reason)
 
     def _reasons_against_request(self, settings: CommonSettings, round_: int) -> Iterator[str]:
-        """Yield each rule of the site file that a request breaks; the server gets the first."""
+        """Yield each rule of the site file that a request breaks; the server gets the first.
+
+        The rules are 'methods', 'datasets', 'max-rounds' (0 for no limit) and 'secure-aggregation'.
+        The larger of the run's rounds and ``round_`` must be within 'max-rounds'.
+        """
         for what, key, name, allowed in (
             ("method", "methods", settings.method, self.methods),
             ("data set", "datasets", settings.dataset, self.datasets),
@@ -192,7 +198,7 @@ NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may a
 def read_site_file(context: Context) -> SiteFile:
     """Read and check the site file that the node config names.
 
-    A site file without 'site' is valid for every site.
+    A site file without 'site' is valid for every site. Symbolic links are followed.
 
     Raises:
         RefusedError: the path is not absolute, or the file is unreadable or malformed, or is for
@@ -334,7 +340,10 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether the full ``name`` matches a pattern, in which ``*`` matches any text."""
+    """Tell whether the full ``name`` matches a pattern, in which ``*`` matches any text.
+
+    ``*`` also matches "" and text with "/". Upper and lower case differ. No patterns give False.
+    """
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", ".*")
         if re.fullmatch(expression, name, re.DOTALL):
@@ -343,7 +352,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def parse_site_file(text: str) -> SiteFile:
-    """Parse the YAML text of a site file.
+    """Parse the YAML text of a site file with ``read_rules``.
 
     Raises:
         SettingError: the text is not valid YAML, a key is unknown or missing, or a value is

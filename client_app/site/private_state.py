@@ -96,9 +96,10 @@ class SiteState:
         return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server used the reply of the newest state before ``instruction``.
+        """Tell whether the server received the reply of the newest state before ``instruction``.
 
-        Returns True if no state is older than ``instruction``.
+        True if that state's key is not above ``instruction.expects_state``, or if there is no older
+        state.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
@@ -107,7 +108,7 @@ class SiteState:
         """Write the state after ``instruction``; delete the states of all but the last two rounds.
 
         States newer than ``instruction`` are deleted too, because they belong to an attempt that
-        the server lost.
+        the server lost. ``arrays`` may be empty; their values are not checked.
 
         Raises:
             CheckpointError: the state cannot be written; all stored states remain.
@@ -137,7 +138,10 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted; empty without a folder."""
+        """Return the (round, step) of each stored state, sorted; empty without a folder.
+
+        Files whose name is not a state's are ignored.
+        """
         if not self.folder.is_dir():
             return []
         keys = []
@@ -197,6 +201,10 @@ def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
 
     Called when no older state is on disk. Returns False in round 1, without any state, or if only
     states of the requested round exist, because this is then the site's first round.
+
+    Args:
+        keys: the (round, step) of all stored states.
+        instruction: the server's request.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}

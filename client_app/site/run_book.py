@@ -58,7 +58,12 @@ class RunRecord:
             raise RefusedError(reason)
 
     def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
-        """Yield each reason to refuse a message; the server gets only the first reason."""
+        """Yield each reason to refuse a message; the server gets only the first reason.
+
+        In this order: an impossible phase name, round or step; a round more than one back; a phase
+        repeated 'max-repeats' times; all messages used; all seconds used. ``rounds`` is the number
+        of rounds in the run's settings.
+        """
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
@@ -88,7 +93,11 @@ class RunRecord:
             )
 
     def enter(self, message: Instruction) -> None:
-        """Count a message and its phase. Phase counts are stored only for the last two rounds."""
+        """Count a message and its phase; the caller has checked it and writes the record.
+
+        ``round`` becomes the highest round so far. Phase counts are stored only for the last two
+        rounds.
+        """
         self.messages += 1
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
@@ -166,6 +175,8 @@ class RunBook:
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
         # The entry with the empty name counts hellos and surveys, not a run
         """Check that a new run may begin within the hospital's quota of runs in 24 hours.
+
+        Hellos and surveys are not counted here.
 
         Raises:
             RefusedError: 'max-runs-per-day' or more runs have begun in the last 24 hours.

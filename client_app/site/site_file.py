@@ -81,7 +81,8 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Check names for misspellings, which would silently forbid or allow something else.
 
-    Patterns with ``*``, and names with '.', ':' or '_' (as in plugins), are not checked.
+    Patterns with ``*``, and names with '.', ':' or '_' (as in plugins), are not checked. ``what``
+    names the kind in errors: "method" or "data set".
 
     Raises:
         SettingError: a checked name is not in ``known``.
@@ -94,6 +95,8 @@ def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> No
 
 def _refuse_rootless(key: str, patterns: Iterable[str]) -> None:
     """Check that each pattern is "*" or begins with the name of a record, such as "arrays/".
+
+    ``key`` is the key that lists the patterns, for the error.
 
     Raises:
         SettingError: a pattern is neither. The error names the first invalid pattern.

@@ -69,7 +69,7 @@ def secret_of(data: bytes) -> int:
 def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
     """Return the cell numbers 0 to ``cells`` - 1 in a random order, which may be any permutation.
 
-    If ``in_a_row``, outer cells tend to come first.
+    If ``in_a_row``, outer cells tend to come first. The same ``seed`` gives the same order.
     """
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)

@@ -60,14 +60,15 @@ class StoredAnswer:
 
 
 def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
-    """Answer a survey with the parts that the hospital's site file lets leave.
+    """Answer a survey with only those parts that the hospital's site file allows.
 
     A hospital's first answer about a data set is stored and repeated. A simulated site makes a new
     answer each time, with all parts.
 
     Args:
         context: the node and the survey's settings.
-        rules: the hospital's site file as read for this message; None without a site file.
+        rules: the hospital's site file, read for this message. None if there is none, and then the
+            survey is refused. Ignored at a simulated site.
 
     Raises:
         RefusedError: the hospital does not answer surveys.
@@ -173,10 +174,10 @@ def _first_answer(
 
 
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
-    """Return the parts of a stored answer, by name.
+    """Return the parts of a stored answer, by name; the stored file does not change.
 
     Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now. The data are read with the settings of the first answer.
+    fingerprint now. The data are read again, with the settings of the first answer.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -233,9 +234,10 @@ class AnswerBuilder:
     secret: int
 
     def answer(self) -> Survey:
-        """Build the answer about the site's samples and files, with small counts suppressed.
+        """Build the survey answer about the site's samples, with small counts suppressed.
 
-        Files are described only if the data set's silos are not cut from shared data.
+        Files are described only for a real site's own data, not for a silo cut from a shared data
+        set.
 
         Raises:
             DataError: a file cannot be read again.
@@ -255,7 +257,11 @@ class AnswerBuilder:
         )
 
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
-        """Return the survey's parts that have a value per split, by name, without empty splits."""
+        """Return the survey's parts that have a value per split, by name, without empty splits.
+
+        The parts are samples, labels, means, percentiles and histograms; each maps a split to its
+        value. Small counts are None.
+        """
         labels = self.site.silo.label_counts()
         described = _SplitParts()
         for name, split in self.site.silo.splits().items():
@@ -272,7 +278,11 @@ class AnswerBuilder:
         return vars(described)
 
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
-        """Return histograms and percentiles of the site's files (such as sizes), by survey part."""
+        """Return histograms and percentiles of the site's files (such as sizes), by survey part.
+
+        The keys are "files" and "file_percentiles". Each maps a measure to its value, and is empty
+        without files. If a measure has values in several places, the last place wins.
+        """
         histograms: dict[str, list[Count]] = {}
         percentiles: dict[str, tuple[float, float]] = {}
         for one in files:
@@ -327,13 +337,14 @@ class AnswerBuilder:
 
         At a real site, values beyond the outer edges are first clipped to them, which hides
         outliers. Measures with levels, with fewer known values than the floor, or with at most 10
-        distinct values are left out.
+        distinct values are left out. ``split`` is "train", "val" or "test".
         """
         for one in measures:
             if not one.edges:
                 continue
             clipped = one
             if not self.site.simulated:  # simulated patients need no protection
+                # A single outlier could otherwise be read off the mean
                 within = one.values[split].clip(one.edges[0], one.edges[-1])
                 clipped = replace(one, values={split: within})
             values = self._known_values(clipped, split)
@@ -369,7 +380,7 @@ class AnswerBuilder:
     def _known_values(
         self, measure: Measure, split: str, include_few_values: bool = False
     ) -> Values | None:
-        """Return a numeric measure's values without the missing ones, or None.
+        """Return a numeric measure's values without the missing ones (NaN), or None.
 
         Returns None if the measure has levels or no known value. At a real site it also returns
         None for at most 10 distinct values, unless ``include_few_values`` is True, because a mean

@@ -145,6 +145,8 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
 def check_images(settings: CommonSettings, silo: Silo) -> None:
     """Check the run's augmentation on a zero image of this site's type and shape.
 
+    The transforms run once, so an error that depends on chance or on real pixels is not found.
+
     Raises:
         SettingError: a transform fails, or the image gets another shape or type.
     """

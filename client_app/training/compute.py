@@ -91,7 +91,11 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far."""
+        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far.
+
+        On a GPU the peak counts from the message's start, where ``Lab`` resets it; on a CPU it
+        covers all work of the process.
+        """
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -103,8 +107,8 @@ class Compute:
 def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
     """Step all optimisers with the gradients of a scaled loss; return True if all were finite.
 
-    An optimiser whose gradients are not finite takes no step, and the scale is halved. The
-    gradients are unscaled in place, because later code reads them.
+    An optimiser whose gradients are not finite takes no step, but the others do; the scale is then
+    halved. The gradients are unscaled in place, because later code reads them.
     """
     for optimiser in optimisers:
         scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients
@@ -174,6 +178,8 @@ def choose_compute(
 def _device_parts(device: str) -> tuple[str, int]:
     """Split a device such as "cuda:1" into its kind and its index; without an index, it is 0.
 
+    Whether the device exists is not checked.
+
     Raises:
         SettingError: the device is not "auto", "cpu", "cuda" or "cuda:N".
     """
@@ -188,12 +194,12 @@ def _device_parts(device: str) -> tuple[str, int]:
 def compute_of(settings: CommonSettings) -> Compute:
     """Choose the device, precision and memory format for a run at this site.
 
-    This calls ``choose_compute``, but 'auto' also stores images channels last on a CPU, if the
-    run's network is known to be safe there.
+    On top of ``choose_compute``, memory format 'auto' also means channels last on a CPU for
+    networks known to be safe there.
 
     Raises:
-        SettingError: ``choose_compute`` raises it; or 'channels-last' is set on a CPU for a network
-            with layers that may fail there in PyTorch.
+        SettingError: from ``choose_compute``, or 'channels-last' is set on a CPU for a network not
+            known to be safe.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -213,7 +219,8 @@ def compute_of(settings: CommonSettings) -> Compute:
 def gpu_share() -> float:
     """Return the share of a GPU's memory that the engine allows this process, 1 for all of it.
 
-    The share is 1 if the environment variable is missing or is not a number.
+    It is read from the environment variable that ``GPU_SHARE`` names, and is 1 if this is missing
+    or not a number. Its range is not checked here.
     """
     try:
         return float(os.environ.get(GPU_SHARE, "1"))
@@ -300,7 +307,7 @@ def _operation(text: str) -> str:
     """Return the operation that a message of PyTorch calls non-deterministic, or "".
 
     The name has at most 100 characters. Any character that is not a letter, digit, '_', '.' or '-'
-    is replaced by '-'.
+    is replaced by '-'. ``text`` is a warning or an error.
     """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""

@@ -120,10 +120,10 @@ def measured_parts(
 ) -> dict[str, Tensor]:
     """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
-    Samples are measured one at a time. In a batch, the last bits of a sample's output depend on the
-    batch size, and malicious weights could let these bits decide the sample's class. See
-    ``bounded_parts`` for the metrics and ``measure`` for the arguments. An empty split gives empty
-    tensors.
+    The metrics are "accuracy", "loss" and "entropy", scaled to this range (a loss above 3 nats
+    counts as 3); the arguments are those of ``measure``. Samples are measured one at a time. In a
+    batch, the last bits of a sample's output depend on the batch size, and malicious weights could
+    let these bits decide the sample's class. An empty split gives empty tensors.
     """
     empty = torch.zeros(0, 2, dtype=torch.float64)
     found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples
@@ -285,7 +285,8 @@ class EvidenceProbe:
         """Return the mean ``vacuity`` by metric name; if ``binned``, also the content of each bin.
 
         A bin's content is its number of samples, its number of correct predictions, and its mean
-        value. There are bins of confidence and bins of vacuity.
+        value, as separate metrics ``<family>.<bin>.<part>``. There are bins of confidence and bins
+        of vacuity.
         """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)

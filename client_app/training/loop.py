@@ -47,6 +47,7 @@ def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> l
         smallest: the minimum number of samples in a batch, if the epoch has that many.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
+    # The joined batch is larger than ``size``, which harms less than a batch of one
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
         parts[-2:] = [torch.cat(parts[-2:])]
     return parts
@@ -83,9 +84,10 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Split a batch of ``count`` samples into slices of ``size``; a ``size`` of 0 gives one slice.
+    """Split a batch of ``count`` samples into slices of ``size``, in order.
 
-    A last slice of one sample is joined to the previous slice.
+    A ``size`` of 0 gives one slice, and so does a batch of at most ``size`` samples. A last slice
+    of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -200,9 +202,9 @@ class LocalTraining:
     def run(self) -> float:
         """Train the network in place, and return the mean loss per sample in the last pass.
 
-        The numbers of steps and samples go into ``work``. Divergence is not checked if
-        ``minimum_steps`` is 0, or if the noise comes from the operating system, because an error
-        could reveal a patient.
+        The mean is 0 if the last pass had no sample. The numbers of steps and samples go into
+        ``work``. Divergence is not checked if ``minimum_steps`` is 0, or if the noise comes from
+        the operating system, because an error could reveal a patient.
 
         Raises:
             SiteError: the loss is not finite, or no step in fp16 had finite gradients.
@@ -274,7 +276,8 @@ class _Steps:
         """Take one optimiser step for each batch of a pass.
 
         ``losses`` and ``samples`` are set to 0 first, and then add up over the pass. In fp16, a
-        batch with gradients that are not finite is skipped and does not count.
+        batch with gradients that are not finite is skipped and does not count. ``batches_of_pass``
+        has the sample numbers of each batch.
         """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
@@ -343,14 +346,15 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 def continue_from_earlier_rounds(
     training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
 ) -> None:
-    """Let the learning rate and the evidential KL weight continue from earlier rounds.
+    """Make the learning rate and the evidential KL weight carry on from earlier rounds.
 
-    If the network has evidential losses, ``training.before_pass`` is set. ``training.counted`` is
-    set if 'train.rate-decay' is not 'none'. It is also set if there is a schedule or warm-up and
-    ``training.plan`` is None, because a schedule does not count the steps of a plan.
+    ``training.before_pass`` anneals the KL weight, if the network has evidential losses.
+    ``training.counted`` is set to the steps of earlier rounds and of all rounds, if the rate
+    decays, or if it has a schedule or warm-up and no plan.
 
     Args:
-        training: the training; its private mechanism and its minimums must be set already.
+        training: the training, changed in place; its private mechanism and its minimums must be set
+            already.
         settings: the run's settings, without the number of steps that is set only for ``training``.
         rounds: the number of finished rounds.
         aside: a key that names the training of another model; empty for the site's own model.

@@ -30,7 +30,10 @@ _EXAMPLE = "{momentum: 0.9}"
 
 
 def _optimiser_classes() -> Mapping[str, Callable[..., Optimizer]]:
-    """Return PyTorch's optimiser classes by their names in lower case, such as "adamw"."""
+    """Return PyTorch's optimiser classes by their names in lower case, such as "adamw".
+
+    All subclasses of ``Optimizer`` in ``torch.optim`` are included.
+    """
     classes = {}
     for name, kind in vars(torch.optim).items():
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer:
@@ -84,6 +87,8 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     """Parse 'train.optimiser-arguments'; lists, such as Adam's betas, become tuples.
 
+    Whether the optimiser takes the arguments is not checked here.
+
     Raises:
         SettingError: the text is malformed, or names an argument that has its own setting.
     """
@@ -109,6 +114,9 @@ def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
 
 def check_optimiser(settings: CommonSettings) -> None:
     """Check that the run's optimiser can be built, and can take a step on small tensors.
+
+    The tensors have the shapes (2,) and (2, 3), so an optimiser that fails only on larger ones
+    passes.
 
     Raises:
         SettingError: the optimiser cannot be built or cannot take a step. Also raised if
@@ -196,8 +204,8 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
     """Return an optimiser's state for the parameters of ``module``, as named tensors.
 
-    The names are ``<parameter>/<moment>``, such as "head.weight/exp_avg". A parameter without
-    state, such as a frozen one, has no entry.
+    The names are ``<parameter>/<moment>``, such as "head.weight/exp_avg". Numbers become tensors;
+    tensors are not copied. A parameter without state, such as a frozen one, has no entry.
     """
     moments = {}
     for name, parameter in module.named_parameters():
@@ -207,10 +215,10 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Put the arrays of ``moments_of`` back into an optimiser.
+    """Put the arrays of ``moments_of`` back into an optimiser, on the parameters' device.
 
     A parameter begins with new moments if no arrays are stored for it, or if their shape differs
-    from its own.
+    from its own. Arrays for unknown parameters are ignored.
     """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():

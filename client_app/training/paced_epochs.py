@@ -45,7 +45,10 @@ class Pacing:
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
     def next_state(self) -> dict[str, Tensor]:
-        """Return the arrays to store: the epoch, the order, and the position after this round."""
+        """Return the arrays to store: the epoch, the order, and the position after this round.
+
+        The position is the number of steps taken in the epoch. Names begin with "pace/".
+        """
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
@@ -141,6 +144,8 @@ def open_pacing(
 
 def refuse_other_data(before: int, now: int) -> None:
     """Check that the site has as many training samples as when its state was stored.
+
+    Only the numbers are compared, not the samples.
 
     Raises:
         SiteError: ``before`` and ``now`` differ. The error gives the two numbers.

@@ -46,6 +46,7 @@ class PrivateTraining:
         while left > 0:
             steps = min(left, per_epoch)
             left -= steps
+            # DP-SGD's accounting assumes independent draws, not a shuffled pass
             yield [poisson_batch(count, self.rate, self.sampling) for _ in range(steps)]
 
     def add_gradients(

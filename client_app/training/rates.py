@@ -45,7 +45,8 @@ def rate_setter(
 
     Each call is for the next step, and multiplies the initial rate of every parameter group by the
     same factor. With a schedule (``total`` above 0) the factor is the schedule's. Otherwise, with
-    'train.rate-decay', it is one divided by the square root of the step's number.
+    'train.rate-decay', it is one divided by the square root of the step's number, which counts from
+    1 over all rounds. A call after the schedule's last step raises StopIteration.
 
     Args:
         optimisers: the network's optimiser, and all other optimisers that step together with it.
@@ -107,11 +108,13 @@ def _scheduler(
     """Build the run's PyTorch scheduler for ``steps`` steps per round.
 
     A linear warm-up, if set, comes first; the step after it has the full learning rate. A warm-up
-    below 1 is a share of all rounds.
+    below 1 is a share of all rounds, otherwise a number of rounds. The step schedule's
+    ``step_size`` is in rounds too.
     """
     rounds, warm_up = settings.rounds, settings.warm_up
     if warm_up < 1:  # a share of all rounds; a larger number counts rounds
         warm_up *= rounds
+    # Schedulers count optimiser steps, not rounds
     warm_up = round(warm_up * steps)
     total = rounds * steps
     schedulers: list[lr_scheduler.LRScheduler] = []
@@ -173,7 +176,7 @@ def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Ite
     """Yield each reason why a schedule is impossible; the user gets only the first reason.
 
     The last check computes the first 1,000 rates, with one step per round: no rate may be negative
-    or infinite.
+    or infinite. ``arguments`` are the parsed 'train.schedule-arguments'.
     """
     if settings.rate_decay != "none":
         yield (

@@ -30,7 +30,8 @@ class PrivateMeans:
     def mean(self, rows: Tensor) -> Tensor:
         """Return the noisy mean (d,) of all training samples' rows (n, d), float32.
 
-        Each row is clipped, and the noisy sum is divided by the reported sample count.
+        Each row is clipped, and the noisy sum is divided by the reported sample count (at least 1).
+        The ledger was charged before; a release can be used only once.
         """
         sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
         for number in range(len(rows)):

@@ -16,7 +16,8 @@ from fedsilo.strategies.wire.records import unpack
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
     """Return a silo as networks take it; a table is standardised, with missing values as 0.
 
-    Images are returned unchanged. See ``find_standardisation`` for the means and deviations.
+    Images are returned unchanged. 'data.standardise' decides whether the means and deviations are
+    the site's own, the schema's, or those in the server's message ``content``.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
@@ -58,7 +59,10 @@ def find_standardisation(
 
 
 def standardise_silo(silo: Silo, standardisation: FeatureStatistics) -> Silo:
-    """Return a copy of the silo with all splits standardised, and missing values as 0."""
+    """Return a copy of the silo with all splits standardised, and missing values as 0.
+
+    The copy records ``standardisation``. ``silo`` itself is not changed.
+    """
     train, val, test = (
         Split(standardise(split.inputs, standardisation), split.labels)
         for split in silo.splits().values()

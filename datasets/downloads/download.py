@@ -72,6 +72,8 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 def _download(base_url: str, file: RemoteFile, target: Path) -> None:
     """Download a file into a scratch folder, and move it to ``target`` once its MD5 is right.
 
+    The address is ``base_url`` followed by the file's name.
+
     Raises:
         DataError: the address cannot be read, the disk is full, or the MD5 differs. ``target`` is
             then unchanged.
@@ -123,7 +125,8 @@ def unpack(archive: Path, folder: Path) -> int:
     """Unpack a zip or tar archive into ``folder``, creating it; return the number of files.
 
     All files are first unpacked into a scratch folder and then moved, so that a bad archive leaves
-    ``folder`` unchanged. Existing files of the same names are replaced.
+    ``folder`` unchanged. Existing files of the same names are replaced. Empty folders are not
+    created.
 
     Raises:
         DataError: the archive is damaged or too large, holds a link or a path outside its folder,
@@ -150,7 +153,7 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
-    """Unpack a tar archive whose names and sizes ``_open_archive`` has checked.
+    """Unpack a tar archive into ``work``; ``_open_archive`` has checked its names and sizes.
 
     ``tarfile`` never writes more of a file than its checked size. Its filter 'data' checks the
     names a second time; Debian's Python 3.11.2 does not have it.
@@ -167,7 +170,7 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
     The real bytes are counted, because the sizes that a zip states may be false.
 
     Raises:
-        DataError: the files together are larger than ``most_unpacked`` allows.
+        DataError: the files together are larger than allowed when unpacked (by default 1 GiB).
     """
     total = 0
     for name in sizes:
@@ -179,6 +182,8 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
 
 def is_unpacked(archive: Path, folder: Path) -> bool:
     """Tell whether every file of an archive is in ``folder`` with the same name and size.
+
+    The contents are not compared. An archive without files counts as unpacked.
 
     Raises:
         DataError: the archive is damaged, or holds a link or a path outside its folder.
@@ -250,7 +255,7 @@ def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarI
     here.
 
     Raises:
-        DataError: the members together are larger than ``most_unpacked`` allows.
+        DataError: the members together are larger than allowed when unpacked (by default 1 GiB).
     """
     size = 0
     for member in tar:

@@ -60,7 +60,7 @@ class PublicFiles:
         return f"run 'fedsilo fetch {self.name} --data-dir DIR' (public source: {self.url})"
 
     def data_dir(self, places: Places) -> Path:
-        """Return the data directory.
+        """Return the data directory of ``places``, whether or not it exists.
 
         Raises:
             DataError: neither 'data.dir' nor $FEDSILO_DATA names a data directory.
@@ -105,7 +105,10 @@ class PublicFiles:
         return sum(sizes)
 
     def size_text(self) -> str:
-        """Write the size of a download with a unit, such as '12.3 MB'; 'not stated' for 0 bytes."""
+        """Write the size of a download with a unit, such as '12.3 MB'; 'not stated' for 0 bytes.
+
+        Three significant digits are written. Sizes below the smallest unit are in bytes.
+        """
         size = self.bytes()
         for unit, name in _UNITS:
             if size >= unit:
@@ -136,7 +139,10 @@ class PublicFiles:
 
 @cache
 def public_data() -> Mapping[str, PublicFiles]:
-    """Read the public data sets, by name, from ``datasets/public.yaml``, once per process."""
+    """Return the public data sets, by name, as ``datasets/public.yaml`` lists them.
+
+    The file is read once per process. A data set may have no files.
+    """
     table = read_own_yaml(Path(__file__).parent.parent / "public.yaml")
     sources = {}
     for name, entry in table.items():

@@ -61,8 +61,9 @@ class OwnArrays(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read a site's arrays, split them, and load the silo through the cache.
 
-        Copies of a sample stay in one part, and a note for the site's log counts them. Without test
-        folds, a quarter of the samples are test samples.
+        The arrays are read even if the silo is cached. Copies of a sample stay in one part, and a
+        note for the site's log counts them. Without test folds, a quarter of the samples are test
+        samples.
 
         Raises:
             DataError: the arrays are invalid, or fewer than 2 training samples are left.
@@ -108,7 +109,10 @@ class OwnArrays(DataSet):
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
-    """Number the distinct samples of ``x`` (n, ...) from 0; equal samples get equal numbers."""
+    """Number the distinct samples of ``x`` (n, ...) from 0; equal samples get equal numbers.
+
+    The numbers follow the order of first appearance. Samples are compared byte by byte.
+    """
     numbers: dict[bytes, int] = {}
     contents = []
     for sample in x:
@@ -174,6 +178,9 @@ def _check_arrays(
 ) -> Arrays:
     """Check a site's arrays and bring them into their normal form.
 
+    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are class
+    numbers.
+
     Returns:
         Samples (n, channels, height, width), float32 or uint8; labels (n,) int64; and the classes'
         names.
@@ -193,7 +200,10 @@ def _check_arrays(
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
-    """Explain why ``x`` is not an array of samples; '' if it is valid."""
+    """Explain why ``x`` is not an array of samples; '' if it is valid.
+
+    It must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
+    """
     if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
         return (
             f"x must be 8-bit numbers or floats (n, channels, height, width), but is {kind_of(x)}"
@@ -212,7 +222,10 @@ def _class_fault(classes: npt.NDArray[Any]) -> str:
 
 
 def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
-    """Explain why ``y`` does not have one class number per sample; '' if it has."""
+    """Explain why ``y`` does not have one class number per sample; '' if it has.
+
+    ``y`` must be integers (samples,), from 0 to ``classes`` - 1.
+    """
     has_form = y.shape == (samples,) and y.dtype.kind in "iu"
     if not has_form or (len(y) and not 0 <= y.min() <= y.max() < classes):
         return (
@@ -227,9 +240,11 @@ def write_arrays(
 ) -> None:
     """Write a file ``SITE.npz`` per site into ``folder``; every distinct label becomes a class.
 
+    Classes are sorted by label, over all sites, and named by the labels' text.
+
     Args:
-        folder: an existing folder.
-        silos: site -> (samples, labels). Samples may have their channels last.
+        folder: an existing folder; files of the same names are replaced.
+        silos: site -> (samples, labels), at least one. Samples may have their channels last.
 
     Raises:
         DataError: the samples' shapes differ between sites, a sample has no label, or the arrays

@@ -99,7 +99,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
     Raises:
         BrokenImageError: the file is missing, truncated, not a regular file, in none of the
-            formats, or has more than ``MOST_PIXELS`` pixels.
+            formats, or has more than 89 million pixels.
         MemoryError: the image does not fit into memory.
     """
     from PIL import Image, UnidentifiedImageError
@@ -142,7 +142,8 @@ def read_fault(error: Exception) -> str:
 def check_file(path: Path) -> None:
     """Check that a path can be read as a whole; opening a pipe would wait forever.
 
-    A missing file passes, because reading it raises a better error.
+    A missing file passes, because reading it raises a better error. Whether it is an image is not
+    checked.
 
     Raises:
         BrokenImageError: the path is a pipe, a device or a file that is too large.
@@ -155,8 +156,10 @@ def check_file(path: Path) -> None:
 def check_pixels(height: int, width: int) -> None:
     """Check an image's size before the image is decoded.
 
+    Only the number of pixels counts, not the proportions.
+
     Raises:
-        BrokenImageError: the image has no pixels, or more than ``MOST_PIXELS``.
+        BrokenImageError: the image has no pixels, or more than 89 million (``MOST_PIXELS``).
     """
     has_pixels = height > 0 and width > 0
     if not has_pixels or height * width > MOST_PIXELS:
@@ -169,7 +172,7 @@ def _check_tiles(image: Image) -> None:
     Other images, and a TIFF without tiles, pass.
 
     Raises:
-        BrokenImageError: a tile has more than ``MOST_PIXELS`` pixels, or its size is not a number.
+        BrokenImageError: a tile has more than 89 million pixels, or its size is not a number.
     """
     tags = getattr(image, "tag_v2", {})
     width = tags.get(_TILE_WIDTH, 1)
@@ -200,6 +203,9 @@ def refuse_wide(image: Image) -> None:
 
 def _central_square(image: Image, size: int) -> Pixels:
     """Turn an opened image upright, crop its central square, and resize it to RGB (3, size, size).
+
+    The result is uint8. The opened image is turned in place, and may be decoded at a lower
+    resolution of at least twice ``size``.
 
     Raises:
         BrokenImageError: the image has more than 8 bits per channel.

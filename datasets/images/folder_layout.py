@@ -110,10 +110,11 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 
 
 def check_class_names(place: Path, names: Sequence[str]) -> None:
-    """Check that folders are classes, by their names.
+    """Refuse folder names that cannot be class names; there must be at least one name.
 
     Raises:
-        DataError: all names are years, or some are names for pictures and others for masks.
+        DataError: every name is a year, or the names include both an image folder (such as
+            'images') and a mask folder (such as 'masks').
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
@@ -132,7 +133,7 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 def check_no_class_folders(folders: Sequence[Path]) -> None:
     """Check that folders with images in them are classes, and not sites that also hold images.
 
-    A single folder passes.
+    A single folder passes. At least one of the folders must have images directly in it.
 
     Raises:
         DataError: all folders contain the same two or more folders of images, as sites would.
@@ -157,6 +158,8 @@ def _has_pictures(folder: Path) -> bool:
 
 def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
     """Count the images directly in each folder, for folders whose images are not read.
+
+    Images in subfolders do not count.
 
     Returns:
         Folder -> number of images; folders without any are left out.
@@ -192,7 +195,10 @@ def _is_picture(path: Path) -> bool:
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Quote names for an error, joined with commas and 'and'; names after the fifth are counted."""
+    """Quote names for an error, joined with commas and 'and'; names after the fifth are counted.
+
+    There must be at least one name. A name is cut at 60 characters.
+    """
     quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:
         quoted.append(f"{len(names) - _MOST_NAMES} more")

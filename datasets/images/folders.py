@@ -8,6 +8,7 @@ manifests that ``fedsilo manifest folder`` writes.
 import csv
 import io
 import json
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,9 @@ class Image:
 def read_folder(folder: Path) -> dict[str, list[Image]]:
     """List the images of each site, ordered by part, class and file name.
 
-    If the top folders are parts or classes, all images belong to one site, ``ALONE``.
+    If the top folders are parts or classes, all images belong to one site, ``ALONE``. Top folders
+    are classes if any of them has images directly in it. Whether sites have the same classes is not
+    checked here.
 
     Raises:
         DataError: the folders match no layout, a name is invalid, a class is empty, or there is
@@ -107,7 +110,9 @@ def _read_site(folder: Path) -> list[Image]:
                     f"{class_folder} has no image ({', '.join(ENDINGS)}), but a folder next to "
                     f"it does: add some, remove it, or sort all images into {LAYOUTS}"
                 )
-            images += [Image(file, class_folder.name, split=part) for file in files]
+            # A Mac writes an umlaut as a letter and an accent; elsewhere it is the same class
+            label = unicodedata.normalize("NFC", class_folder.name)
+            images += [Image(file, label, split=part) for file in files]
     return images
 
 
@@ -310,7 +315,8 @@ def refuse_existing(*paths: Path) -> None:
     """Check that no file exists at these paths, before the first of them is written.
 
     Raises:
-        DataError: a file or folder already exists at one of the paths.
+        DataError: a file or folder already exists at one of the paths. The error names the first
+            such path.
     """
     for path in paths:
         if path.exists():
@@ -320,7 +326,7 @@ def refuse_existing(*paths: Path) -> None:
 def write_images(manifest: Path, images: Sequence[Image]) -> None:
     """Write a manifest with a line per image; all images must be below the manifest's folder.
 
-    The column 'split' is written only if every image has a part.
+    An existing file is replaced. The column 'split' is written only if every image has a part.
     """
     width = len(COLUMNS)
     if not all(image.split for image in images):

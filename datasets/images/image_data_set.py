@@ -170,8 +170,12 @@ class ImageDataSet(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split and decode a site's images, and load the silo through the cache.
 
-        Copies of a file stay in one part, and a note for the site's log counts them. If the site's
-        listing gives parts, these parts are used.
+        Public images are left out. Copies of a file stay in one part, and a note for the site's log
+        counts them. If the site's listing gives parts, these parts are used.
+
+        Raises:
+            DataError: the listing is invalid, copies are in two parts, images are broken and may
+                not be skipped, or fewer than 2 training images are left.
         """
         own, _ = self._split_off_public(name, settings, places)
 
@@ -198,8 +202,8 @@ class ImageDataSet(DataSet):
     ) -> tuple[ImageIndex, ImageIndex]:
         """Divide a site's images into the site's own images and the public ones, in this order.
 
-        Copies of a file are on the same side, because their groups are joined first. If
-        'split.public-share' is 0, no image is public.
+        If 'split.public-share' is above 0, copies of a file are on the same side, because their
+        groups are joined first. If it is 0, no image is public, and groups are not joined.
         """
         index = self.index(site, settings, places)
         if settings.public_share:
@@ -272,6 +276,7 @@ class ImageDataSet(DataSet):
         read = self.settings
         folder = f"{name}-silo"
         if kind == "public":
+            # The public part is the same for every split, so it is decoded and stored once
             read = read - frozenset(SPLIT_KEYS)
             folder = "all-public"
         values = as_mapping(settings)
@@ -290,7 +295,8 @@ class ImageDataSet(DataSet):
         """Decode the images of each part.
 
         Returns:
-            Part -> split; and the number of broken images that were left out.
+            Part -> split; and the number of broken images that were left out, in all parts
+            together.
 
         Raises:
             DataError: images are broken, and 'data.broken-images' is not 'skip'.
@@ -309,7 +315,10 @@ class ImageDataSet(DataSet):
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
-    """Return a file's size in bytes and modification time in ns; None if there is no file."""
+    """Return a file's size in bytes and modification time in ns; None if there is no file.
+
+    None is also returned for a file whose folder cannot be read.
+    """
     try:
         stamp = path.stat()
     except OSError:

@@ -53,7 +53,10 @@ class ImageIndex:
         return len(self.names)
 
     def take(self, rows: Rows) -> ImageIndex:
-        """Return an index of the images at the row numbers ``rows``, in that order."""
+        """Return an index of the images at the row numbers ``rows``, in that order.
+
+        If the index has no parts, neither has the result.
+        """
         return replace(
             self,
             names=_pick(self.names, rows),
@@ -78,7 +81,7 @@ class ListedImage:
 def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
     """Build the index of listed images in ``folder``, in their order.
 
-    Either all images or no image must have a part.
+    Either all images or no image must have a part. ``where`` names the site in errors.
     """
     return ImageIndex(
         where=where,
@@ -124,7 +127,8 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
     """Split an index into the silo's own images and the public images, in this order.
 
-    About ``share`` of the groups are public; ``in_public`` decides for each group.
+    About ``share`` of the groups are public; ``in_public`` decides for each group by a hash of its
+    name. Share 0 makes none public, and share 1 all.
     """
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
@@ -168,10 +172,11 @@ def _fraction(purpose: str, group: str) -> float:
 def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
     """Find files with the same content as an earlier file of the index.
 
-    Unreadable files are skipped, because decoding reports them.
+    Only files of equal size are read. Unreadable files are skipped, because decoding reports them.
 
     Returns:
-        Pairs of rows (first file with this content, its copy), ordered by the copy.
+        Pairs of rows (first file with this content, its copy), ordered by the copy; [] if all files
+        differ.
     """
     first: dict[str, int] = {}
     copies = []
@@ -192,7 +197,7 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
 def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
     """Group the rows of readable files by file size in bytes; each group is in ascending order.
 
-    Rows of unreadable files are left out.
+    A group may have one row. Rows of unreadable files are left out.
     """
     rows: dict[int, list[int]] = {}
     for row, name in enumerate(index.names):

@@ -89,7 +89,7 @@ class Isic2019(ImageDataSet):
         """List a centre's images, grouped by lesion, and keep 'split.sample-share' of the lesions.
 
         If ``available.csv`` exists, images that it does not list are left out. An image without a
-        lesion id is a group of its own.
+        lesion id is a group of its own. ``site`` is one of ``CENTRES``.
 
         Raises:
             DataError: a table is missing or invalid, or no table names any image of this centre,
@@ -173,9 +173,16 @@ def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
 def _number(text: str, column: str, count: int, place: str) -> int:
     """Parse a number from 0 to ``count`` - 1, which may end in '.0'.
 
+    Blanks and leading zeros are not accepted.
+
+    Args:
+        text: the cell.
+        column: the cell's column, for the error.
+        count: the number of allowed values.
+        place: the file and line, with which the error begins.
+
     Raises:
-        DataError: the text is not such a number. The error begins with ``place``, the file and
-            line.
+        DataError: the text is not an allowed number.
     """
     number = text.removesuffix(".0")
     if number not in map(str, range(count)):
@@ -190,7 +197,8 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 def _read_lesions(folder: Path, *stamps: object) -> dict[str, str]:
     """Read the lesion of each image from the tables: image -> lesion id, '' if the cell is empty.
 
-    If two tables give an image's lesion, the first table wins. Images in no table are left out.
+    If two tables give an image's lesion, the first table with a non-empty cell wins. Images in no
+    table are left out.
 
     Args:
         folder: the data set's folder.

@@ -149,7 +149,10 @@ class OwnImages(ManifestDataSet):
 
 
 def _resolve_inside(folder: str, path: str) -> str | None:
-    """Normalise ``folder/path``, relative to the data directory; None if it leads outside."""
+    """Normalise ``folder/path``, relative to the data directory; None if it leads outside.
+
+    Only the text is used: symbolic links are not followed, and the file need not exist.
+    """
     # normpath removes '..', so only a path that leads outside still begins with '..'
     joined = os.path.normpath(PurePosixPath(folder) / path)
     if PurePosixPath(joined).parts[:1] in {("..",), ("/",)}:
@@ -212,6 +215,8 @@ class _Manifest:
     def _class(self, number: int, label: str) -> int:
         """Return the number of the class that the label in line ``number`` belongs to.
 
+        The label is compared in its normal form, in which 1.0 equals 1.
+
         Raises:
             DataError: no class has this label. The error names the line and the known labels.
         """
@@ -254,6 +259,8 @@ class _Manifest:
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to one relative to the manifest's folder.
 
+        ``place`` is the file and line, for the error.
+
         Raises:
             DataError: the path is not below the data directory.
         """
@@ -294,7 +301,10 @@ class _Manifest:
         return part
 
     def _mention_large_group(self, index: ImageIndex) -> None:
-        """Log a warning if one of several patients has more than half of the images."""
+        """Log a warning if a single patient has more than half of a site's images.
+
+        Nothing is logged if there is only one patient.
+        """
         if len(set(index.groups)) < 2:
             return
         most = Counter(index.groups).most_common(1)[0][1]

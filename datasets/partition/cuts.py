@@ -40,20 +40,26 @@ def dirichlet_shares(
 ) -> Shares:
     """Draw how each label is shared out among the silos, from a symmetric Dirichlet distribution.
 
+    ``rng`` is advanced.
+
     Returns:
-        Shares (classes, silos). A row sums to 1, or is all 0 if the draw underflows, which happens
-        for a ``concentration`` near 0.
+        Shares (classes, silos); each row sums to 1. Near a ``concentration`` of 0, one silo has all
+        of a label, each silo with the same probability.
     """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
-    # Near concentration 0 all draws underflow, and numpy divides 0 by 0
-    return np.nan_to_num(shares)
+    # Near concentration 0 all draws underflow, and numpy divides 0 by 0. The limit of the
+    # distribution at 0 gives the whole label to one silo
+    for label in np.flatnonzero(~np.isfinite(shares).all(axis=1)):
+        shares[label] = 0.0
+        shares[label, rng.integers(silos)] = 1.0
+    return shares
 
 
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
     """Choose ``per_silo`` random labels per silo, and share each label equally among its silos.
 
     Labels are dealt in turn, so the number of silos that have a label differs by at most 1 between
-    labels.
+    labels. ``rng`` is advanced.
 
     Returns:
         Shares (classes, silos); each row sums to 1.
@@ -86,7 +92,6 @@ def deal_rows(
     Args:
         labels: split -> label of each row, (n,).
         shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
-            A label whose shares are all 0 goes to the last silo.
         rng: chooses the rows; it is advanced.
 
     Returns:
@@ -271,11 +276,12 @@ def _cut_all(
 ) -> list[dict[str, Rows]]:
     """Compute the rows of every silo, or reuse the last cut if nothing has changed.
 
-    A plugin's partition is computed every time.
+    A plugin's partition is computed every time. ``names`` are the silos' names, in the order of the
+    result.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
-            rows refer to its training part.
+        rows refer to its training part.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _cut_at_random(data.name, pool, settings, names)
@@ -296,7 +302,12 @@ def _cut_unseen(
     """Compute the rows of every silo for partition 'unseen': one dictionary part -> rows per silo.
 
     Sizes come from the settings, or from the pool if a setting is 0. If both are 0, silos are as
-    large as possible. If 'split.use-test' is false, test rows are empty.
+    large as possible. If 'split.use-test' is false, the pool has no test samples, and test rows are
+    empty. ``dataset`` is the data set's name, for errors, and ``names`` are the silos' names.
+
+    Raises:
+        SettingError: the labels cannot give this share.
+        DataError: the pool has too few samples for the sizes.
     """
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
@@ -313,7 +324,8 @@ def _cut_at_random(
     """Compute the rows of every silo for a random partition, limited to the sizes in the settings.
 
     If the pool has no validation part, a tenth of a silo's training rows (rounded down) becomes its
-    validation rows. If 'split.use-test' is false, test rows are empty.
+    validation rows. If 'split.use-test' is false, test rows are empty. ``dataset`` is the data
+    set's name, for errors, and ``names`` are the silos' names.
 
     Returns:
         One dictionary per silo: part -> rows.
@@ -350,6 +362,8 @@ def _refuse_small_silos(
     dataset: str, settings: CommonSettings, names: Sequence[str], cut: Sequence[Mapping[str, Rows]]
 ) -> None:
     """Check that each silo has at least two training samples, which batch norm needs.
+
+    Validation and test parts may be empty.
 
     Raises:
         DataError: a silo has fewer. The error counts these silos and says what to change.
@@ -426,7 +440,10 @@ def _cut_by_plugin(
 
 
 def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
-    """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate."""
+    """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate.
+
+    Empty arrays are ignored; without any row the answer is True.
+    """
     # An empty list becomes an array of floats, which would make all numbers floats
     filled = [own for own in rows if own.size]
     if not filled:

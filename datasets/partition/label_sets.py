@@ -133,7 +133,10 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
 
 
 def _describe_impossible(classes: int, silos: int, share: float) -> str:
-    """Build the error text for an impossible share, with the nearest possible shares."""
+    """Build the error text for an impossible share, with the nearest possible shares.
+
+    These are the nearest share at or below ``share``, and the nearest one above it if there is one.
+    """
     possible = sorted(set(_list_possible_shares(classes, silos)))
     above = bisect_right(possible, share)
     nearest = []
@@ -147,7 +150,10 @@ def _describe_impossible(classes: int, silos: int, share: float) -> str:
 
 
 def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
-    """Yield the shares that all silos can have at once, as fractions; some appear repeatedly."""
+    """Yield the shares that all silos can have at once, as fractions; some appear repeatedly.
+
+    ``classes`` is the number of labels.
+    """
     yield Fraction(0)
     for shared in range(classes):
         fewer, more = divmod(classes - shared, silos)
@@ -257,6 +263,8 @@ class LabelCut:
     def _deal_own_labels(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
         """Deal each silo the next unused rows of its own labels.
 
+        Whether enough rows are left is not checked here.
+
         Args:
             rows: label -> rows of the pool.
             counts: silo -> number of rows for each of its labels, in the order of ``sets``.
@@ -339,7 +347,8 @@ class LabelCut:
     def _find_largest_size(self) -> int:
         """Find the largest size at which every silo is complete and balanced over its labels.
 
-        The result is 0 if even silos of one sample would not be.
+        A binary search is used, which assumes that no size above an impossible one is possible. The
+        result is 0 if even silos of one sample would not be complete.
         """
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so the first such size can be bisected
@@ -357,10 +366,10 @@ class LabelCut:
         return not self._fits(size, validation, trained)
 
     def _training_size(self, size: int) -> int:
-        """Return the number of training samples among a silo's ``size``; the others validate.
+        """Return the number of training samples in a silo of ``size``; the rest are for validation.
 
-        If the pool has a validation part of its own, all samples are for training. Otherwise a
-        tenth, rounded down, is for validation.
+        All are for training if the pool has its own validation part; otherwise a tenth, rounded
+        down, is held out.
         """
         if self._has("val"):
             return size
@@ -381,7 +390,8 @@ class LabelCut:
                 not advise raising it.
 
         Returns:
-            The result of ``_compute_sizes``.
+            Validation samples per silo for each of the K labels, and for each silo the training
+            samples of each of its own labels.
 
         Raises:
             DataError: the pool has too few samples of some label, or a tenth of ``size``, the

@@ -48,7 +48,7 @@ class CutPool:
     test_size: int = 0
 
     def split(self, part: str, rows: Rows) -> Split:
-        """Return the samples ``rows`` of a part as a split.
+        """Return the samples ``rows`` of a part as a split, in the order of ``rows``.
 
         If the pool has no validation part, rows of 'val' are taken from the training part.
         """
@@ -72,10 +72,9 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 
 
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
-    """Open a UEFL image set as a pool, in distribution D1, which means that images are not rotated.
+    """Open a UEFL image set as a pool, with unrotated images (distribution D1).
 
-    If images have tracks, whole tracks are held out as the pool's validation part. If the image set
-    has a validation part of its own, that part is used instead.
+    The validation part is the set's own, else whole tracks held out from training, else empty.
     """
     source = data.source
     pool, key = open_pool(source, places)
@@ -112,6 +111,9 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
     """Join the samples of all own silos of a data set; each stays in its part (train, val, test).
 
+    Within a part the silos are mixed by label. All silos are loaded, which may create them in the
+    cache. The pool has no sizes of its own.
+
     Raises:
         DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
     """
@@ -138,7 +140,10 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _shared_facts(silo: Silo) -> dict[str, Any]:
-    """Return the facts that all silos share: class names, schema and, for a table, its features."""
+    """Return the facts that all silos share: class names, schema and, for a table, its features.
+
+    If the table declares statistics, these are added as 'declared': 'mean' and 'std'.
+    """
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
         facts["features"] = list(silo.features)
@@ -165,7 +170,10 @@ class _Mixed:
         self.labels: Labels = np.concatenate(labels)[self._order]
 
     def inputs(self, rows: Rows) -> Tensor:
-        """Return the inputs of the samples at ``rows`` of the mixed order, (k, *input_shape)."""
+        """Return the inputs of the samples at ``rows`` of the mixed order, (k, *input_shape).
+
+        The inputs are copied, in the order of ``rows``.
+        """
         import torch
 
         # Positions in the concatenated silos. Each silo's array, which may be memory-mapped, is
@@ -187,5 +195,6 @@ def _relative_places(labels: Labels) -> Labels:
     place = np.empty(len(labels))
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
+        # Centres of equal parts of 0..1: a small silo's samples spread as widely as a large one's
         place[rows] = (np.arange(len(rows)) + 0.5) / len(rows)
     return place

@@ -71,6 +71,8 @@ class SiloSet:
 def open_silo_set(text: str) -> SiloSet:
     """Open the silo set that setting 'split.silo-set' names: 'gaia', or the path of a CSV file.
 
+    A relative path is relative to the working directory; '~' is expanded.
+
     Raises:
         DataError: the file is missing or not CSV, a column is missing, a name or number is invalid,
             an edge appears twice or joins a silo with itself, or the file has no edge.
@@ -153,8 +155,14 @@ def _read_edges(path: Path) -> SiloSet:
 def _read_number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
     """Read a cell of a CSV row as a number; None if the cell is empty or the column is missing.
 
+    Args:
+        row: column -> text.
+        column: the column to read.
+        where: the file and line, for errors.
+        zero: whether 0 is allowed.
+
     Raises:
-        DataError: the value is not finite or not above 0; with ``zero``, 0 is allowed too.
+        DataError: the value is not a finite number above 0 (or, with ``zero``, from 0).
     """
     text = row.get(column)
     if not text:

@@ -95,6 +95,8 @@ def read_dicom(path: Path, bits: int) -> Grey:
 def radiograph_header(path: Path) -> ImageHeader:
     """Read width, height and bits per pixel of a DICOM or picture without reading its pixels.
 
+    The bits of a DICOM are the stored ones (8 or 16), not the used ones.
+
     Raises:
         BrokenImageError: the file is neither a DICOM nor a picture, is missing or damaged, or its
             header lacks these values.
@@ -112,7 +114,8 @@ def _read(path: Path, bits: int) -> Grey:
     """Decode a DICOM as ``read_dicom`` does, but let a damaged header raise any error.
 
     Raises:
-        BrokenImageError: as in ``read_dicom``, except for a damaged header.
+        BrokenImageError: the file is missing, not a grey DICOM with one frame, or cannot be decoded
+            here. A damaged header may raise any other error.
     """
     dataset = _read_header(path)
     _check_kind(dataset, bits)
@@ -175,7 +178,10 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM is not a single grey image; '' if it is one."""
+    """Explain why a DICOM is not a single grey image; '' if it is one.
+
+    It must have pixel data, the header's size, bits and sign, one grey channel and one frame.
+    """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"
     for key in _NEEDED:
@@ -191,7 +197,10 @@ def _kind_fault(dataset: FileDataset) -> str:
 
 
 def _syntax_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be."""
+    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be.
+
+    This depends on the installed plugins of pydicom. The data themselves are not read.
+    """
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
@@ -314,7 +323,8 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Convert stored values to displayed brightness 0..1: modality step first, then VOI step.
 
-    Without VOI table and window, the smallest possible value becomes 0, and the largest 1.
+    Without VOI table and window, the smallest possible value becomes 0, and the largest 1. ``raw``
+    are the stored values (height, width); the header of ``dataset`` may be adapted for pydicom.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -338,6 +348,9 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Return the smallest and the largest value that are possible after the modality step.
 
+    They follow from the header's lookup table, or else from the stored bits, the sign and the
+    rescaling, not from the pixels.
+
     Raises:
         ValueError: the rescale slope is not above 0.
     """
@@ -360,7 +373,8 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return a bool mask (height, width) of the padding pixels around the image.
 
-    The header gives the value or range of padding. Without such a value, no pixel is padding.
+    The header gives the value or range of padding, which is compared with the stored values
+    ``raw``. Without such a value, no pixel is padding.
     """
     value = dataset.get("PixelPaddingValue")
     if value is None:

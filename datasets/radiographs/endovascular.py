@@ -68,6 +68,8 @@ class _WithMasks(Endovascular):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List all images of a source, also images without masks, so that the split stays the same.
 
+        At least one of them must have a mask.
+
         Raises:
             DataError: no listed image has a mask, or the listing is invalid.
         """
@@ -88,8 +90,9 @@ class _WithMasks(Endovascular):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to uint8 (2, size, size).
 
-        The second channel is the mask, 0 or 1. The function raises ``BrokenImageError`` if the
-        image or its mask is unusable.
+        The second channel is the mask, 0 or 1. Image and mask are cropped to their central square
+        first. The function raises ``BrokenImageError`` if the image or its mask is unusable, and
+        KeyError for an image without a mask.
         """
         bits, masks = self.bits(index), read_masks(index)
 
@@ -104,7 +107,8 @@ class _WithMasks(Endovascular):
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Decode only the images with masks, (k, 2, size, size).
 
-        Images without masks are left out and do not count as faults.
+        Images without masks are left out and do not count as faults. ``kept`` has positions in the
+        whole ``index``.
         """
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
@@ -115,7 +119,8 @@ class _WithMasks(Endovascular):
 def read_masks(index: ImageIndex) -> dict[str, str]:
     """Read image -> mask from the column 'mask' of the manifest ``index.where``.
 
-    Both are files relative to ``index.folder``. Images without a mask are left out.
+    Both are files relative to ``index.folder``. Images without a mask are left out. Whether the
+    mask exists is not checked.
 
     Raises:
         DataError: the manifest cannot be read, or a mask is outside the data directory.

@@ -81,7 +81,11 @@ class Mammography(DeepManifests, RadiographDataSet):
         return [*super().content(index), self.bits(index)]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that decodes an image by name to int16 (1, size, size)."""
+        """Return a function that decodes an image by name to int16 (1, size, size).
+
+        Empty edges are cropped, and the rest is fitted into the square (``fit_square``). The
+        function raises ``BrokenImageError`` if the file is unusable or empty.
+        """
         bits = self.bits(index)
 
         def read(name: str) -> npt.NDArray[np.int16]:

@@ -60,7 +60,8 @@ def masked_data_sets() -> list[str]:
 def masked_silo(silo: Silo) -> Silo:
     """Turn a silo whose images have a mask (0 or 1) as last channel into a segmentation silo.
 
-    The mask becomes the labels, (n, height, width), and the inputs lose that channel.
+    The mask becomes the labels, (n, height, width), and the inputs lose that channel. The classes
+    become "background" and "catheter". ``silo`` itself is not changed.
     """
     # The mask is not an input of the network, so the task has one channel less
     channels, *size = silo.task.input_shape

@@ -75,7 +75,9 @@ class MiniMias(RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that decodes an image by name to int16 (1, size, size).
 
-        If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile.
+        If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile, with
+        noise that is the same in every run. The function raises ``BrokenImageError`` if the file is
+        unusable.
         """
         rows = _read_listing(index.folder.parent)
 
@@ -132,7 +134,11 @@ def _read_listing(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _row_fault(row: Mapping[str, str]) -> str:
-    """Describe the first invalid column of a line, for an error; '' if all columns are valid."""
+    """Describe the first invalid column of a line, for an error; '' if all columns are valid.
+
+    The image must be a plain PNG name, the patient must not be empty, and tissue and severity must
+    be known values. Whether the file exists is not checked.
+    """
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"
     if not row["patient"]:

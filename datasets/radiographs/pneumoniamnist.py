@@ -72,7 +72,14 @@ class PneumoniaMnist(DataSet):
         return read
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Select the site's images from the file, resize and render them, and cache the silo."""
+        """Select the site's images from the file, resize and render them, and cache the silo.
+
+        Images are int16 (1, size, size). They are rendered with the site's profile only if
+        'data.intensity-profiles' is set.
+
+        Raises:
+            DataError: the file is missing or unusable.
+        """
         path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}

@@ -125,7 +125,10 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
 
 def resize(picture: Grey, height: int, width: int) -> Grey:
-    """Resize ``picture`` to (height, width), float32: bilinear, antialiased."""
+    """Resize ``picture`` to (height, width), float32: bilinear, antialiased.
+
+    The proportions may change.
+    """
     from PIL import Image
     from PIL.Image import Resampling
 

@@ -31,7 +31,10 @@ class Profile:
     blur: float
 
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
-        """Blur ``picture`` (height, width), add noise from ``rng``, and apply the curve; 0..1."""
+        """Blur ``picture`` (height, width), add noise from ``rng``, and apply the curve; 0..1.
+
+        The noise grows with the square root of the brightness. ``rng`` is advanced.
+        """
         # The blur is separable: down the columns, then, on the transposed picture, along the rows
         soft = _blur(_blur(picture, self.blur).T, self.blur).T
         grain = rng.standard_normal(picture.shape, dtype=np.float32)
@@ -54,7 +57,10 @@ def shoulder(light: Grey) -> Grey:
 
 
 def sigmoid(light: Grey) -> Grey:
-    """Apply a tone curve that is steep in the middle and flat at both ends."""
+    """Apply a tone curve that is steep in the middle and flat at both ends.
+
+    It maps 0 to 0, 0.5 to 0.5 and 1 to 1. Values outside 0..1 are not clipped.
+    """
     low = 1 / (1 + np.exp(3.5))  # the curve at 0
     high = 1 / (1 + np.exp(-3.5))  # and at 1, so that it reaches both ends
     curved = 1 / (1 + np.exp(-7 * (light - 0.5)))

@@ -52,11 +52,13 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batches in ``folder``: the binary files or, without any, the Python pickles.
+    """List the batch files in ``folder``: the binary files, or else the Python pickles.
+
+    The pickles are listed only if there is no binary training batch.
 
     Returns:
-        Name, size and modification time of each training batch, then of the test batch if it
-        exists. The list is empty without a training batch.
+        Name, size and modification time of each training batch, followed by the test batch if it
+        exists; [] if there is no training batch.
     """
     for ending in (".bin", ""):
         # The binary form goes first, because it cannot contain code as a pickle can
@@ -68,6 +70,9 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
 
 def decode_batches(layout: Layout, folder: Path) -> Pool:
     """Decode all training batches that are in ``folder``, and the test batch, into a pool.
+
+    Training batches are joined in the order of ``list_batches``; missing ones are skipped. The pool
+    has no validation part.
 
     Raises:
         DataError: the test batch or every training batch is missing, a file is truncated, has
@@ -96,6 +101,8 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
 def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:
     """Read a batch: images (n, 32, 32, 3) uint8, and labels (n,) int64.
 
+    ``is_binary`` tells the binary form from the Python pickle.
+
     Raises:
         DataError: the file cannot be read, has the wrong size or digest, or a label is out of
             range.
@@ -111,6 +118,8 @@ def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, La
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     """Read a binary batch: pixels (n, 3072) uint8, by colour plane, and labels (n,) int64.
+
+    Of a record's label bytes the last one is the label. Its range is not checked here.
 
     Raises:
         DataError: the file cannot be read, is empty, or does not consist of complete records.
@@ -149,10 +158,10 @@ def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_file(path: Path) -> bytes:
-    """Return a file's bytes.
+    """Return a file's bytes, all at once.
 
     Raises:
-        DataError: the file cannot be read.
+        DataError: the file cannot be read; the error gives the system's reason.
     """
     try:
         return path.read_bytes()

@@ -25,7 +25,7 @@ def read_idx(path: Path) -> Bytes:
 
     Raises:
         DataError: the file is missing, not gzip, truncated, longer than its header states, not an
-            IDX file of unsigned bytes, or larger than ``most_unpacked`` allows.
+            IDX file of unsigned bytes, or larger than allowed when unpacked (by default 1 GiB).
     """
     try:
         with gzip.open(path) as file:

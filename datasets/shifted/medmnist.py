@@ -126,6 +126,9 @@ def _check_part(
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
     """Read a data set's ``.npz`` file as a pool; each part is shuffled in a fixed way.
 
+    The order depends only on the data set's name, the part and its number of images. ``colour``
+    tells whether images have three channels.
+
     Raises:
         DataError: the file is missing or unusable. The error tells how to download it.
     """
@@ -143,7 +146,10 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
 
 
 def _source(name: str) -> Source:
-    """Describe a MedMNIST data set as a source of pools, without noise in D3."""
+    """Describe a MedMNIST data set as a source of pools, without noise in D3.
+
+    Pixels are standardised with mean 0.5 and deviation 0.5 in each channel.
+    """
     classes = _CLASSES[name]
     colour = name in _COLOUR
     half: tuple[float, ...] = (0.5,)  # MedMNIST's own code standardises by this

@@ -132,7 +132,8 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
     """Open the decoded pool in the cache, memory-mapped read-only; decode the files the first time.
 
     Returns:
-        The pool and its ``source_key``.
+        The pool and its ``source_key``, a digest of the source and its files that changes with
+        them.
 
     Raises:
         DataError: files are missing or unusable.
@@ -198,9 +199,9 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 
 
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
-    """Choose the last tenth of each label's tracks for validation, but at least one track.
+    """Hold out the last tenth of each label's tracks for validation, in order of first appearance.
 
-    If a label has a single track, that track is used for training.
+    The tenth is rounded down but is at least one track; a label's only track stays in training.
 
     Args:
         tracks: track number of each image, (n,).
@@ -214,6 +215,7 @@ def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple
         # The label's tracks, in the order of their first images
         of_label = list(dict.fromkeys(tracks[labels == label].tolist()))
         if len(of_label) > 1:
+            # Never 0, so that every label with two tracks or more is validated
             count = max(1, len(of_label) // _SHARE)
             chosen += of_label[-count:]
     validates = np.isin(tracks, chosen)

@@ -8,6 +8,7 @@ training images and of the test images, in the pool's order.
 
 from __future__ import annotations
 
+import math
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,7 +54,10 @@ def distributions(silos: int) -> list[str]:
 
 
 def silo_names(silos: int) -> list[str]:
-    """Return the silos' names as in the paper's table 5: s1a, s1b, ... for D1, s2a, ... for D2."""
+    """Return the silos' names as in the paper's table 5: s1a, s1b, ... for D1, s2a, ... for D2.
+
+    The names are in the order of ``distributions``; 0 silos give [].
+    """
     seen: dict[str, int] = {}
     names = []
     for distribution in distributions(silos):
@@ -74,8 +78,11 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    Each size is that of the setting. If the setting is 0, it is the source's own size, and without
-    such a size an equal share of the pool, rounded down.
+    Each size is the setting's. If the setting is 0, it is the source's own size; if the source has
+    none either, it is an equal share of the pool, rounded down.
+
+    Returns:
+        Training images, from which validation images may be held out, and test images per silo.
 
     Raises:
         DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
@@ -106,10 +113,12 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
     """Explain what the silos need, what the pool has, and which settings would fit.
 
+    If no size and no number of silos would fit, the advice is general.
+
     Args:
         name: the data set's name.
         silos: number of silos.
-        need: part that falls short -> images per silo.
+        need: part that falls short -> images per silo, above 0.
         have: part -> images in the pool.
     """
     causes = []
@@ -157,15 +166,32 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     tensor = tensor.permute(0, 3, 1, 2).contiguous()
     angle = _ROTATION[distribution]
     if angle:
-        # torchvision takes seconds to import, and only a silo's first making needs it
-        from torchvision.transforms import InterpolationMode
-        from torchvision.transforms.functional import rotate
-
-        tensor = rotate(tensor, angle, InterpolationMode.BILINEAR)
+        tensor = _rotate(tensor, angle)
     if distribution == "D3" and noise:
         grain = torch.randn(tensor.shape, generator=generator(0, "silo-noise", key))
         tensor = tensor + _NOISE_STD * grain
     return tensor
+
+
+def _rotate(images: Tensor, angle: float) -> Tensor:
+    """Return float32 ``images`` (n, channels, height, width) turned ``angle`` degrees.
+
+    They turn counter-clockwise around their centre, between pixels bilinearly, and black comes in
+    at the corners. Bit for bit this is torchvision's ``rotate``, which takes seconds to import.
+    """
+    import torch
+
+    height, width = images.shape[-2:]
+    cos, sin = math.cos(math.radians(-angle)), math.sin(math.radians(-angle))
+    # Where each pixel of the result comes from, in pixels from the centre: x, y and 1, (h * w, 3)
+    places = torch.ones(1, height, width, 3)
+    places[..., 0] = torch.linspace(-width * 0.5 + 0.5, width * 0.5 - 0.5, width)
+    places[..., 1] = torch.linspace(-height * 0.5 + 0.5, height * 0.5 - 0.5, height).unsqueeze(-1)
+    matrix = torch.tensor([[[cos, sin, 0.0], [-sin, cos, 0.0]]]).transpose(1, 2)
+    # grid_sample counts from -1 to 1 over the image
+    grid = places.view(1, -1, 3).bmm(matrix / torch.tensor([0.5 * width, 0.5 * height]))
+    grid = grid.view(1, height, width, 2).expand(len(images), -1, -1, -1)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
@@ -214,7 +240,8 @@ class ShiftedImages(DataSet):
     def found(self, places: Places) -> str:
         """Describe the files in the data directory, in any readable form; '' if there are no files.
 
-        A data set without files of its own gives 'comes with scikit-learn'.
+        For a source in several forms this is 'N files in FOLDER'. A data set without files of its
+        own gives 'comes with scikit-learn'.
         """
         if not self.files:
             return "comes with scikit-learn"
@@ -274,7 +301,14 @@ class ShiftedImages(DataSet):
         )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Cut the silo from the pool, shift and scale it, and cache it."""
+        """Cut the silo from the pool, shift and scale it, and cache it.
+
+        Silo k has the k-th block of training and of test images. If the pool has a validation part,
+        silo k also has the k-th equal block of that part.
+
+        Raises:
+            DataError: the pool has too few images, or its files are missing or unusable.
+        """
         import torch
 
         pool, pool_key = open_pool(self.source, places)

@@ -118,6 +118,8 @@ def _training_signs(folder: Path) -> list[_Sign]:
 def _test_signs(folder: Path) -> list[_Sign]:
     """Read the signs in the test images' CSV, which may be in either of two folders.
 
+    If both have it, the first of ``_TEST_CSVS`` is used.
+
     Raises:
         DataError: neither folder has the CSV, or a line is invalid.
     """
@@ -161,10 +163,10 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
 
 
 def _read_label(text: str, where: str) -> int:
-    """Convert the text of a ClassId to its number, 0..42.
+    """Convert the text of a ClassId to its number, 0..42; leading zeros are allowed.
 
     Raises:
-        DataError: the text is not such a number.
+        DataError: the text is not a number in this range. The error begins with ``where``.
     """
     # Short ASCII digits only, because int() also takes '1_0', other scripts' digits and long texts
     if text.isascii() and text.isdigit() and len(text) < 5 and int(text) < SIGNS:

@@ -5,7 +5,10 @@ the data directory, in the layout of their public sources.
 """
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+
+import numpy as np
 
 from fedsilo.core.errors import DataError
 from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
@@ -24,9 +27,14 @@ def _decode_digits(_: Path) -> Pool:
         A pool with pixels from 0 to 255, whose last fifth in file order is the test part.
     """
     import torch
-    from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
+    # The file that load_digits reads, without the seconds in which scikit-learn imports
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
+    table = np.loadtxt(file, delimiter=",")
+    images, labels = table[:, :-1], table[:, -1].astype(int)
     small = torch.from_numpy(images).reshape(-1, 1, 8, 8) * (255 / 16)
     large = torch.nn.functional.interpolate(small, scale_factor=2, mode="bilinear")
     pixels = large.squeeze(1).float().numpy()
@@ -35,7 +43,9 @@ def _decode_digits(_: Path) -> Pool:
 
 
 def _decode_idx(folder: Path) -> Pool:
-    """Read MNIST's four IDX files in ``folder`` as a pool.
+    """Read MNIST's four IDX files in ``folder`` as a pool, in the files' order.
+
+    The pool has no validation part.
 
     Raises:
         DataError: a file is unusable, or training and test images differ in size.

@@ -76,6 +76,8 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     """Write each class's label values in their normal form, so that 1.0 and 1 are the same value.
 
+    Class names stay unchanged.
+
     Raises:
         ValueError: a value appears twice, in one class or in two, or a class has no values.
     """

@@ -133,6 +133,7 @@ def unit_pixels(batch: Tensor) -> Tensor:
     """Convert stored pixels to float64 in 0..1: uint8 from 0..255, int16 from -32768..32767.
 
     int16 holds 16-bit radiographs minus 32768. Other types are converted to float64 and not scaled.
+    Any shape is accepted.
     """
     import torch
 
@@ -146,7 +147,9 @@ def unit_pixels(batch: Tensor) -> Tensor:
 def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
     """Compute the statistics of each image, (n, 5): mean, standard deviation, means of 3 channels.
 
-    The column of a channel that the images do not have is 0.
+    The mean and the deviation cover all channels. The column of a channel that the images do not
+    have is 0. Large images are computed in strips, which limits the memory. ``to_unit`` converts
+    stored pixels to 0..1.
     """
     import torch
 

@@ -126,12 +126,13 @@ def cut_fold(
     Raises:
         DataError: there are too few rows or groups for the number of folds.
     """
-    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
-
     folds = getattr(settings, f"{kind}_folds")
     fold = getattr(settings, f"{kind}_fold")
     if not folds:
         return np.sort(rows), rows[:0]
+    # Imported late, because it takes a second, and most runs have no folds
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
     classes = labels[rows]
     if groups is None:
         numbers = None
@@ -153,6 +154,14 @@ def cut_fold(
 
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
     """Check that rows can be cut into ``folds`` stratified folds.
+
+    A class with fewer rows than folds is allowed if another class has enough.
+
+    Args:
+        labels: class of each row, (n,).
+        groups: group number of each row, (n,); None if each row is its own group.
+        folds: number of folds.
+        where: the site's name for errors.
 
     Raises:
         DataError: there are fewer rows or groups than folds, or every class has fewer rows than
@@ -194,8 +203,6 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
         DataError: ``share`` is above 0, and there are fewer than 3 rows or scikit-learn cannot
             split them, for example because a part would have fewer rows than there are classes.
     """
-    from sklearn.model_selection import train_test_split
-
     rows = np.arange(len(labels))
     if share == 0:
         return rows, rows[:0]
@@ -204,6 +211,8 @@ def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tupl
             f"{where}: {len(rows)} rows are too few for a test part of {share:g}: add rows, or in "
             "the schema of a table set 'test-share' to 0"
         )
+    from sklearn.model_selection import train_test_split
+
     counts = np.unique(labels, return_counts=True)[1]
     stratify = None
     if len(counts) > 1 and (counts > 2).all():  # FLamby's rule
@@ -275,7 +284,10 @@ def draw_test_groups(
 
 
 def _group_counts(labels: Indices, groups: Indices) -> Indices:
-    """Count each group's rows per class, (groups, classes + 1); the last column is the total."""
+    """Count each group's rows per class, (groups, classes + 1); the last column is the total.
+
+    Only classes with rows have a column, in ascending order.
+    """
     classes, column = np.unique(labels, return_inverse=True)
     counts = np.zeros((len(np.unique(groups)), len(classes) + 1))
     np.add.at(counts, (groups, column), 1)

@@ -120,7 +120,10 @@ class Silo:
         return self.classes or tuple(map(str, range(self.task.classes)))
 
     def label_counts(self) -> dict[str, list[int]]:
-        """Count the samples of each class: split -> list of ``task.classes`` counts."""
+        """Count the samples of each class: split -> list of ``task.classes`` counts.
+
+        An empty split has zeros.
+        """
         import torch
 
         counts = {}
@@ -275,7 +278,10 @@ class DataSet(ABC):
 
 
 def fingerprint(split: Split) -> str:
-    """Return the SHA-256, in hexadecimal, of a split's inputs and labels."""
+    """Return the SHA-256, in hexadecimal, of a split's inputs and labels.
+
+    Only the bytes of the values count, in the order of the samples, not the arrays' shapes.
+    """
     # Only the bytes count: shape and type are not in the digest
     digest = hashlib.sha256()
     for tensor in (split.inputs, split.labels):
@@ -347,7 +353,8 @@ def open_silo(folder: Path, classes: int) -> Silo:
     """Open a silo that ``save_silo`` wrote, and log its notes once per process.
 
     Arrays above 64 KiB are memory-mapped copy-on-write, so changes in memory do not change the
-    files.
+    files. Fingerprints are not verified here. ``classes`` is the number of classes, which the files
+    do not have.
     """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):
@@ -381,7 +388,10 @@ def log_once(note: str) -> None:
 
 
 def _open_split(folder: Path, name: str) -> Split:
-    """Open the arrays of split ``name`` in a silo's folder; larger files are memory-mapped."""
+    """Open the arrays of split ``name`` in a silo's folder; larger files are memory-mapped.
+
+    Files of at most 64 KiB, and files that cannot be mapped (such as empty arrays), are read.
+    """
     import torch
 
     def open_array(part: str) -> Tensor:

@@ -39,7 +39,10 @@ class Blob:
     soft: float = 0.15
 
     def soft_mask(self, size: int) -> Field:
-        """Draw the blob as a mask (size, size): 1 inside, 0 outside, a smooth step at the edge."""
+        """Draw the blob as a mask (size, size): 1 inside, 0 outside, a smooth step at the edge.
+
+        The picture's coordinates go from -1 to 1. Without lobes the blob is a circle.
+        """
         x, y = grid(size)
         x, y = x - np.float32(self.x), y - np.float32(self.y)
         # The outline's distance from the centre, in radii, depends on the angle
@@ -68,8 +71,9 @@ class Look:
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
         """Render ``content`` (channels, size, size) as uint8 of the same shape.
 
-        The content is multiplied by the contrast and added to the background, then noise is added.
-        With a field of view, everything outside it becomes black.
+        The content is multiplied by the contrast and added to the background, then noise from
+        ``rng`` is added, which advances it. Values outside 0..1 are clipped. With a field of view,
+        everything outside it becomes black.
         """
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
@@ -121,7 +125,14 @@ def smooth_line(corners: npt.ArrayLike) -> Points:
 
 
 def distance(size: int, line: Points) -> Field:
-    """Return the distance of each pixel's centre from a polyline, (size, size)."""
+    """Return the distance of each pixel's centre from a polyline, (size, size), float32.
+
+    Coordinates and distances are in units of half a side: the picture goes from -1 to 1.
+
+    Args:
+        size: pixels per side.
+        line: corners (k, 2) as (x, y), at least two.
+    """
     x, y = grid(size)
     nearest = np.full((size, size), np.inf, dtype=np.float32)
     for (x0, y0), (dx, dy) in zip(line[:-1], np.diff(line, axis=0), strict=True):
@@ -135,7 +146,8 @@ def distance(size: int, line: Points) -> Field:
 def stroke(size: int, line: Points, radius: float) -> Field:
     """Draw a polyline as a mask (size, size): 1 within ``radius``, 0 away from it.
 
-    A line thinner than a pixel is drawn one pixel wide, but fainter.
+    ``radius`` is in units of half a side. The edge is smooth over about two pixels. A line thinner
+    than a pixel is drawn one pixel wide, but fainter.
     """
     # A pixel is 2 / size wide: a thinner line keeps that width, and is fainter by the same factor
     reach = max(radius, 1 / size)

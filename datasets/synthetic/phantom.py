@@ -136,7 +136,10 @@ class PhantomDataSet(ImageDataSet):
         return index_images(f"{self.key}, {site}", Path(), images)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that draws the image for a name of the form ``site/number``."""
+        """Return a function that draws the image for a name of the form ``site/number``.
+
+        ``index`` is not used. The same name, ``size`` and settings always give the same image.
+        """
 
         def make(name: str) -> npt.NDArray[Any]:
             site, number = name.split("/")
@@ -147,7 +150,8 @@ class PhantomDataSet(ImageDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a real image file to (channels, size, size).
 
-        ``site`` is ignored. Synthetic images themselves are not read from files.
+        ``site`` is ignored. Synthetic images themselves are not read from files. The function
+        raises ``BrokenImageError`` for a file that cannot be read.
         """
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)

@@ -76,7 +76,8 @@ class DermoscopyPhantom(PhantomDataSet):
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
         """Draw a lesion on the site's skin, with the site's noise, uint8 (3, size, size).
 
-        With 'data.colour-constancy', the colour of the light is removed.
+        Images of one lesion have its colour and texture, but another place and size. With
+        'data.colour-constancy', the colour of the light is removed.
         """
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
@@ -122,7 +123,7 @@ class MammographyPhantom(PhantomDataSet):
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[np.int16]:
-        """Draw a mammogram, int16 (1, size, size).
+        """Draw a mammogram, int16 (1, size, size), the same for the same arguments.
 
         If 'data.intensity-profiles' is set, the mammogram is rendered with the site's vendor
         profile.
@@ -220,7 +221,10 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     settings = _OF_GREY
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the twelve classes: each pair of a source and an anatomy."""
+        """Return the twelve classes: each pair of a source and an anatomy.
+
+        A class is named 'source-anatomy', which is also its only label. Both arguments are ignored.
+        """
         classes = {}
         for source, anatomy in product(FRAME_COUNTS, ANATOMIES):
             name = f"{source}-{anatomy}"
@@ -277,7 +281,7 @@ def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, 
     """Draw the vessels of an anatomy: a (25, 2) polyline and a radius for each.
 
     All vessels are rotated, scaled and shifted together; corners after the first also move a
-    little.
+    little. ``rng`` is advanced.
     """
     turn, zoom = rng.normal(0, 0.12), rng.lognormal(0, 0.08)
     pose = zoom * np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])

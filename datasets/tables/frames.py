@@ -166,6 +166,8 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
 def _kind(name: str, values: Series[Any]) -> str:
     """Return 'numbers' or 'texts', by the type of a column at one site.
 
+    ``values`` is the column, and ``name`` its name, for the error.
+
     Raises:
         DataError: the type is neither, such as dates or complex numbers.
     """
@@ -214,7 +216,7 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
     """Log a warning if some of a column's texts are probably not levels of their own.
 
     The warning names texts that differ only by case and words for a missing value, and says if many
-    texts are numbers.
+    texts are all numbers. Nothing is logged otherwise, and nothing is raised.
     """
     remarks = []
     by_case: dict[str, str] = {}
@@ -237,7 +239,8 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column as the names of the classes.
 
-    Rows without a label are ignored.
+    They are sorted as numbers if all are numbers, otherwise as texts. Rows without a label are
+    ignored.
 
     Raises:
         DataError: a value looks like a missing value, or there are not 2 to 1000 classes.

@@ -50,7 +50,7 @@ class Heart(TableDataSet):
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files.
+        """Return the schema of the UCI files; ``places`` is not used.
 
         The values in ``self.cholesterol`` replace keys of the column 'chol'.
         """
@@ -62,7 +62,9 @@ class Heart(TableDataSet):
         return _schema().model_copy(update={"columns": columns})
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the site's file as CSV lines, and return them with the file's path.
+        """Read the site's file as CSV lines, and return them with the file's path as text.
+
+        The file's MD5 is checked before it is parsed.
 
         Raises:
             DataError: the file is missing, or its MD5 is not the published one.

@@ -97,7 +97,8 @@ def _split_header(
     """Return the columns' names, and the lines of the rows without the header.
 
     A Parquet file always has a header. For other files the schema declares whether the first line
-    is a header. Without a header the names are the schema's.
+    is a header. Without a header the names are the schema's. ``where`` is the table's name, for the
+    error.
 
     Raises:
         DataError: the header's names differ from the schema's; their order may differ.
@@ -155,7 +156,8 @@ class _Counts:
         """Return the number of rows left out, with the number per column.
 
         A column's number counts left-out rows without a value there and, if the schema drops them,
-        rows with a value out of range.
+        rows with a value out of range. A row may count for several columns, so these numbers may
+        sum to more than the total.
         """
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":
@@ -163,7 +165,11 @@ class _Counts:
         return LeftOutRows(self.rows_left_out, dict(without))
 
     def notes(self) -> tuple[str, ...]:
-        """Describe the values that will be imputed or are out of range, for the site's own log."""
+        """Describe the values that will be imputed or are out of range, for the site's own log.
+
+        Returns:
+            At most one sentence on each; () if there are no such values.
+        """
         notes = []
         if self.outside:
             fate = {"drop": "left out", "keep": "kept"}[self._schema.out_of_range]
@@ -282,7 +288,10 @@ class RowReader:
         return [name for name in columns if tokens[name] in self.missing]
 
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns whose value in a row (features,) is out of range; NaN is in range."""
+        """Return the columns whose value in a row (features,) is out of range.
+
+        The ends of a range are in range, and so is NaN. Columns without a range are skipped.
+        """
         outside = []
         for place, column in self.ranged.items():
             low, high = column.range
@@ -341,7 +350,8 @@ class RowReader:
     def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
         """Return the features of a categorical cell: one for each level except the first.
 
-        All are 0 for the first level, and NaN for a missing value.
+        All are 0 for the first level, and NaN for a missing value. ``token`` is the cell's text and
+        ``number`` the line, for the error.
 
         Raises:
             DataError: the level is not declared.
@@ -360,7 +370,10 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the class number of a line.
+        """Return the class number of a line, in the order of the schema's classes.
+
+        The label is compared in its normal form, in which 1.0 equals 1. ``tokens`` maps columns to
+        the line's cells.
 
         Raises:
             DataError: the label is not declared.
@@ -383,7 +396,7 @@ class RowReader:
 def _as_number(token: str) -> float | None:
     """Parse a finite float32 number, or 'true' and 'false' as 1 and 0; None for any other text.
 
-    Digits grouped by '_' do not count as a number.
+    Digits grouped by '_' do not count as a number. ``token`` is a cell's text.
     """
     try:
         value = float(token)

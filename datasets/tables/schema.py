@@ -134,10 +134,10 @@ class Column(FileModel):
         return Marks(self.unmeasured)
 
     def words(self) -> ColumnWords:
-        """Return the column's title and its levels' names for people.
+        """Return the column's title and level names as shown to people.
 
-        The title has the column's name, if it differs, and the unit in brackets. Levels without a
-        name are left out.
+        The title is followed by the column's name, if it differs, and the unit, in brackets: 'Age
+        (age, years)'. A level reads 'name (level)'; unnamed levels are omitted.
         """
         title = self.title or self.name
         within = []
@@ -162,8 +162,8 @@ class Column(FileModel):
     def survey_edges(self) -> tuple[float, ...]:
         """Return the bin edges of the column's histogram in a survey.
 
-        They are the declared edges or, without any, mean - 3 std to mean + 3 std in steps of one
-        std; () if neither edges nor mean and std are declared.
+        They are the declared edges or, without any, the seven edges from mean - 3 std to mean + 3
+        std in steps of one std; () if neither edges nor mean and std are declared.
         """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)

@@ -98,6 +98,9 @@ class TableDataSet(DataSet):
 
         The result has the total and, per column, the number of left-out rows whose value there is
         missing or, with 'out-of-range: drop', out of range.
+
+        Raises:
+            DataError: the table is missing or invalid.
         """
         schema = self.schema(places)
         lines, where = self.lines_of(silo.name, schema, places)
@@ -106,8 +109,10 @@ class TableDataSet(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read and split a site's table, and cache the silo.
 
+        The file is read even if the silo is cached, because its lines are part of the cache's key.
+
         Raises:
-            DataError: the table is invalid or too small.
+            DataError: the table is missing, invalid or too small.
         """
         schema = self.schema(places)
         lines, where = self.lines_of(name, schema, places)
@@ -162,7 +167,11 @@ class TableDataSet(DataSet):
         return len(table.contents) - len(set(table.contents.tolist()))
 
     def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
-        """Build the notes on a user's own table for the site's log; [] for a public table."""
+        """Build the notes on a user's own table for the site's log; [] for a public table.
+
+        They are the table's own notes and, if there are copies of rows, one sentence with their
+        number.
+        """
         if self.origin != "own":
             return []
         notes = [f"{where}: {note}" for note in table.notes]
@@ -175,7 +184,11 @@ class TableDataSet(DataSet):
         return notes
 
     def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
-        """Return the facts for a silo's file: names, schema's digest and declared statistics."""
+        """Return the facts for a silo's file: names, schema's digest and declared statistics.
+
+        'declared' has the lists 'mean' and 'std', or is None if the schema does not declare them
+        for every numeric column. ``dropped`` is the number of rows left out.
+        """
         statistics = schema.declared_statistics()
         declared = None
         if statistics:

@@ -77,8 +77,8 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
         (line number, cells) per line. The column names of a Parquet file are line ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is missing, damaged, a workbook from before 2007, or larger than
-            ``most_unpacked`` allows.
+        DataError: the file is missing, damaged, a workbook from before 2007, or larger than allowed
+            when unpacked (by default 1 GiB).
         SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
@@ -159,8 +159,10 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
     """Convert rows to numbered lines, from 1, with cells as texts.
 
+    Empty rows are kept and counted.
+
     Raises:
-        DataError: the texts together have more characters than ``most_unpacked`` allows.
+        DataError: the texts together have more characters than allowed (by default 2^30).
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)
@@ -176,7 +178,10 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Convert a cell to the text that a CSV file would have; '' for every kind of missing value."""
+    """Convert a cell to the text that a CSV file would have; '' for every kind of missing value.
+
+    Missing are None, NaN, NaT and pandas's NA. Outer blanks are removed.
+    """
     if isinstance(value, str):
         return value.strip()
     if value is None:
@@ -192,7 +197,8 @@ def _unpack_text(path: Path) -> str:
     """Inflate and decode the text in a gzip file, checking its size while it is inflated.
 
     Raises:
-        DataError: the file is missing, damaged, not text, or larger than ``most_unpacked`` allows.
+        DataError: the file is missing, damaged, not text, or larger than allowed when unpacked (by
+            default 1 GiB).
     """
     content = bytearray()
     try:
@@ -211,7 +217,13 @@ def _unpack_text(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> DataFrame:
-    """Read a Parquet file; a named index that pandas stored becomes ordinary columns again."""
+    """Read a Parquet file; a named index that pandas stored becomes ordinary columns again.
+
+    An unnamed index is dropped by the caller.
+
+    Raises:
+        DataError: the file needs more memory than allowed (by default 1 GiB).
+    """
     import pandas as pd
 
     # Texts stay what they are in the file, a number each, and are not written out per row
@@ -247,7 +259,7 @@ def _read_workbook(path: Path) -> list[list[Any]]:
     file. Such a cell becomes ``OPEN_FORMULA``, so that it does not pass for a missing value.
 
     Raises:
-        DataError: the workbook needs more memory than ``most_unpacked`` allows.
+        DataError: the workbook needs more memory than allowed (by default 1 GiB).
     """
     import_module("openpyxl")  # first of all: without it no file is looked at
     open_formulas = check_workbook(path)
@@ -264,11 +276,12 @@ def _read_workbook(path: Path) -> list[list[Any]]:
 
 
 def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a workbook's first sheet.
+    """Yield the rows of a workbook's first sheet; rows may differ in length.
 
     Args:
         path: the workbook.
-        stored: True yields the stored values of formulas, False the formulas themselves.
+        stored: True yields the stored values of formulas (None if there is no value), False the
+            formulas themselves.
     """
     from openpyxl import load_workbook
 
@@ -286,7 +299,10 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _trim(row: Sequence[Any]) -> list[Any]:
-    """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int."""
+    """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int.
+
+    Empty cells are None and ''. ``row`` is not changed.
+    """
     cells = list(row)
     for place, cell in enumerate(cells):
         if isinstance(cell, float) and cell.is_integer():
@@ -304,7 +320,7 @@ def check_parquet(path: Path) -> list[str]:
     within lists that is not possible.
 
     Raises:
-        DataError: the file needs more than ``most_unpacked`` allows.
+        DataError: the file needs more memory than allowed (by default 1 GiB).
     """
     from pyarrow.parquet import ParquetFile
 
@@ -345,7 +361,7 @@ def check_workbook(path: Path) -> set[Place]:
         (row, column) of each formula without a stored value, on any sheet.
 
     Raises:
-        DataError: the workbook needs more than ``most_unpacked`` allows.
+        DataError: the workbook needs more memory than allowed (by default 1 GiB).
     """
     open_formulas: set[Place] = set()
     with zipfile.ZipFile(path) as archive:
@@ -382,7 +398,7 @@ class _WorkbookPart:
         """Parse a part of the workbook as XML; reading stops silently at an XML error.
 
         Raises:
-            DataError: the part has more bytes or cells than ``most_unpacked`` allows.
+            DataError: the part has more bytes or cells than allowed (by default 1 GiB).
         """
         size = 0
         with archive.open(entry) as sheet:
@@ -398,6 +414,9 @@ class _WorkbookPart:
 
     def _begin(self, name: str, attributes: dict[str, str]) -> None:
         """Handle the start of an XML element: count a row or cell, or begin to watch a formula.
+
+        ``name`` is the element with its namespace, and ``attributes`` has the cell's place ('r')
+        and type ('t').
 
         Raises:
             DataError: the cells so far, with the empty ones between, need too much memory.
@@ -432,7 +451,11 @@ class _WorkbookPart:
         self.parser.CharacterDataHandler = None
 
     def _end(self, name: str) -> None:
-        """Handle the end of an XML element in a formula's cell; note if the cell has a value."""
+        """Handle the end of an XML element in a formula's cell; note if the cell has a value.
+
+        At the end of a cell without a value, its place is added to ``open_formulas``, and the watch
+        ends.
+        """
         element = name.rpartition(" ")[2]
         if element == "f":
             self.parser.CharacterDataHandler = self._take_text

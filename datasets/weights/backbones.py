@@ -79,7 +79,10 @@ def backbone_digest(settings: CommonSettings) -> str:
 
 
 def _origin(settings: CommonSettings) -> str:
-    """Describe where weights without a file come from: 'random', or timm's version and address."""
+    """Describe where weights without a file come from: 'random', or timm's version and address.
+
+    The address is 'unknown' if timm publishes no weights under the name.
+    """
     if settings.backbone_weights == "random":
         return "random"
     import timm
@@ -170,7 +173,7 @@ def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
 
     Raises:
         SettingError: the file is missing, damaged, in neither of the two formats, or larger than
-            ``most_unpacked`` allows.
+            allowed when unpacked (by default 1 GiB).
     """
     from timm.models import load_state_dict
 
@@ -226,8 +229,12 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
 
-    ``wanted`` maps array names to shapes. A grey image then gives the same patches as a colour
-    image with three equal channels.
+    Otherwise ``given`` is not changed. With the sum, a grey image gives the same patches as a
+    colour image with three equal channels.
+
+    Args:
+        given: array name -> array.
+        wanted: array name -> shape.
     """
     name = "patch_embed.proj.weight"
     if given[name].ndim == 4 and given[name].shape[1] == 3 and wanted[name][1] == 1:
@@ -289,6 +296,8 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     """Copy ``arrays`` into ``vit`` as float32; each parameter keeps its ``requires_grad``.
+
+    ``where`` is the origin of the arrays, for errors.
 
     Raises:
         SettingError: an array has NaN or infinity.

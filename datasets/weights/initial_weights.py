@@ -77,6 +77,7 @@ def refuse_seen_start(settings: CommonSettings) -> None:
     seen: set[Path] = set()
     run: CommonSettings | None = settings
     while run and run.initial_weights and not run.initial_weights.startswith(_TIMM):
+        # Files of earlier runs may be gone, so only this run's own file must exist
         path = Path(_file_named(run))
         if run is settings:  # only its own file must exist, and may be in a folder of weights
             path = initial_file(run)
@@ -115,6 +116,8 @@ def _file_named(settings: CommonSettings) -> str:
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the network's exchanged arrays, with the encoder's arrays taken from ``state``.
 
+    Shapes are not checked here. Other arrays of ``state`` are ignored.
+
     Raises:
         SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
     """
@@ -139,6 +142,8 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
     """Load the arrays of a run's file into ``network``; names and shapes must match exactly.
 
+    Values become float32.
+
     Raises:
         SettingError: an array is missing, surplus, of another shape, or not finite.
     """
@@ -156,6 +161,11 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Load published weights into VGG16, a plugin's network (by its own ``fill``) or a ViT.
 
+    Args:
+        network: the network, changed in place.
+        state: array name -> array.
+        where: the origin of the weights for errors.
+
     Raises:
         SettingError: the weights do not fit the network.
     """
@@ -171,7 +181,8 @@ def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Load another ViT's weights: all arrays of the blocks, and any other array that fits.
 
-    Arrays that are missing or have another shape outside the blocks keep their values.
+    Arrays that are missing or have another shape outside the blocks keep their values. ``where`` is
+    the origin of the weights, for errors.
 
     Raises:
         SettingError: the network is not a trainable ViT, an array of a block is missing or has
@@ -221,7 +232,10 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 
 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SAM's arrays under timm's names, without the prefix before 'blocks.'."""
+    """Return SAM's arrays under timm's names, without the prefix before 'blocks.'.
+
+    Other names do not change.
+    """
     prefix = _find_prefix(state)
     renamed = {}
     for name, array in state.items():

@@ -66,9 +66,13 @@ def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: s
 def run_beside(weights: Path) -> CommonSettings | None:
     """Read the settings of the run that wrote a weights file, from ``config.toml`` in its folder.
 
+    Settings that this version does not know are ignored.
+
     Returns:
-        None if there is no such file or it cannot be read. Settings that this version does not know
-        are ignored.
+        The settings; None if the file is missing, or is not readable TOML.
+
+    Raises:
+        SettingError: a setting has an invalid value.
     """
     config = weights.parent / "config.toml"
     if not config.is_file():

@@ -9,27 +9,36 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from fedsilo.api.options import (
     DeploymentFolder,
     ExperimentName,
+    MaybePath,
+    Option,
     RunName,
     Seed,
     Sources,
     command,
     run_sources,
 )
-from fedsilo.core.arguments import Tell, refuse_below, several, silent
+from fedsilo.core.arguments import AnyPath, Tell, path_of, refuse_below, several, silent
 from fedsilo.core.one_line import format_count
-from fedsilo.deployment.options import DeploymentOptions
+from fedsilo.deployment.options import DeploymentOptions, ServiceOptions
 
 if TYPE_CHECKING:
+    from fedsilo.deployment.backup.backup import MadeBackup, Restored
     from fedsilo.deployment.commands import MemberStatus
     from fedsilo.deployment.deployment import Deployment
     from fedsilo.deployment.joining import MadeKit
 
 _FOLDER = "deployment"
+PassphraseFile = Annotated[
+    MaybePath,
+    Option("a file whose first line is the passphrase (default: ask)", value="FILE"),
+]
 
 
 @command
 def up(
-    experiment: Annotated[str, "the experiment whose silos become the sites"] = "uefl-digits",
+    experiment: Annotated[
+        str | None, "the experiment whose silos become the sites [default: uefl-digits]"
+    ] = None,
     *,
     deployment: DeploymentFolder = _FOLDER,
     tell: Tell = silent,
@@ -40,8 +49,8 @@ def up(
     A folder that does not exist is created as a new deployment of ``experiment``.
 
     Raises:
-        FedsiloError: the options contradict each other or the existing deployment, or a server or
-            site does not start.
+        FedsiloError: the options contradict each other or the existing deployment, the silos of
+            ``experiment`` are not its sites, or a server or site does not start.
     """
     from fedsilo.deployment.commands import up
 
@@ -209,3 +218,76 @@ def down(*, deployment: DeploymentFolder = _FOLDER) -> str:
 
     there, ended = down(Path(deployment))
     return f"ended {format_count(len(ended), 'process')}; the folder {there.folder} stays"
+
+
+@command
+def backup(
+    file: Annotated[AnyPath, "the new file of the backup"],
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    passphrase_file: PassphraseFile = None,
+    tell: Tell = silent,
+) -> MadeBackup:
+    """Write an encrypted backup of a deployment while it runs.
+
+    It has the keys, the registrations, the SuperLink's database, all run directories with their
+    checkpoints, and the private state of sites on this machine. Hospitals on other machines back up
+    their own folders.
+
+    Raises:
+        FedsiloError: the file exists, the passphrase is unusable, the folder does not contain a
+            deployment, or the sites of this machine write too fast to be copied.
+    """
+    from fedsilo.deployment.backup.backup import back_up
+    from fedsilo.deployment.backup.passphrase import read_passphrase
+
+    passphrase = read_passphrase(path_of(passphrase_file), is_new=True)
+    return back_up(Path(deployment), Path(file), passphrase, tell)
+
+
+@command
+def restore(
+    file: Annotated[AnyPath, "the file of 'fedsilo deploy backup'"],
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    passphrase_file: PassphraseFile = None,
+) -> Restored:
+    """Restore a deployment from a backup into a new folder.
+
+    Nothing is started: 'fedsilo deploy up' does that. An error writes nothing.
+
+    Raises:
+        FedsiloError: the backup is truncated, altered or of another version, the passphrase is not
+            the backup's, or the folder is in use.
+    """
+    from fedsilo.deployment.backup.backup import restore
+    from fedsilo.deployment.backup.passphrase import read_passphrase
+
+    def ask() -> str:
+        return read_passphrase(path_of(passphrase_file), is_new=False)
+
+    return restore(Path(file), Path(deployment), ask)
+
+
+@command
+def service(
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    user: Annotated[
+        str | None, "the user of the service (default: the owner of the deployment's folder)"
+    ] = None,
+    install: Annotated[bool, "install the unit and start the service (needs root)"] = False,
+    uninstall: Annotated[bool, "stop the service and remove its unit (needs root)"] = False,
+) -> str:
+    """Print, install or uninstall the systemd unit that runs a deployment's server.
+
+    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed.
+
+    Raises:
+        FedsiloError: the folder does not contain a deployment, both options are given, or the
+            service cannot be installed or uninstalled.
+    """
+    from fedsilo.deployment.service.changing import change_server_service
+
+    options: ServiceOptions = {"user": user}
+    return change_server_service(Path(deployment), options, install=install, uninstall=uninstall)

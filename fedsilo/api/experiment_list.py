@@ -10,7 +10,7 @@ from fedsilo.core.methods import METHODS, about
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import build, values_of
-from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
+from fedsilo.datasets.registry import DATA_SETS, data_set, overview, silo_count
 from fedsilo.engines.experiments import (
     Experiment,
     SimulationFile,
@@ -43,7 +43,7 @@ class _Facts:
     cost: str
 
 
-def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
+def list_experiments(path: Path, method: str | None = None, here: bool = False) -> Iterator[str]:
     """Yield the list of experiments as lines: each method, in sorted order, then its experiments.
 
     The experiments of a matrix share a line, written as ``a-{x,y}``, which a shell expands to their
@@ -53,12 +53,16 @@ def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
     Args:
         path: the simulation file.
         method: list only the experiments with this method; None for all.
+        here: list only the experiments whose data are on this machine, in $FEDSILO_DATA or in a
+            package; methods without such experiments are left out.
 
     Raises:
         SettingError: the file or an entry is malformed, or the method is unknown.
     """
     file = open_simulation(path)
     by_method = _group_by_method(file)
+    if here:
+        by_method = _select_here(by_method)
     methods = sorted(by_method)
     if method is not None:
         if method not in METHODS and method not in by_method:
@@ -75,6 +79,20 @@ def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
         width = min(max(map(len, rows)), _LONGEST_NAMES)
         for names, text in rows.items():
             yield _format_line(names, text, width)
+
+
+def _select_here(
+    by_method: Mapping[str, Mapping[str, Mapping[str, Experiment]]],
+) -> dict[str, dict[str, dict[str, Experiment]]]:
+    """Return the experiments, grouped as before, whose data sets have files on this machine."""
+    found = {row["name"] for row in overview("") if row["here"]}
+    chosen: dict[str, dict[str, dict[str, Experiment]]] = {}
+    for method, entries in by_method.items():
+        for entry, experiments in entries.items():
+            for name, experiment in experiments.items():
+                if experiment.values.get("dataset", CommonSettings.dataset) in found:
+                    chosen.setdefault(method, {}).setdefault(entry, {})[name] = experiment
+    return chosen
 
 
 def _describe_method(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.api.options import command
 from fedsilo.core.arguments import AnyPath, MaybePath, Tell, path_of, several, silent
-from fedsilo.deployment.options import HospitalOptions, NodeConfig
+from fedsilo.deployment.options import HospitalOptions, NodeConfig, ServiceOptions
 
 if TYPE_CHECKING:
     from fedsilo.reports.audit import Audit
@@ -67,6 +67,28 @@ def start(
     tell(f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}")
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     os.execve(words[0], words, os.environ | {"FLWR_HOME": str(home / "flwr"), **quiet})
+
+
+@command
+def service(
+    kit: Annotated[AnyPath, "the folder into which the hospital's kit was opened"],
+    *,
+    install: Annotated[bool, "install the unit and start the service (needs root)"] = False,
+    uninstall: Annotated[bool, "stop the service and remove its unit (needs root)"] = False,
+    **options: Unpack[ServiceOptions],
+) -> str:
+    """Print, install or uninstall the systemd unit that runs a hospital's node.
+
+    Without ``install`` and ``uninstall`` the unit's text is returned, and nothing is changed. If
+    the kit's folder no longer exists, ``uninstall`` takes the hospital's name from the folder's.
+
+    Raises:
+        FedsiloError: the kit was not opened and confirmed yet, both options are given, or the
+            service cannot be installed or uninstalled.
+    """
+    from fedsilo.deployment.service.changing import change_hospital_service
+
+    return change_hospital_service(Path(kit), options, install=install, uninstall=uninstall)
 
 
 @command

@@ -216,6 +216,7 @@ def experiments(
     ] = None,
     *,
     method: Annotated[str | None, "list only the experiments with this method"] = None,
+    here: Annotated[bool, "list only the experiments whose data are on this machine"] = False,
     check: Annotated[bool, "check all experiments; list those that cannot run"] = False,
     file: options.SimulationFile = None,
 ) -> Iterator[str]:
@@ -226,6 +227,7 @@ def experiments(
     Args:
         experiment: show only this experiment, as the lines of its own simulation file.
         method: list only the experiments with this method.
+        here: list only the experiments whose data are here, in $FEDSILO_DATA or in a package.
         check: check all experiments of the file, and list only those that cannot run.
         file: the simulation file; None for the one in the working folder or, if there is none,
             fedsilo's own.
@@ -244,8 +246,10 @@ def experiments(
     if sum([experiment is not None, method is not None, check]) > 1:
         raise SettingError("give only one of an experiment, --method and --check")
     path = simulation_file(path_of(file))
+    if here and (check or experiment is not None):
+        raise SettingError("--here selects from the list: leave out --check and the experiment")
     if check:
         return check_all(path)
     if experiment is not None:
         return show_experiment(path, experiment)
-    return list_experiments(path, method)
+    return list_experiments(path, method, here)

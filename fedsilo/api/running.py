@@ -310,22 +310,32 @@ def watch(
     run_dir: Annotated[options.MaybePath, "the run directory"] = None,
     *,
     deployment: options.OptionalDeployment = None,
+    hospital: Annotated[
+        options.MaybePath, "the folder into which a hospital's kit was opened"
+    ] = None,
 ) -> Callable[[], View]:
-    """Show the progress of a run or a deployment.
+    """Show the progress of a run, a deployment or a hospital's node.
 
     Returns:
         A function without arguments. Each call reads the progress again and returns it as a view.
 
     Raises:
-        SettingError: not exactly one of ``run_dir`` and ``deployment`` is given.
+        SettingError: not exactly one of ``run_dir``, ``deployment`` and ``hospital`` is given.
+        KitError: ``hospital`` is not the folder of an opened kit.
     """
-    from fedsilo.reports.watch.view import look_at_deployment, look_at_run
+    from fedsilo.reports.watch.hospital import HospitalReader
+    from fedsilo.reports.watch.view import look_at_deployment, look_at_hospital, look_at_run
 
-    if run_dir is not None and deployment is None:
+    given = [place for place in (run_dir, deployment, hospital) if place is not None]
+    if len(given) != 1:
+        raise SettingError(
+            "name either a run directory, a deployment by --deployment, or a hospital by --hospital"
+        )
+    if run_dir is not None:
         return partial(look_at_run, Path(run_dir))
-    if deployment is not None and run_dir is None:
+    if deployment is not None:
         return partial(look_at_deployment, Path(deployment))
-    raise SettingError("name either a run directory, or a deployment by --deployment")
+    return partial(look_at_hospital, HospitalReader(Path(given[0])))
 
 
 @options.command

@@ -135,6 +135,18 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             plan="fedsilo.api.deploying:plan_deployed_run",
         ),
         "deploy down": Command("fedsilo.api.deploying:down", "deploy down"),
+        "deploy service": Command(
+            "fedsilo.api.deploying:service", "deploy service --deployment /srv/hearts --install"
+        ),
+        "hospital service": Command(
+            "fedsilo.api.hospital:service", "hospital service north --data-dir /data --install"
+        ),
+        "deploy backup": Command(
+            "fedsilo.api.deploying:backup", "deploy backup monday.backup --passphrase-file secret"
+        ),
+        "deploy restore": Command(
+            "fedsilo.api.deploying:restore", "deploy restore monday.backup --deployment new"
+        ),
         "doctor site": Command(
             "fedsilo.api.checking:site",
             "doctor site picsr-heart --deployment hearts --site va",

@@ -8,13 +8,13 @@ options too, which only the command line has.
 import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, cast, get_args, get_origin
 
 import click
 import typer
@@ -24,6 +24,7 @@ import typer.main
 from fedsilo.api.options import Option, members_of, option_of, parameters_of
 from fedsilo.api.table import COMMANDS, GROUPS, Command
 from fedsilo.cli import results
+from fedsilo.cli.completion import COMPLETIONS, VARIABLE
 from fedsilo.cli.printing import line, print_result
 from fedsilo.cli.suggestions import suggest
 from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
@@ -103,7 +104,10 @@ def _invoke(words: list[str]) -> int:
     """
     # At an interrupt, click's own ``main`` would print only "Aborted!"; the line of our caller says
     # how to go on. Errors in the arguments are still shown by click, with the usage
-    command = typer.main.get_command(make_app())
+    functions = tuple((one.load(), _shown_by(name)) for name, one in _all_commands())
+    command = _parser_of(functions)
+    # A shell that asks for completions gets them here, and the process ends
+    command._main_shell_completion({}, "fedsilo", VARIABLE)
     try:
         with command.make_context("fedsilo", words) as context:
             command.invoke(context)
@@ -113,6 +117,25 @@ def _invoke(words: list[str]) -> int:
         _show_usage_error(error, words)
         raise SystemExit(error.exit_code) from None
     return 0
+
+
+@cache
+def _parser_of(_: tuple[tuple[Callable[..., Any], ...], ...]) -> click.Command:
+    """Build the parser once per process: reading all signatures takes a tenth of a second.
+
+    It depends on the functions of all commands, which a caller may have replaced.
+    """
+    return typer.main.get_command(make_app())
+
+
+def _all_commands() -> Iterator[tuple[str, Command]]:
+    for commands in COMMANDS.values():
+        yield from commands.items()
+
+
+def _shown_by(name: str) -> Callable[..., Any]:
+    """Return the function that shows a command's result."""
+    return cast(Callable[..., Any], getattr(results, name.replace(" ", "_"), print_result))
 
 
 def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
@@ -150,7 +173,7 @@ def make_app() -> typer.Typer:
         cls=_ByPanel,
         help="Federated learning between hospitals: run, compare, inspect and use experiments.",
         suggest_commands=not hasattr(click, "NoSuchCommand"),  # click 8.4 suggests by itself
-        add_completion=False,
+        add_completion=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -193,6 +216,24 @@ def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
     return made
 
 
+@contextmanager
+def _silence(quiet: bool) -> Iterator[None]:
+    """Discard what is printed on standard output while the block runs, if ``quiet``."""
+    if not quiet:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
+_QUIET = inspect.Parameter(
+    "quiet",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=False,
+    annotation=Annotated[
+        bool, typer.Option("--quiet", "-q", help="print only the result, such as a run's directory")
+    ],
+)
 _DRY_RUN = inspect.Parameter(
     "dry_run",
     inspect.Parameter.KEYWORD_ONLY,
@@ -227,7 +268,7 @@ def _add_commands(app: typer.Typer) -> None:
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
     """Add one command; its options come first, then the options for showing its result."""
     function = command.load()
-    show = getattr(results, name.replace(" ", "_"), print_result)
+    show = _shown_by(name)
     own = parameters_of(function)
     showing = parameters_of(show, skip=1)  # the first one is the result
     options: dict[str, Option] = {}
@@ -238,10 +279,13 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
         if option is not None and parameter.name not in options:
             options[parameter.name] = option
             signature.append(_typer_parameter(parameter, option))
+    signature.append(_QUIET)
     if command.plan:
         signature.append(_DRY_RUN)
 
     def call(**given: Any) -> None:
+        # JSON is one document, so nothing else may be printed
+        quiet = given.pop("quiet") or given.get("as_json", False)
         if given.pop("dry_run", False):
             plan = resolve_name(command.plan)
             print_result(plan(**_choose(given, parameters_of(plan))))
@@ -250,9 +294,14 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
         bar = results.progress_bar(name) if "watch" in own else nullcontext()
         with bar as watch:
             given |= {"tell": line, "watch": watch}
-            # Not the checked function: typer has checked the types, and lines appear as they come
-            result = inspect.unwrap(function)(**_choose(given, own))
-            show(result, **_choose(given, showing))
+            with _silence(quiet):
+                # Not the checked function: typer has checked the types, and lines appear as they
+                # come
+                result = inspect.unwrap(function)(**_choose(given, own))
+            if quiet and isinstance(getattr(result, "path", None), Path):
+                line(result.path)  # a run
+            else:
+                show(result, **_choose(given, showing))
 
     # Typer reads signature and annotations of the function that it calls, so ``call``, which takes
     # any argument, gets the signature of the command
@@ -310,13 +359,17 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
             metavar=option.value,
             help=option.help,
             show_default=show_default,
+            autocompletion=COMPLETIONS.get(name),
         )
     else:
         shown = name
         if get_origin(kind) is list:
             shown = f"{name.removesuffix('s')}..."
         info = typer.Argument(
-            metavar=option.value or shown, help=option.help, show_default=show_default
+            metavar=option.value or shown,
+            help=option.help,
+            show_default=show_default,
+            autocompletion=COMPLETIONS.get(name),
         )
     return inspect.Parameter(
         name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from fedsilo.core.one_line import as_word, format_count
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
     from fedsilo.comparison.over_seeds import Comparison
+    from fedsilo.deployment.backup.backup import MadeBackup, Restored
     from fedsilo.deployment.commands import MemberStatus
     from fedsilo.deployment.deployment import Deployment
     from fedsilo.deployment.doctor.findings import Finding
@@ -132,13 +134,18 @@ def compare(
     picture: Annotated[
         MaybePath, "also draw each metric by site or distribution (.png, .svg or .pdf)"
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print the table and the tests of a comparison; write files and draw a picture if asked."""
-    print_result(result.lines(median))
+    """Print the table and the tests of a comparison, or JSON; write the files that are named."""
+    if as_json:
+        line(json.dumps(result.document(), indent=2))
+    else:
+        print_result(result.lines(median))
     result.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
     if picture is not None:
         result.draw(Path(picture))
-        line(f"picture: {picture}")
+        if not as_json:
+            line(f"picture: {picture}")
 
 
 def crossvalidate(
@@ -146,9 +153,13 @@ def crossvalidate(
     *,
     csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a table for each metric; also write the files that ``csv`` and ``markdown`` name."""
-    print_result(result)
+    """Print a table for each metric, or JSON; also write the files that are named."""
+    if as_json:
+        line(json.dumps(result.document(), indent=2))
+    else:
+        print_result(result)
     result.write(path_of(csv), path_of(markdown))
 
 
@@ -234,8 +245,31 @@ def deploy_renew(made: MadeKit | str) -> None:
         deploy_add([made])
 
 
-def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
-    """Print a table of a deployment's members, then the progress of its newest run."""
+def deploy_backup(made: MadeBackup) -> None:
+    """Print the size of a backup and what it needs."""
+    from fedsilo.server_app.records.progress import bytes_text
+
+    files = format_count(len(made.manifest.files), "file")
+    line(f"{made.path}: {files}, {bytes_text(made.size)}, encrypted")
+    line("keep it on another machine, and its passphrase elsewhere: without it nothing opens")
+
+
+def deploy_restore(restored: Restored, *, deployment: AnyPath) -> None:
+    """Print what was restored, what the operator must know, and the next command."""
+    files = format_count(len(restored.manifest.files), "file")
+    line(f"{restored.deployment.folder}: {files} of the backup of {restored.manifest.made}")
+    for note in restored.notes:
+        line(f"note: {note}")
+    line(f"to start it: fedsilo deploy up --deployment {as_word(Path(deployment))}")
+
+
+def deploy_status(
+    members: list[MemberStatus], *, deployment: AnyPath, as_json: AsJson = False
+) -> None:
+    """Print a table of a deployment's members, or JSON, then the progress of its newest run."""
+    if as_json:
+        line(json.dumps([asdict(member) for member in members], indent=2, default=str))
+        return
     from fedsilo.reports.watch.view import look_at_deployment
 
     rows = []

@@ -21,7 +21,7 @@ from rich.table import Table
 from fedsilo.comparison.budgets import MARK, Budgets
 from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.slurm import Jobs
-from fedsilo.comparison.tables import csv_text, markdown_table, p_equation, rich_table
+from fedsilo.comparison.tables import csv_text, json_records, markdown_table, p_equation, rich_table
 from fedsilo.comparison.trials import Trial, run_groups, trial_settings
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
@@ -45,6 +45,10 @@ class CrossValidation:
     intervals: pd.DataFrame
     metrics: Sequence[str]
     budgets: Budgets = field(default_factory=Budgets)
+
+    def document(self) -> dict[str, Any]:
+        """Return the intervals and the budgets as plain values for JSON."""
+        return {"intervals": json_records(self.intervals), "budgets": self.budgets.lines()}
 
     def lines(self) -> Iterator[Table | str]:
         """Yield a table per metric, then a remark for each experiment with an unequal budget."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.table import Table
@@ -39,6 +40,7 @@ from fedsilo.comparison.tables import (
     comparison_table,
     csv_text,
     draw_comparison,
+    json_records,
     markdown_table,
     over_seeds,
     rich_table,
@@ -105,6 +107,19 @@ class Comparison:
         text = f"{markdown_table(lines)}\n{self.budgets.title()}\n\n"
         text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
+
+    def document(self) -> dict[str, Any]:
+        """Return results over seeds, budgets, tests and remarks as plain values for JSON."""
+        tests: list[dict[str, Any]] = []
+        for test in self.tested:
+            tests += test.records()
+        return {
+            "split": self.split,
+            "results": json_records(over_seeds(self.results)),
+            "budgets": json_records(self.budgets.frame()),
+            "tests": json_records(pd.DataFrame(tests)),
+            "notes": list(self.notes),
+        }
 
     def latex(self, median: bool = False) -> str:
         """Build the tables of results and tests as LaTeX; see ``latex_text`` for its errors."""

@@ -7,6 +7,7 @@ tables for the terminal, Markdown, CSV and the picture from them.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -280,6 +281,12 @@ def csv_text(frame: pd.DataFrame) -> str:
         texts[name] = cells
     titles = [name.replace("_", " ") for name in frame.columns]
     return texts.to_csv(index=False, header=titles, lineterminator="\n")
+
+
+def json_records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Convert a table to a record per row for JSON; a missing value is None."""
+    records: list[dict[str, Any]] = json.loads(frame.to_json(orient="records", double_precision=15))
+    return records
 
 
 _LEGEND_COLUMNS = 3

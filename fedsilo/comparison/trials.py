@@ -235,6 +235,7 @@ class WorkerPool(ProcessPoolExecutor):
     """
 
     def __init__(self, workers: int, runs_per_worker: int | None = None) -> None:
+        self._one_run = runs_per_worker == 1
         super().__init__(
             workers,
             # A forked process would lack PyTorch's threads and could hang
@@ -256,6 +257,15 @@ class WorkerPool(ProcessPoolExecutor):
             return super().__exit__(*error)
         finally:
             self._hiding.__exit__(*error)
+
+    def _adjust_process_count(self) -> None:
+        """Start a process where one is missing, as Python's pool does at each submission and exit.
+
+        A process for one run is started only if a run waits for it. Python's pool would replace the
+        last ones too, and its end would wait until these processes have imported everything.
+        """
+        if not self._one_run or len(self._pending_work_items) > len(self._processes):
+            super()._adjust_process_count()
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
         """Submit ``work``, whose arguments and result are pickled."""

@@ -175,8 +175,7 @@ def _read_member(family: str, rest: str) -> Metric | None:
 def read_measurement(key: str) -> Measurement | None:
     """Parse a measurement's key, ``<model>.<split>.<metric>``.
 
-    The model is that which the site received or that which it trained; the split is train, val or
-    test.
+    The model must be the received or the trained one, and the split train, val or test.
 
     Returns:
         The parts of the key, or None if the grammar does not allow the key.

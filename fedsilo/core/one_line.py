@@ -46,7 +46,7 @@ def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
     The middle of a longer line is replaced by ' … '. The last ``end`` characters always stay,
     because the end of an error names the remedy.
 
-    ``longest`` must be at least ``end + 3``, which is not checked.
+    Whether ``longest`` is at least ``end + 3`` is not checked.
     """
     words = printable(_convert_to_text(text))
     if len(words) <= longest:
@@ -138,6 +138,8 @@ def terminal_text(text: str) -> str:
 
     Line ends and tabs stay. Every other unprintable character becomes a replacement character
     (U+FFFD), including 8-bit control characters and those that change the direction of writing.
+
+    The length does not change.
     """
     if text.isprintable():
         return text
@@ -159,7 +161,7 @@ def markdown_text(text: str) -> str:
 def markdown_cell(text: str) -> str:
     """Escape a text so that a cell of a Markdown table shows it as it is, on one line.
 
-    Some signs that ``markdown_text`` escapes are not markup in a cell, so they stay: signs such as
+    A backslash goes before each sign of Markdown or HTML. Signs that are not markup in a cell stay:
     '#' at the start, intervals such as [0, 1], and a star between spaces.
 
     Several blanks or line ends in a row become one blank.

@@ -42,6 +42,8 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
     """
     found, base = resolve_plugin("method", name, ours), resolve_name(_BASES["strategies"])
     if inspect.ismodule(found):
+        # A module that imports another method to extend it has two such classes, but declares only
+        # one
         own = _classes_in(found, base)
         if len(own) != 1:
             raise SettingError(
@@ -88,6 +90,7 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
     refuse_lacking(part, where)
     if room == "models":
         _refuse_undeclared(part, where)
+        # Without a group, its settings could not be told apart from common settings
         if "group" not in vars(part):
             part.group = key_of(module.__name__.rpartition(".")[2])  # type: ignore[attr-defined]
     return part

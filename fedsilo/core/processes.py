@@ -134,7 +134,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 def process_of(pid: int, started: float) -> psutil.Process | None:
-    """Return the running process with this id and start time; None if it has ended.
+    """Return the running process with the id ``pid`` and this start time; None if it has ended.
 
     ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
     because the system reuses ids. A zombie counts as ended.
@@ -167,6 +167,7 @@ def end_with(process_id: int, by: signal.Signals | None = None) -> None:
         with suppress(psutil.NoSuchProcess):
             while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(_EVERY)
+        # A server ends its own children on SIGTERM, which a hard exit would leave running
         if by:
             os.kill(os.getpid(), by)
             time.sleep(_UNWINDING)

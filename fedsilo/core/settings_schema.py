@@ -237,7 +237,13 @@ def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
 
 
 def _choices_of(hint: Any) -> tuple[str, ...]:
-    """Return the strings in a type's first ``Literal``, also inside a union; empty without one."""
+    """Return the strings in a type's first ``Literal``, also inside a union.
+
+    Without a ``Literal`` the result is empty. Deeper types are not searched.
+
+    Args:
+        hint: the type of a field.
+    """
     if get_origin(hint) is Literal:
         return get_args(hint)
     for part in get_args(hint):

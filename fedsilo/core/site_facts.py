@@ -115,6 +115,9 @@ class SiteFacts:
     def from_config(cls, config: Mapping[str, Any]) -> SiteFacts:
         """Build the facts from the entries of a ConfigRecord.
 
+        Args:
+            config: the entries that ``to_config`` made. "software" and the sums may be missing.
+
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
                 entries are not valid facts, perhaps because server and site run different versions.
@@ -176,6 +179,10 @@ def _find_split_fault(facts: SiteFacts) -> str:
 
 def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
     """Read the sums over a table's training rows from ConfigRecord entries; None if there are none.
+
+    Args:
+        config: the entries "sums-count", "sums-total" and "sums-squares", each a list of numbers.
+        features: the number of features.
 
     Raises:
         ValueError: an array does not have ``features`` finite numbers, or a count or a sum of

@@ -176,6 +176,8 @@ class Survey(Part):
         for histograms in (self.histograms or {}).values():
             yield from _find_cell_problems("histograms", histograms, about.features)
         yield from _find_cell_problems("files", self.files or {}, about.file_features)
+        # Means and percentiles need not be complete: a site withholds those that would reveal a
+        # patient
         named: list[tuple[Mapping[str, Any], list[MeasuredFeature]]] = []
         named.append((self.file_percentiles or {}, about.file_features))
         for means in (self.means or {}).values():
@@ -201,6 +203,9 @@ class Survey(Part):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
         """Build the answer from the entries of a ConfigRecord.
+
+        Args:
+            config: key -> JSON text for each part that the site did not withhold.
 
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps

@@ -78,7 +78,8 @@ def processor() -> str:
     """Return this machine's processor and the instructions that PyTorch uses on it.
 
     For example "AMD EPYC 7B13 (AVX2)". Other instructions add in another order, so a run's numbers
-    can differ between processors. Outside Linux the name is the architecture, such as "arm64".
+    can differ between processors. Without /proc/cpuinfo, as outside Linux, the name is the
+    architecture, such as "arm64".
     """
     import torch  # commands that only list runs do not need it
 

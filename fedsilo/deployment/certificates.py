@@ -45,6 +45,9 @@ def make_authority(secrets: Path) -> None:
 
     The authority's certificate is signed by itself and is valid for ten years. The server's
     certificate is not made here; ``sign_server`` makes it.
+
+    Args:
+        secrets: an existing folder. Existing files of these names are replaced.
     """
     key = generate_private_key(SECP384R1())
     signing = x509.KeyUsage(
@@ -79,8 +82,8 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     taken from the existing certificate.
 
     Raises:
-        DeploymentError: a file is missing or damaged, or the authority would expire before the new
-            certificate. Nothing was written.
+        DeploymentError: a file is missing or damaged (``server.crt`` too, if ``hosts`` is empty),
+            or the authority would expire before the new certificate. Nothing was written.
     """
     try:
         authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())

@@ -39,6 +39,7 @@ from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import parse_pair
 
+_EXPERIMENT = "uefl-digits"  # whose silos are the sites of a new deployment by default
 _PORT = "9092"  # Flower's default port of the Fleet API
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
@@ -47,8 +48,8 @@ def hospital_address(host: str | None) -> str:
     """Return the server's address for hospitals on other machines, host:port.
 
     Args:
-        host: HOST or HOST:PORT, with port 9092 by default. If it is None or empty, all sites are
-            on this machine, and the result is empty.
+        host: HOST or HOST:PORT, with port 9092 by default. An IPv6 address is not accepted. If it
+            is None or empty, all sites are on this machine, and the result is empty.
 
     Raises:
         SettingError: ``host`` is not a host name or address, or the port is not between 1 and
@@ -69,8 +70,9 @@ def hospital_address(host: str | None) -> str:
 def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
     """Return the node config values that the options request for every site, by key.
 
-    Options that were not given are left out. An entry of ``node_config`` overrides ``device`` and
-    ``data_dir``. The path of ``data_dir`` becomes absolute.
+    Options that were not given are left out. Keys are not checked, and values of ``node_config``
+    are read as TOML. An entry of ``node_config`` overrides ``device`` and ``data_dir``. The path of
+    ``data_dir`` becomes absolute.
     """
     config: dict[str, Value] = {}
     if options.get("device"):
@@ -88,7 +90,8 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
     """Check that the options do not differ from the existing deployment.
 
     Options that were not given are not compared. Node config values are compared with those of the
-    first site; the order of site names does not matter.
+    first site, because all sites have the same (without sites, with none); the order of site names
+    does not matter.
 
     Raises:
         SettingError: an option differs; the message names the first one.
@@ -113,6 +116,27 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
             )
 
 
+def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
+    """Check that the silos of ``experiment`` are the sites of the existing deployment.
+
+    The check passes if ``plan_deployment`` would not take the sites from the experiment either.
+
+    Raises:
+        SettingError: the silos are others, or the experiment is unknown.
+    """
+    count, sites = options.get("sites"), several(options.get("site"))
+    if sites or (deployment.address and not deployment.sites and not count):
+        return
+    wanted = _silos(experiment, count, path_of(options.get("file")))
+    if sorted(wanted) != deployment.sites:
+        raise SettingError(
+            f"{experiment} has the silos {', '.join(wanted) or 'that the sites name'}, but the "
+            f"deployment in {deployment.folder} has the sites "
+            f"{', '.join(deployment.sites) or 'of hospitals only'}: leave the experiment out, or "
+            "choose another --deployment"
+        )
+
+
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
     """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
 
@@ -122,9 +146,15 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
     $FEDSILO_DATA and $FEDSILO_CACHE. No file is written here; ``prepare`` writes the deployment's
     files.
 
+    Args:
+        folder: the deployment's folder, an absolute path that need not exist.
+        experiment: the experiment whose silos become sites if no site is named; a method will do.
+        options: the options of ``deploy up``. ``node_config`` overrides the defaults.
+
     Raises:
         SettingError: ``folder`` is in fedsilo's checkout (but not its folder ``deployment``), so a
-            run would send it to every site; or the sites are not possible.
+            run would send it to every site; the experiment or a site's name is not usable, there is
+            no site, or an option is malformed.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
@@ -149,7 +179,11 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
 
 
 def prepare(planned: Deployment) -> None:
-    """Create the folders of a new deployment and deployment.json; only the owner can read them."""
+    """Create the folders of a new deployment, and write deployment.json.
+
+    New folders can be opened only by their owner. Folders that exist are kept with their mode, and
+    an existing deployment.json is replaced.
+    """
     planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in planned.members:
         home = planned.home(member)
@@ -163,7 +197,7 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 
     Args:
         experiment: an experiment of ``file``, or a method.
-        count: the requested number of silos; None for the experiment's own.
+        count: the requested number of silos; None or 0 for the experiment's own.
         file: the simulation file; None for the usual one.
 
     Raises:
@@ -178,6 +212,7 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
     sources = RunSources(file=file, out=Path("/"))
     settings, _ = plan_run(experiment, sources, overrides=overrides)
     names = silo_names(settings.common)
+    # A data set with natural sites, such as hospitals, ignores the requested number
     if count and len(names) != count:
         raise SettingError(
             f"--sites is {count}, but {experiment} has the silos "
@@ -190,8 +225,8 @@ def share_signing_keys(deployment: Deployment) -> None:
     """Make each local site's signing key, and mark it as compared at every other local site.
 
     One operator runs all these sites, so nobody needs to compare the keys by telephone. Existing
-    keys and unchanged marks are kept. A hospital on another machine compares its key with each site
-    by ``fedsilo hospital keys``.
+    keys and unchanged marks are kept. A mark for a changed key is replaced. A hospital on another
+    machine compares its key with each site by ``fedsilo hospital keys``.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -239,6 +274,7 @@ def make_secrets(deployment: Deployment) -> None:
                 f"{path} has mode {mode:o}, so other users may read it: chmod 600 the file, and "
                 "make a new key if somebody may have read it"
             )
+    # The folder is renamed into place as a whole, so an interrupted call leaves no half of a pair
     if not secrets.is_dir():
         build_folder(secrets, make_certificates)
         secrets.chmod(0o700)
@@ -259,10 +295,20 @@ class MemberStatus:
     log: Path | None  # log file of its process; None if the hospital is on another machine
 
 
-def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> Deployment:
+def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Say) -> Deployment:
     """Make the deployment if it is new, and start every member that does not run.
 
-    ``experiment`` and ``options`` are as for ``plan_deployment``.
+    The call returns when all are online.
+
+    Args:
+        folder: the deployment's folder, which may be relative.
+        experiment: the experiment that a new deployment takes its sites from, None for
+            ``_EXPERIMENT``. Its silos must be the sites of an existing deployment.
+        options: options for a new deployment. For an existing one, they must agree with it.
+        say: prints one line, such as a command that is run.
+
+    Returns:
+        The deployment, with all its members online.
 
     Raises:
         FedsiloError: the options contradict each other or the deployment, another command changes
@@ -277,7 +323,9 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
     planned = None
     # Planned before locking, because that makes the folder, and a refused plan must not
     if not is_deployment(folder):
-        planned = plan_deployment(folder, experiment, options)
+        planned = plan_deployment(folder, experiment or _EXPERIMENT, options)
+    elif experiment:
+        refuse_other_silos(read_deployment(folder), experiment, options)
     with locked(folder):
         # Another 'up' may have made the deployment during the planning, which took seconds
         if planned and not is_deployment(folder):
@@ -290,7 +338,8 @@ def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> D
 def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     """Start every member that does not run, register new sites, and wait until all are online.
 
-    Missing keys and certificates are made first.
+    Missing keys and certificates are made first. deployment.json and the registry are updated. Each
+    wait takes at most 90 seconds.
 
     Raises:
         FedsiloError: a member does not start, or a key, certificate or registration is not usable.
@@ -298,9 +347,11 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
     make_secrets(deployment)
     share_signing_keys(deployment)
     deployment.write_connection()
+    # A killed site, or one of a restored deployment, counts as online at the server for a while
+    known = set(deployment.nodes)
     for member in deployment.members:
         if not deployment.process(member):
-            if member != SERVER and member in deployment.started:
+            if member in known:
                 wait_until_left(deployment, member, say)
             deployment = _start(deployment, member, say)
         # Sites are registered as soon as the server answers, before they are started
@@ -315,9 +366,9 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
-    """Return a list with the server's name if the server does not answer yet.
+    """Return a list with the server's name if the server does not answer yet, else an empty list.
 
-    Returns an empty list if the server answers.
+    ``wait_for`` calls it until the list is empty.
     """
     if is_healthy(deployment):
         return []
@@ -329,6 +380,10 @@ def status(folder: Path) -> list[MemberStatus]:
 
     If the server is down, all sites count as offline. A hospital on another machine has neither a
     process id nor a log.
+
+    Returns:
+        One entry for each member: its name, process id (None if it does not run here), state
+        ("online" or "offline", but an empty string for the server) and log.
 
     Raises:
         DeploymentError: the folder does not contain a deployment, or the server runs but does not
@@ -361,6 +416,8 @@ def _pid(deployment: Deployment, member: str) -> int | None:
 def logs(folder: Path, member: str, lines: int) -> str:
     """Return the last ``lines`` lines (at least 1) of a member's log.
 
+    The newest line is last. The whole file is read into memory.
+
     Raises:
         FedsiloError: ``member`` is not in the deployment, or it has not run on this machine yet.
     """
@@ -379,6 +436,9 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
 
     Returns:
         The deployment, and the members that were running.
+
+    Raises:
+        DeploymentError: the folder does not contain a usable deployment.
     """
     deployment = read_deployment(folder)
     running = deployment.running()

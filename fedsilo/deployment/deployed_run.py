@@ -45,9 +45,17 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    The run directory is in the server's folder; the ``out`` of ``sources`` is ignored.
-    ``overrides`` take precedence over all other settings, including ``seed`` and ``name``. ``say``
-    prints each command.
+    Flower's log of the run is printed while it runs.
+
+    Args:
+        experiment: the experiment, or a method.
+        folder: the deployment's folder.
+        sources: the files and changed settings of the run. Its ``out`` is ignored, because the run
+            directory is in the server's folder.
+        say: prints one line for each command that is run.
+        seed: the run's seed; None for the experiment's.
+        name: the run's name; None for the experiment's, or a generated one.
+        overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Raises:
         FedsiloError: a member is down, the run directory cannot be used, or the run failed. For a
@@ -83,10 +91,24 @@ def plan(
     name: str | None = None,
     overrides: Mapping[str, Value] | None = None,
 ) -> tuple[Deployment, RunSettings, Path]:
-    """Plan what ``run`` starts, with the same arguments and errors, and start nothing.
+    """Plan what ``run`` starts, and start nothing.
+
+    Whether the local members run and are online is checked.
+
+    Args:
+        experiment: the experiment, or a method.
+        folder: the deployment's folder.
+        sources: the files and changed settings of the run. Its ``out`` is ignored.
+        seed: the run's seed; None for the experiment's.
+        name: the run's name; None for the experiment's, or a generated one.
+        overrides: settings that take precedence over all others, including ``seed`` and ``name``.
 
     Returns:
         The deployment, the settings of the run, and the run directory, which may not exist yet.
+
+    Raises:
+        FedsiloError: a member is down, the settings are not valid, or the run directory cannot be
+            used.
     """
     deployment = read_deployment(folder)
     chosen: dict[str, Value] = {}
@@ -107,8 +129,13 @@ def plan(
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
     """Ask the sites for their facts through the deployment's server, as at a run's start.
 
-    No model is trained, and no run directory is kept. The ``out`` of ``sources`` is ignored;
-    ``seed`` None means the experiment's seed.
+    No model is trained, and no run directory is kept. An absent site is waited for only 5 seconds.
+
+    Args:
+        experiment: the experiment, or a method.
+        deployment: the deployment, whose server must run.
+        sources: the files and changed settings. Its ``out`` is ignored.
+        seed: the run's seed; None for the experiment's.
 
     Raises:
         FedsiloError: the server is down, or the sites could not be asked.
@@ -119,6 +146,7 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
             overrides["seed"] = seed
         at_folder = dataclasses.replace(sources, out=Path(folder))
         settings = planned_settings(experiment, at_folder, overrides)
+        # The server's process writes the meeting to a file, because flwr returns only a status
         status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
         if status != _COMPLETED:
             raise DeploymentError(
@@ -135,7 +163,7 @@ def _logs_command(deployment: Deployment) -> str:
 def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
     """Write the settings to the file ``config``, start a run with them, and return its run id.
 
-    If ``say`` is given, it prints the command.
+    The call does not wait for the run's end. If ``say`` is not None, it prints the command.
     """
     write_atomically(config, tomli_w.dumps(settings.run_config()))
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
@@ -163,7 +191,9 @@ def _refuse_incomplete(deployment: Deployment) -> None:
 
 
 def _end(deployment: Deployment, number: str) -> str:
-    """Wait until a run has ended and return its status, with Flower's details in brackets.
+    """Wait until a run has ended and return its status, such as "finished:completed".
+
+    Flower's details, if there are any, follow in brackets.
 
     The status is requested every three seconds, because a run can outlive its log stream. If the
     server stops answering, the returned status begins with "lost", and no error is raised.
@@ -187,8 +217,9 @@ def resume_command(
 ) -> str:
     """Build the shell command that resumes the run ``name`` with the same options.
 
-    The options are the configuration file, the seed and the changed settings (``--set``). A change
-    of ``run.resume`` is dropped, because the command sets it to true.
+    The options are the configuration file, the seed and the changed settings (``--set``), each only
+    if it was given. Words are quoted for a shell. A change of ``run.resume`` is dropped, because
+    the command sets it to true.
     """
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:

@@ -34,7 +34,8 @@ from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, reme
 
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
-_FILE, _REGISTRY, _LOCK = "deployment.json", "registry.json", "deployment.lock"
+FILE = "deployment.json"
+_REGISTRY, _LOCK = "registry.json", "deployment.lock"
 _FORMER = ("signing-key", "site-registry")  # node config keys of versions with server-made keys
 _LARGEST_PORT = 65_535
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
@@ -136,6 +137,8 @@ class Deployment:
     def choose_sites(self, names: Sequence[str]) -> list[str]:
         """Return the named sites of this machine, or all of them if none is named.
 
+        The order and duplicates of ``names`` stay.
+
         Raises:
             SettingError: a name is not a site on this machine.
         """
@@ -167,7 +170,8 @@ class Deployment:
     def without(self, site: str) -> Deployment:
         """Return a copy of the deployment without ``site``, and write it to deployment.json.
 
-        The site's files remain, and its process is not ended.
+        A site that is not in the deployment changes nothing. The site's files remain, and its
+        process is not ended.
         """
         rest: dict[str, Any] = {}
         for part in ("ports", "node_config", "started", "nodes"):
@@ -178,11 +182,13 @@ class Deployment:
     def write(self) -> Deployment:
         """Write deployment.json, and return this deployment."""
         content = TypeAdapter(Deployment).dump_json(self, indent=2).decode()
-        write_atomically(self.folder / _FILE, content + "\n")
+        write_atomically(self.folder / FILE, content + "\n")
         return self
 
     def write_registry(self) -> None:
         """Write each registered site's node id and key, so that no other node can use its name.
+
+        The file is that of $FEDSILO_SITE_REGISTRY at the server, and is replaced.
 
         Raises:
             DeploymentError: a site's public key cannot be read.
@@ -194,7 +200,14 @@ class Deployment:
         write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
 
     def superlink_command(self) -> list[str]:
-        """Build the command that starts the server."""
+        """Build the command that starts the server, Flower's SuperLink.
+
+        It uses TLS, admits only registered keys, and keeps its state in superlink.db. Hospitals
+        reach it at the Fleet API, commands only from this machine.
+
+        Raises:
+            ProcessError: ``flower-superlink`` is not installed.
+        """
         secrets = self.secrets
         return [
             tool("flower-superlink"),
@@ -210,14 +223,16 @@ class Deployment:
         ]
 
     def supernode_command(self, site: str) -> list[str]:
-        """Build the command that starts a site.
+        """Build the command that starts a site, with the site's node config.
+
+        Only this user's plugins are accepted.
 
         Raises:
             SettingError: deployment.json names a plugin that this user has not given or run.
         """
         # Somebody else may have put a plugin's name into deployment.json
         named = str(self.node_config[site].get("plugin", ""))
-        refuse_unknown_files(named, str(self.folder / _FILE))
+        refuse_unknown_files(named, str(self.folder / FILE))
         superlink, own = f"127.0.0.1:{self.ports['fleet']}", ("127.0.0.1", self.ports[site])
         files = self.secrets / "ca.crt", self.secrets / f"{site}.key"
         return node_command(superlink, *files, *own, self.node_config[site])
@@ -229,10 +244,11 @@ class Deployment:
         return self.supernode_command(member)
 
     def environment(self, member: str) -> dict[str, str]:
-        """Build the environment of a member's process, with its own FLWR_HOME.
+        """Build the environment of a member's process: this process's, with its own FLWR_HOME.
 
-        Other FLWR_ and FEDSILO_ variables of this process are not passed on. Calls to this machine
-        bypass proxies, and Flower's telemetry is off.
+        Other FLWR_ and FEDSILO_ variables of this process are not passed on. The server also gets
+        the folder of runs and the registry, and a site gets fedsilo's own folder as PYTHONPATH.
+        Calls to this machine bypass proxies, and Flower's telemetry is off.
         """
         # The variables of whoever starts the members must not decide how the members work
         variables = {}
@@ -275,7 +291,7 @@ def node_command(
     port: int,
     node_config: Mapping[str, Value],
 ) -> list[str]:
-    """Build the command that starts a hospital's node.
+    """Build the command that starts a hospital's node: its SuperNode with fedsilo's worker.
 
     Args:
         superlink: the server's address for hospitals, host:port.
@@ -337,20 +353,22 @@ def plan(
     shared: Mapping[str, Value],
     address: str = "",
 ) -> Deployment:
-    """Plan a new deployment without writing its files.
+    """Plan a new deployment without writing its files. The sites are sorted by name.
 
     The plugin files in ``shared`` are recorded as given by this user, so sites may load them.
 
     Args:
         folder: the absolute path of the deployment's folder.
         sites: names of the sites on this machine.
-        ports: two ports for the server (Control API, Fleet API), then one for each site by name.
+        ports: two ports for the server (Control API, Fleet API), then one for each site in the
+            order of the sorted names.
         shared: node config entries of every site, in addition to its own name and state folder.
         address: the server's address for hospitals on other machines; empty without such hospitals.
 
     Raises:
         SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
             is not allowed, or ``shared`` has a key that differs between sites.
+        ValueError: there are more or fewer ports than that.
     """
     if not sites and not address:
         raise SettingError("a deployment needs at least one site, but none is named")
@@ -363,6 +381,7 @@ def plan(
     if name_fault:
         raise SettingError(name_fault)
     names = sorted(sites)  # a site's port must not depend on the order of the names
+    # The sites start later in processes of this user, which load only files that the user trusts
     remember_files(str(shared.get("plugin", "")))
     node_config: dict[str, dict[str, Value]] = {}
     for site in names:
@@ -374,7 +393,7 @@ def plan(
 
 def is_deployment(folder: Path) -> bool:
     """Tell whether ``folder`` contains a deployment, damaged or not."""
-    return (folder / _FILE).is_file()
+    return (folder / FILE).is_file()
 
 
 @contextmanager
@@ -382,7 +401,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Lock a deployment's folder against other commands that change it, while the block runs.
 
     The folder is made if it does not exist. Processes that the block starts do not keep the lock.
-    Commands that only read need no lock, because deployment.json is replaced as a whole.
+    The call does not wait for a lock that is taken. Commands that only read need no lock, because
+    deployment.json is replaced as a whole.
 
     Raises:
         DeploymentError: another command has locked the folder.
@@ -403,14 +423,15 @@ def locked(folder: Path) -> Iterator[None]:
 def read_deployment(folder: Path) -> Deployment:
     """Read the deployment in a folder, which may be relative or begin with ``~``.
 
-    Node config keys of older versions are dropped.
+    Node config keys of older versions are dropped, but only from the result. Whether members run is
+    not checked.
 
     Raises:
         DeploymentError: the folder does not contain a deployment, or deployment.json is damaged or
             has an invalid site name or port.
     """
     folder = folder.expanduser().resolve()
-    path = folder / _FILE
+    path = folder / FILE
     if not path.is_file():
         raise DeploymentError(f"there is no deployment in {folder}: 'fedsilo deploy up' makes one")
     try:

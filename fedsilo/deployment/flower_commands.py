@@ -20,7 +20,12 @@ _START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as fa
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
     """Run a ``flwr`` command for the deployment's server and return its JSON answer.
 
-    If ``say`` is given, it prints the command first.
+    The call waits for the command's end, without a limit.
+
+    Args:
+        deployment: the deployment, whose server must run for most commands.
+        arguments: the words after ``flwr``, such as "run".
+        say: prints the command before it is run; None to print nothing.
 
     Raises:
         DeploymentError: the command failed; the message has its error.
@@ -34,6 +39,7 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
         answer: dict[str, Any] = json.loads(done.stdout)
     except json.JSONDecodeError:
         answer = {"error-message": last_line(done.stdout + done.stderr)}
+    # The answer states an error, or the last line of the output if that was not JSON
     if not answer.get("success"):
         is_healthy(deployment)  # raises a clearer error if the certificate is the cause
         reason = " ".join(str(answer.get("error-message", answer)).split())
@@ -42,7 +48,11 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
 
 
 def unknown_nodes(deployment: Deployment) -> list[str]:
-    """Return the ids of registered nodes that belong to no site of the deployment, sorted."""
+    """Return the ids of registered nodes that belong to no site of the deployment, sorted.
+
+    Raises:
+        DeploymentError: the server does not answer.
+    """
     known = deployment.nodes.values()
     unknown = []
     for node, state in states_by_node(deployment).items():
@@ -58,9 +68,12 @@ def states_by_node(deployment: Deployment) -> dict[str, str]:
 
 
 def node_states(deployment: Deployment) -> dict[str, str]:
-    """Return Flower's status of each site, such as "online", by site name.
+    """Return Flower's status of each site, such as "online", by site name. Local sites come first.
 
     The status is "unregistered" if the server does not know the site's node.
+
+    Raises:
+        DeploymentError: the server does not answer.
     """
     by_node = states_by_node(deployment)
     by_site = {}
@@ -78,8 +91,11 @@ def list_online_sites(deployment: Deployment) -> list[str]:
 def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
     """Return the sites on this machine that are not online, or whose process has ended.
 
-    ``seen`` lists the sites that are online. If it is None, the server is asked. Hospitals on other
-    machines are not included.
+    Hospitals on other machines are not included.
+
+    Args:
+        deployment: the deployment.
+        seen: the sites that are online. If it is None, the server is asked.
     """
     if seen is None:
         seen = list_online_sites(deployment)
@@ -88,7 +104,7 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 
 
 def is_healthy(deployment: Deployment) -> bool:
-    """Tell whether the server answers within two seconds, without using a proxy.
+    """Return whether the server answers on this machine within two seconds, without a proxy.
 
     Raises:
         DeploymentError: the server's certificate is not valid, or the authority's file is unusable.
@@ -118,6 +134,12 @@ def is_healthy(deployment: Deployment) -> bool:
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
     """Call ``missing`` every 0.3 seconds until it returns an empty list of members.
 
+    An empty list at the first call returns at once. Errors of ``missing`` are raised.
+
+    Args:
+        deployment: the deployment, whose processes and logs are looked at.
+        missing: returns the members that are still missing, given the deployment.
+
     Raises:
         DeploymentError: the process of a missing member ended, or the member did not start within
             90 seconds. The message has the last line of its log.
@@ -145,6 +167,8 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
     """Wait at most 90 seconds until the server notices that a site's killed process is gone.
+
+    If the site is online at first, ``say`` prints a line about the wait.
 
     The wait is needed because the server admits only one process per site. If the server has not
     noticed after 90 seconds, the function returns without an error.

@@ -25,7 +25,10 @@ class HospitalCounts:
     counts_noise: float  # 'counts-noise' of the rules, in patients; 0 for the default noise
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for each data set whose counts were sent, or one line if none were."""
+        """Yield a line for each data set whose counts were sent, or one line if none were.
+
+        Each line begins with the site's name. Nothing is charged.
+        """
         kept = kept_counts(self.ledger)
         if not kept:
             yield f"{self.site}: no run has asked for counts yet"
@@ -85,6 +88,7 @@ def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
     else:
         home = kit.expanduser().resolve()
         node = dict(build_setup(read_kit(home), home, node_config).node_config)
+    # The rules are read as at a message of Flower, whose other fields they do not need
     context = Context(0, 0, dict(node), RecordDict(), {})
     site = str(node.get("site", ""))
     folder, rules = own_folder(context, site), effective_rules(context)

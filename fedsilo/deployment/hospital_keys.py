@@ -21,6 +21,7 @@ def find_own_folder(folder: Path) -> Path:
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:
         return folder
+    # A 'state-dir' contains the folder itself, an opened kit contains it below 'state'
     for place in (folder / OWN, folder / "state" / OWN):
         found = [path.parent for path in sorted(place.glob("*/signing.key"))]
         if len(found) > 1:
@@ -39,13 +40,17 @@ def find_own_folder(folder: Path) -> Path:
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
     """Mark some hospitals' keys as compared, and remove other hospitals from the list.
 
+    Changes before an error stay.
+
     Args:
-        folder: as ``find_own_folder`` returns it.
-        compared: sites whose received key was compared, or SITE=CODE with the code read out.
+        folder: the hospital's own folder, as ``find_own_folder`` returns it.
+        compared: sites whose received key was compared, or SITE=CODE with the code read out, which
+            is then the expected key.
         forget: sites to remove from the list.
 
     Raises:
-        SettingError: ``compared`` names this hospital itself. ``KnownKeys`` raises its own errors.
+        SettingError: ``compared`` names this hospital itself, a malformed code, or, without a code,
+            a site whose key was not received or has changed since it was listed.
     """
     known = KnownKeys(folder)
     for text in compared:
@@ -59,6 +64,8 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 
 def describe_keys(folder: Path) -> list[str]:
     """Return one line for this hospital's key, then one for the key of each other hospital.
+
+    If no other key is known, a second line says how to enter one.
 
     Listing a key also allows 'compared' without a code to mark it later.
     """

@@ -37,10 +37,18 @@ class MadeKit:
 def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
     """Register new hospitals and make a kit for each.
 
+    Args:
+        folder: the deployment's folder.
+        names: the new hospitals. Each must be new and occur once.
+        say: prints each command that is run.
+
+    Returns:
+        A kit for each name, in the same order. Without names the list is empty.
+
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
             another command changes the deployment; in these cases nothing was written. Also raised
-            if a registration fails.
+            if a registration fails; the names before it are then registered.
     """
     with open_locked(folder) as deployment:
         # All names are checked before the first is registered, so after an error none is registered
@@ -66,14 +74,21 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     After a new key, the server refuses the hospital's old key. A certificate can be renewed while
     the server is down.
 
+    Args:
+        folder: the deployment's folder.
+        name: a local site, a hospital on another machine, or "server".
+        say: prints each command that is run.
+
     Returns:
         The new kit of a hospital on another machine. Otherwise a sentence that says what to do
         next: a site on this machine needs no kit, because ``deploy up`` starts it again with its
         new key.
 
     Raises:
-        FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
-            command changes the deployment. In these cases nothing was written.
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, another
+            command changes the deployment, or the new key cannot be registered. In these cases
+            nothing was written. If the old key cannot be removed, the hospital still has it; the
+            command can be repeated.
     """
     with open_locked(folder) as deployment:
         if name == SERVER:
@@ -103,7 +118,11 @@ def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
 
     The hospital's two registrations (at the SuperLink and in the registry) are removed, and so are
-    the server's copies of its kit and keys. The errors are those of ``renew``.
+    the server's copies of its kit and keys. A revoked name can be added again.
+
+    Raises:
+        FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
+            command changes the deployment. In these cases nothing was changed.
     """
     with open_locked(folder) as deployment:
         node = _node_of(deployment, name)
@@ -117,13 +136,17 @@ def revoke(folder: Path, name: str, say: Say) -> None:
             path.unlink(missing_ok=True)
 
 
-def register(deployment: Deployment, site: str, say: Say) -> Deployment:
+def register(deployment: Deployment, site: str, say: Say, public: Path | None = None) -> Deployment:
     """Register a site's public key at the SuperLink, and return the deployment with its node id.
+
+    The node id is also written to deployment.json, but not to the registry.
+    ``public`` is the file of the key; None for the site's own file in the deployment.
 
     Raises:
         DeploymentError: the SuperLink refuses the key.
     """
-    command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
+    key = public or deployment.secrets / f"{site}.pub"
+    command = ("supernode", "register", str(key), FEDERATION)
     try:
         answer = flwr(deployment, *command, "--name", site, say=say)
     except DeploymentError as error:
@@ -141,16 +164,31 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
     Only the public key is written to disk. The key admits the hospital at this server. Other
     hospitals do not know it: for secure sums they identify a hospital by its signing key, which the
     hospital makes itself.
+
+    Args:
+        deployment: the deployment, whose server must answer.
+        site: the hospital's name.
+        say: prints the command.
+
+    Returns:
+        The deployment with the site's new node id, and the private key in OpenSSH's format.
     """
     from fedsilo.deployment.certificates import make_hospital_key
 
     private, public = make_hospital_key()
-    write_atomically(deployment.secrets / f"{site}.pub", public, mode=0o600)
-    return register(deployment, site, say), private
+    # The site's own file stays as it is until the SuperLink has taken the new key
+    new = deployment.secrets / f"{site}.pub.new"
+    try:
+        write_atomically(new, public, mode=0o600)
+        deployment = register(deployment, site, say, new)
+        new.rename(deployment.secrets / f"{site}.pub")
+    finally:
+        new.unlink(missing_ok=True)
+    return deployment, private
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry and a kit for each site, and return the kits.
+    """Write the registry and a kit for each site, and return the kits. An older kit is replaced.
 
     ``keys`` maps each site to its private key.
     """
@@ -181,7 +219,7 @@ def _node_of(deployment: Deployment, site: str) -> str:
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
     """Unregister a node at the SuperLink, unless it is already unregistered.
 
-    It is already unregistered after an interrupted call.
+    It is already unregistered after an interrupted call. The registry is not changed.
     """
     if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)

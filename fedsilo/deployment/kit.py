@@ -86,6 +86,9 @@ class Kit:
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
     """Build a kit and return the bytes of its zip.
 
+    The zip also has a readme and the card, which seals the other files by their digests. Equal
+    arguments give equal bytes.
+
     Args:
         site: the hospital's name.
         server: the address of the Fleet API, host:port.
@@ -122,6 +125,10 @@ def _text_of(name: str, site: str, server: str) -> str:
 def read_kit(path: Path) -> Kit:
     """Read a kit from its zip, or from the folder where it was opened.
 
+    Returns:
+        The kit with its path, its card and its files by name. The server's signature is not
+        checked, because a kit has none: people compare its code by telephone.
+
     Raises:
         KitError: the path is not a complete kit, the kit was altered, or other users may read the
             zip. The mode of a folder's files is not checked.
@@ -155,6 +162,8 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 def _read_zip(path: Path) -> dict[str, bytes]:
     """Read the files of a zip by name; only the files of a kit are allowed in it.
 
+    Some may be missing.
+
     Raises:
         KitError: the zip is missing or damaged, has other files, or other users may read it.
         PermissionError: this user cannot read the zip.
@@ -186,7 +195,8 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
     """Check that a zip has only files of a kit, each once, at most 1 MiB, and in a usual packing.
 
-    ``path`` names the zip in errors.
+    ``path`` names the zip in errors. The sizes are those that the zip states. A file may be
+    missing.
 
     Raises:
         KitError: an entry breaks one of these rules.
@@ -201,6 +211,8 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
                 "rules and signing keys itself: do not use the kit, and ask the server's operator "
                 "for another ('fedsilo deploy renew SITE')"
             )
+        # A path such as ../../.bashrc is not among these names either, so nothing is written
+        # elsewhere
         elif name not in _NAMES:
             fault = f"has a file '{name}', which no kit has"
         elif names.count(name) > 1:

@@ -47,3 +47,12 @@ class HospitalOptions(RuleOptions, total=False):
     data_dir: Annotated[MaybePath, "the folder of the hospital's data"]
     device: Annotated[str | None, "auto, cpu, cuda or cuda:N (default: auto)"]
     node_config: NodeConfig
+
+
+class ServiceOptions(TypedDict, total=False):
+    """The options of a service; those of the data are a hospital's."""
+
+    user: Annotated[str | None, "the user of the service (default: the owner of its folder)"]
+    data_dir: Annotated[MaybePath, "the folder of the hospital's data"]
+    device: Annotated[str | None, "auto, cpu, cuda or cuda:N (default: auto)"]
+    node_config: NodeConfig

@@ -45,7 +45,9 @@ class RulesError(FedsiloError):
 def read_rules_given(options: RuleOptions) -> dict[str, Any]:
     """Return the rules that the options give, by key of the site file.
 
-    Options that were not given are left out. The value of a rule is parsed as YAML.
+    Options that were not given are left out. The keys are 'trust', 'methods' and 'datasets'
+    (lists), and those of ``rule``, whose values are parsed as YAML. Whether a rule of that key
+    exists is not checked.
 
     Raises:
         SettingError: a rule lacks '=', a key is given twice or is 'site', or a value is not valid
@@ -63,6 +65,7 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
         fault = ""
         if not equals or not key:
             fault = f"--rule is '{one_line(text)}', but must be KEY=VALUE"
+        # The later of two values would win in silence, and it may be the laxer rule
         elif key in values or key == "site":
             fault = f"--rule {key} is already set by another option or rule: remove one"
         try:
@@ -76,6 +79,9 @@ def read_rules_given(options: RuleOptions) -> dict[str, Any]:
 
 def write_rules(site: str, options: RuleOptions) -> str:
     """Build the text of a new site file, which allows everything that ``options`` do not limit.
+
+    The text is YAML, with one line for each key: the site, the trust level, "*" for methods, data
+    sets and records, and the given rules.
 
     No file is written.
 
@@ -117,6 +123,9 @@ def check_rules(
             service manager may give the same options at each start.
         trusted_elsewhere: whether the node config has the level of trust.
 
+    Returns:
+        The file's rules. Options do not change them.
+
     Raises:
         RulesError: the file cannot be used, belongs to another site, or an option contradicts it;
             or neither the file nor the node config has a level of trust.
@@ -128,6 +137,8 @@ def check_rules(
     except (SettingError, YamlError) as error:
         raise RulesError(f"{site}: {SITE} cannot be used: {error}") from None
     fault = ""
+    # The file is never changed by an option: an operator could widen the hospital's rules by a
+    # typing slip
     for key, value in given.items():
         if content.get(key) != value:
             fault = (
@@ -159,7 +170,11 @@ def _show_value(content: Mapping[str, Any], key: str) -> str:
 def effective_rules(context: Context) -> SiteFile:
     """Return the rules that apply at a site: the stricter of its site file and its node config.
 
-    Without a site file, all methods, data sets and records are allowed.
+    Without a site file, all methods, data sets and records are allowed. Limits of the node config
+    are the only other rules then.
+
+    Args:
+        context: Flower's context of the site, whose node config may name a site file.
 
     Raises:
         RefusedError: the site file is unusable, or trust is ``nobody`` without a cap on epsilon.
@@ -200,7 +215,7 @@ def describe_rule(key: str, value: Any) -> str:
     """Describe one rule: the sentence for ``key`` in ``SENTENCES``, with ``value`` inserted.
 
     A list becomes names joined by commas, or "*" if it contains "*". Limits in megabytes are shown
-    in gigabytes.
+    in gigabytes. For some keys the sentence depends on the value.
     """
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)

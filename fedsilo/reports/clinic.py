@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsilo.core.metric_names import CERTAINTY, CLASS, CONFIDENCE, TRAINED_PREFIX, UNCERTAINTY
+from fedsilo.core.settings.common_settings import SERVER
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
-from fedsilo.pages.page import NONE, Picture, Table, share, with_interval
+from fedsilo.pages.page import NONE, Picture, Table, hide_small_count, share, with_interval
 from fedsilo.pages.page_pictures import certainty, estimates
 from fedsilo.reports.run_facts import head_of, taking_part
 from fedsilo.runs.finished_run import Shown
@@ -25,6 +26,7 @@ INTERVALS = (
     "McNeil's standard error in Newcombe's form, on the logit scale. They hold for patients like "
     "these at the same site, if each patient is counted once."
 )
+COLUMNS = ("sensitivity", "specificity", "PPV", "NPV", "AUC")  # of ``ClassOutcome.cells``
 _DRAWN_CLASSES = 6
 
 
@@ -59,13 +61,36 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
             outcomes[site] = class_outcomes(by_name, run.class_names(site), counts, samples)
     return {
         **taking_part(run),
-        "head": head_of(run),
+        "head": _head(run),
         "examinations": examinations,
         "withheld": ", ".join(run.withheld),
         **_overall(run, metrics),
         **_by_class(run, outcomes),
         **_certainty(run, metrics),
     }
+
+
+def _head(run: Shown) -> dict[str, Any]:
+    """Build the variables of ``head.html``, with the patients for whom the page has no result."""
+    head = head_of(run)
+    missing = []
+    if run.trust == SERVER:
+        # A hidden number is None; whether it is 0 must not be told either
+        left_out = [
+            f"{site} {hide_small_count(known['dropped'], run.floor)}"
+            for site, known in run.silos.items()
+        ]
+        missing.append(
+            f"left out for a missing, impossible or unreadable value: {', '.join(left_out)}"
+        )
+    if run.withheld:
+        missing.append(
+            f"not shown: some results of {', '.join(run.withheld)}, which cover fewer than "
+            f"{run.floor} {run.noun(2)}, or would reveal a result that does"
+        )
+    if missing:
+        head["facts"] = [*head["facts"], ("without a result", "; ".join(missing))]
+    return head
 
 
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
@@ -142,7 +167,11 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
                 is_reported = True
     if not is_reported:
         return {"classes": []}
-    return {"classes": tables, "class_pictures": list(_class_pictures(run.name, outcomes))}
+    return {
+        "classes": tables,
+        "class_columns": list(COLUMNS),
+        "class_pictures": list(_class_pictures(run.name, outcomes)),
+    }
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
@@ -290,6 +319,28 @@ class ClassOutcome:
             return None
         return of_share(self.others - self.false, self.others)
 
+    def positive_predictive_value(self) -> Estimate | None:
+        """Return the share of samples predicted as the class that are of the class.
+
+        It is None if a count is not reported, or if nothing is predicted as the class.
+        """
+        if self.right is None or self.false is None or not self.right + self.false:
+            return None
+        return of_share(self.right, self.right + self.false)
+
+    def negative_predictive_value(self) -> Estimate | None:
+        """Return the share of samples predicted as other classes that are of other classes.
+
+        It is None if a count is not reported, or if everything is predicted as the class.
+        """
+        if self.right is None or self.false is None:
+            return None
+        missed = self.samples - self.right
+        rejected = self.others - self.false
+        if not missed + rejected:
+            return None
+        return of_share(rejected, missed + rejected)
+
     def area(self) -> Estimate | None:
         """Return the AUC of the class against all other classes, with interval; None if unknown."""
         if self.auc is None:
@@ -297,11 +348,13 @@ class ClassOutcome:
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Format samples, sensitivity, specificity and AUC as text; "n/a" for a missing one."""
+        """Format samples and estimates as text, in the order of ``COLUMNS``; "n/a" if missing."""
         return [
             f"{self.samples:,}",
             with_interval(self.sensitivity()),
             with_interval(self.specificity()),
+            with_interval(self.positive_predictive_value()),
+            with_interval(self.negative_predictive_value()),
             with_interval(self.area()),
         ]
 

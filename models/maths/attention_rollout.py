@@ -39,7 +39,8 @@ def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
     to 1.
 
     Args:
-        attentions: A of each layer, first to last, (batch, tokens, tokens).
+        attentions: A of each layer, first to last, (batch, tokens, tokens), rows summing to 1. At
+            least one layer.
         prefix_tokens: the number of class and register tokens, which precede the patches.
     """
     # Only the class token's row is needed. From the last layer backwards each layer then costs one
@@ -80,7 +81,8 @@ def scaled_maps(maps: Tensor, scale: str) -> Tensor:
 
     ``scale`` is ``sum``, which leaves the maps unchanged; ``max``, which divides each map by its
     maximum, as public rollout code does; or ``byte``, which makes the maximum 255, as in a map
-    stored as an 8-bit image.
+    stored as an 8-bit image. Other names are not checked, and count as ``max``. A map of zeros
+    becomes NaN unless ``scale`` is ``sum``.
     """
     # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":
@@ -142,7 +144,8 @@ def distillation_loss(
     """Compute the batch mean of the distillation loss (eq. 7), a scalar with gradient for ``maps``.
 
     A sample's loss is the sum of squared distances, at image resolution, from its map to the
-    buffer's maps of its class, divided by M. It is 0 if the buffer lacks maps of the class.
+    buffer's maps of its class, divided by M. It is 0 if the buffer lacks maps of the class, but the
+    sample still counts in the mean.
 
     Args:
         maps: rollout maps a, (batch, cells).

@@ -31,9 +31,10 @@ class ClassTargets:
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
     """Return class -> number of samples for the classes whose mean may leave a site.
 
-    ``counts`` has the number of training samples per class. A class needs at least ``min_samples``
-    samples, because a mean over few samples nearly reveals one of them. Server and site both apply
-    this rule, so the server expects exactly the means that the site sends.
+    ``counts`` has the number of training samples per class. Classes are numbered from 0. A class
+    needs at least ``min_samples`` samples (1 or more), because a mean over few samples nearly
+    reveals one of them. Server and site both apply this rule, so the server expects exactly the
+    means that the site sends.
     """
     large: dict[int, int] = {}
     for label, count in enumerate(counts):
@@ -54,7 +55,7 @@ def class_targets(
         size: the length of a vector.
 
     Returns:
-        The targets, or None if ``arrays`` is empty. A class without an array has no target.
+        The targets, with zeros for a class that has none. None if ``arrays`` is empty.
 
     Raises:
         SiteError: an array has an unknown class or another shape, or is not finite.
@@ -84,8 +85,9 @@ def class_targets(
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Sum the rows (n, d) of each class, (classes, d).
 
-    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. Sums of int64 rows
-    stay int64, as private releases need them; all other sums are float64.
+    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. The result is on
+    the CPU. Sums of int64 rows stay int64, as private releases need them; all other sums are
+    float64.
     """
     kind = torch.float64
     if rows.dtype == torch.int64:
@@ -98,6 +100,7 @@ def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tens
     """Compute the mean squared error between ``values`` (batch, d) and their classes' targets.
 
     The result is a scalar. A sample whose class lacks a target adds 0, but counts in the mean.
+    Gradients reach only ``values``, which are computed in float32.
     """
     # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
     # weigh more than in torch's mse_loss

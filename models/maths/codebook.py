@@ -27,7 +27,8 @@ def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Di
     """Replace each segment of the tokens z (batch, l, c) by its nearest codeword in L2 (eq. 4).
 
     A token's channels are split into ``segments`` equal parts, which share the ``codebook`` (n, c /
-    segments). If several codewords are equally near, the first is taken.
+    segments). If several codewords are equally near, the first is taken. Gradients reach the
+    codebook, but not the tokens.
     """
     batch, length, channels = tokens.shape
     parts = tokens.reshape(-1, channels // segments)

@@ -24,7 +24,8 @@ def skewed_prior(counts: Tensor) -> Tensor:
     """Compute the prior weights W of eq. 3, (K,) float32, from class counts N_k (K,).
 
     W_k = K / (K - 1) * (1 - N_k / N), so rare classes get a larger prior. Weights below
-    ``PRIOR_FLOOR`` (0.01) are raised to it, and then all weights are scaled to sum to K.
+    ``PRIOR_FLOOR`` (0.01) are raised to it, and then all weights are scaled to sum to K, so one may
+    end slightly below the floor.
 
     Raises:
         SettingError: there are fewer than two classes, or all counts are 0.
@@ -69,7 +70,10 @@ def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
 
 
 def dirichlet_kl(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5), (...), from two tensors (..., K)."""
+    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5), (...), from two tensors (..., K).
+
+    All entries must be above 0. The result is at least 0 apart from rounding.
+    """
     # The ratio of the two normalising constants, then the expectation of the remaining logarithm:
     # E ln p_k = digamma(alpha_k) - digamma(S)
     strength, weight = alpha.sum(dim=-1), prior.sum(dim=-1)

@@ -48,8 +48,8 @@ EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 def pooled_tokens(maps: Tensor, side: int) -> Tensor:
     """Convert maps (batch, rows, columns, channels) to tokens (batch, n, channels), row by row.
 
-    A side of the map that is longer than ``side`` is first average-pooled to this length. A
-    ``side`` of 0 means no pooling.
+    A side of the map that is longer than ``side`` is first average-pooled to this length. A shorter
+    side stays. A ``side`` of 0 means no pooling.
     """
     rows, columns = maps.shape[1:3]
     if side and max(rows, columns) > side:
@@ -142,7 +142,8 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
         costs: (batch, n, m).
         supply: the sum of each row of a flow, (batch, n).
         demand: the sum of each column, (batch, m), with the same total as ``supply``.
-        solver: see ``closeness``. For ``sinkhorn`` the regularisation is 0.02 here.
+        solver: ``pot`` is exact, on the CPU. ``sinkhorn`` has entropic regularisation 0.02.
+            ``cvxpylayers`` solves a slightly smoothed program.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "sinkhorn":
@@ -165,8 +166,14 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
     """Compute the cost of the optimal flow, (batch,) float64, with gradients for all arguments.
 
-    The gradients come from the dual variables. The arguments are those of ``optimal_flow``, but
-    ``solver`` can only be ``pot`` or ``sinkhorn``. Sinkhorn's regularisation is 0.002 here.
+    The gradients come from the dual variables.
+
+    Args:
+        costs: (batch, n, m).
+        supply: the sum of each row of a flow, (batch, n).
+        demand: the sum of each column, (batch, m), with the same total as ``supply``.
+        solver: ``pot``, or ``sinkhorn`` with regularisation 0.002. Any other name counts as
+            ``sinkhorn``.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "pot":
@@ -188,6 +195,9 @@ def _sinkhorn(
     costs: Tensor, supply: Tensor, demand: Tensor, rule: Sinkhorn
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run Sinkhorn's iterations without gradients; warn if a marginal misses the tolerance.
+
+    The warning is a RuntimeWarning, and the flow is returned all the same. Columns are not
+    compared.
 
     Args:
         costs: (batch, n, m) float64.

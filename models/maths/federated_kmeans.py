@@ -44,13 +44,16 @@ def local_centroids(
     """Cluster a silo's features by K-means and return only the centres that may leave the silo.
 
     Args:
-        features: (n, d), ordered by sample.
-        clusters: the largest number of centres.
+        features: (n, d), n at least 1, ordered by sample.
+        clusters: the largest number of centres, at least 1. There are never more than n.
         seed: seed of K-means' first centres.
-        min_count: centres over fewer features than this are left out.
-        each: number of features per sample.
-        min_samples: centres whose ``_effective_samples`` are fewer than this are left out: a
+        min_count: centres that are means of fewer rows of ``features`` than this are left out.
+        each: number of rows per sample.
+        min_samples: centres whose effective number of samples is below this are left out: a
             coordinate where all patients but one have 0 would reveal that patient. 1 for no check.
+
+    Returns:
+        The centres float32 and the number of rows of each; both may be empty.
     """
     fitted = _kmeans(features, None, clusters, seed)
     centres, labels = fitted.cluster_centers_, fitted.labels_
@@ -68,10 +71,10 @@ def local_centroids(
 def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
     """Compute the effective number of samples behind the mean of ``features`` (n, d).
 
-    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|², where f_i sums the features of sample i:
-    the number of samples if all contribute equally, 1 if one sample contributes all. The smallest
-    coordinate decides; coordinates that are 0 everywhere do not count. ``samples`` (n,) has the
-    sample number of each feature.
+    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|², where |f_i| sums the absolute rows of
+    sample i: the number of samples if all contribute equally, 1 if one sample contributes all. The
+    smallest coordinate decides; coordinates that are 0 everywhere do not count. ``samples`` (n,)
+    has the sample number of each row.
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))
@@ -87,7 +90,12 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 
     If there are more than ``clusters`` centroids, K-means clusters them, each weighted by its
     count. Otherwise they are concatenated in the order of ``parts`` and returned unchanged.
-    ``seed`` decides K-means' first centres.
+
+    Args:
+        parts: the centroids of each silo, at least one silo; the order decides ties and the last
+            bits.
+        clusters: the largest number of centres.
+        seed: decides K-means' first centres.
     """
     centres = np.concatenate([part.centres for part in parts])
     counts = np.concatenate([part.counts for part in parts])
@@ -105,7 +113,8 @@ def _kmeans(
 ) -> KMeans:
     """Fit scikit-learn's K-means to points (n, d) with weights (n,), in one thread.
 
-    There are never more clusters than points. ``weights`` None weighs all points equally.
+    There are never more clusters than points. ``weights`` None weighs all points equally. Only the
+    seed modulo 2^32 counts.
     """
     # Imported late, because every message imports this module, but only few need scikit-learn
     from sklearn.cluster import KMeans

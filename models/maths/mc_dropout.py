@@ -15,7 +15,7 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 
 @contextmanager
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
-    """In a ``with`` block, put ``module`` in eval mode except for its dropout layers.
+    """Put ``module`` in eval mode except for its dropout layers, inside a ``with`` block.
 
     The modes of all layers are restored at the end. Dropout layers with the attribute
     ``only_trains`` are in eval mode too. If ``dropout`` is False, all dropout layers are.

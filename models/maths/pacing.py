@@ -14,7 +14,7 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Check the settings of a round's length and 'train.micro-batch'.
+    """Check the settings that decide a round's length, and 'train.micro-batch'.
 
     Raises:
         SettingError: 'train.micro-batch' is 1; 'train.pace' is changed without 'train.epoch-steps'
@@ -27,6 +27,7 @@ def check_pace(settings: CommonSettings) -> None:
             "setting 'train.micro-batch' must be 0 or at least 2, but is 1: batch norm has no "
             "variance over one sample; set it to 0 for whole batches"
         )
+    # The paced and the usual way to count steps exclude each other
     if not settings.epoch_steps:
         if settings.pace != usual["train.pace"]:
             raise SettingError(

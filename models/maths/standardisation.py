@@ -18,7 +18,7 @@ from fedsilo.core.site_facts import FeatureStatistics, Sums
 def sums_of(rows: Tensor) -> Sums:
     """Compute each feature's count, sum and sum of squares over ``rows`` (n, features).
 
-    NaN marks a missing value, which adds 0 to all three.
+    NaN marks a missing value, which adds 0 to all three. The result is float64, (features,) each.
     """
     # float64, because pooling subtracts squares that nearly cancel
     values = rows.numpy().astype(np.float64)
@@ -31,7 +31,8 @@ def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
 
     The variance is divided by n, not by n - 1. A feature that is constant gets the standard
     deviation 1, so it is only shifted; a feature without any value gets mean 0 and deviation 1. The
-    order of the sites decides the last bits.
+    order of the sites decides the last bits. A spread below a millionth of the values' size counts
+    as constant. ``sums`` must not be empty.
     """
     count = np.sum([site.count for site in sums], axis=0, dtype=np.float64)
     total = np.sum([site.total for site in sums], axis=0, dtype=np.float64)

@@ -84,7 +84,9 @@ class UnlikeColumn:
     unit: str = ""
 
     def sentence(self, others: str, title: str = "") -> str:
-        """Describe the difference in one line, with both means.
+        """Describe the difference in one line, with both means to three digits.
+
+        The line ends with the question whether the unit differs.
 
         Args:
             others: the origin of the other mean, such as "at the other sites".
@@ -105,7 +107,8 @@ class UnlikeColumn:
     def relation(self) -> str:
         """Describe in words how the site's mean differs from the other mean, without numbers.
 
-        Numbers are left out because the mean of a few values would reveal a count.
+        The text is "far from", "less than a fifth of" or "more than five times". Numbers are left
+        out because the mean of a few values would reveal a count.
         """
         if _ratio(self.mean, self.others) < _FACTOR:
             return "far from"
@@ -117,7 +120,10 @@ class UnlikeColumn:
 def compare_sites(
     features: Sequence[str], sums: Mapping[str, Sums], floor: int
 ) -> list[UnlikeColumn]:
-    """Find the columns whose values at one site differ from those at the other sites.
+    """Find the columns whose values at one site differ so much that the unit may differ.
+
+    The means must differ by a factor of five, or be three standard deviations apart where a known
+    change of unit explains it.
 
     Features of categories are skipped, and so are columns with only 0 and 1 at all sites. A site is
     compared with the site that has the median mean among the other sites, so one odd site does not
@@ -177,6 +183,9 @@ def compare_with(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at a site differ from pooled or declared statistics.
 
+    The rules are those of ``compare_sites``: means that differ by a factor of five, or that a known
+    change of unit converts.
+
     Features of categories are skipped, and so are columns with only 0 and 1 whose other mean is
     from 0 to 1.
 
@@ -228,7 +237,7 @@ def _spread_of(sums: Sums, place: int) -> Spread:
 
 
 def _ratio(first: float, second: float) -> float:
-    """Divide the larger absolute value by the smaller one; the result is at least 1.
+    """Divide the larger absolute value of two numbers by the smaller; the result is at least 1.
 
     It is 1 if both values are 0, and infinite if only one value is 0.
     """
@@ -241,7 +250,12 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _is_unlike(first: Spread, second: Spread) -> bool:
-    """Tell whether two spreads differ by one of the two rules in this module's docstring."""
+    """Return whether two spreads differ so much that the unit may differ.
+
+    Either the means differ by a factor of five, and are more than one standard deviation apart or
+    differ by the same factor (up to 2) as the deviations. Or the means are more than three standard
+    deviations apart, and a known change of unit converts one spread to the other.
+    """
     means = _ratio(first.mean, second.mean)
     apart = abs(first.mean - second.mean)
     widest = max(first.std, second.std)
@@ -256,7 +270,7 @@ def _explain(first: Spread, second: Spread) -> str:
     """Name the known change of unit that fits two spreads best; empty if no change fits.
 
     A conversion fits if it maps the smaller mean to the larger one within a factor of 1.2, and the
-    deviation within a factor of 2. Means of 0 or below are not converted.
+    deviation within a factor of 2. A mean is not converted if it is 0 or below, before or after.
     """
     small, large = sorted((first, second), key=lambda spread: spread.mean)
     best, words = _SAME_MEAN, ""

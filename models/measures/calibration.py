@@ -20,7 +20,7 @@ from torch import Tensor
 def rows_needed(coverage: float) -> int:
     """Return the smallest number of calibration samples that gives a finite threshold.
 
-    ``coverage`` is above 0 and below 1.
+    ``coverage``, the wanted share of right sets, is above 0 and below 1. For 0.9 the result is 9.
     """
     # The smallest n with ceil((n + 1) coverage) <= n; see ``_rank`` for the tolerance
     return math.ceil(coverage / (1 - coverage) - 1e-9)
@@ -49,6 +49,8 @@ def threshold(scores: Tensor, coverage: float) -> float:
 
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
     """Return the 5 % and 95 % quantiles of the real coverage with ``rows`` calibration samples.
+
+    ``rows`` must be at least ``rows_needed(coverage)``, or both are NaN.
 
     The real coverage varies with the calibration samples. Without ties it is distributed as Beta(k,
     n + 1 - k) with k = ceil((n + 1) coverage) (Vovk 2012).
@@ -91,7 +93,7 @@ def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
 def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
     """Fit the temperature, from 1/20 to 20, that makes the labels most likely.
 
-    ``probabilities`` are (n, classes), ``labels`` (n,) int64.
+    ``probabilities`` are (n, classes), ``labels`` (n,) int64; n is at least 1.
     """
     # The logarithm is searched, because 1/20 and 20 are then equally far from 1. Without bounds the
     # best temperature of a model that is always right would be 0
@@ -108,7 +110,8 @@ def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
 def mean_loss(probabilities: Tensor, labels: Tensor) -> float:
     """Compute the mean negative log-likelihood of the labels (n,), in nats.
 
-    ``probabilities`` are (n, classes); a probability below 1e-12 counts as 1e-12.
+    ``probabilities`` are (n, classes); a probability below 1e-12 counts as 1e-12. Without samples
+    the result is NaN.
     """
     right = probabilities.gather(1, labels[:, None]).clamp_min(_SMALLEST)
     return float(-right.log().mean())

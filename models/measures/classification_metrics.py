@@ -78,7 +78,11 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
 def average_precision(scores: Tensor, positive: Tensor) -> float:
     """Compute the area under the precision-recall curve as a sum of steps, as scikit-learn does.
 
-    The arguments are those of ``roc_auc``. The result is from 0 to 1.
+    The result is from 0 to 1.
+
+    Args:
+        scores: (n,), larger for samples that are more likely positive. Equal scores are one step.
+        positive: (n,) bool; True must occur.
     """
     false, true = _count_positives(scores, positive)
     precision = (true / (true + false)).flip(0)
@@ -122,6 +126,7 @@ def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, f
     predicted = probabilities.argmax(dim=1)
     occurring = torch.unique(labels).tolist()
     recalls = [(predicted[labels == one] == one).double().mean().item() for one in occurring]
+    # This metric is defined for any labels, each of the others only for some
     metrics = {"calibration-error": calibration_error(probabilities, labels, CALIBRATION_BINS)}
     if len(occurring) > 1:
         metrics["balanced-accuracy"] = sum(recalls) / len(recalls)

@@ -14,7 +14,8 @@ def population_stability_index(expected: Sequence[int], observed: Sequence[int])
 
     Args:
         expected: training samples in each cell, whose shares are e.
-        observed: new samples in the same cells, whose shares are a.
+        observed: new samples in the same cells, whose shares are a. Both lists have the same
+            length.
     """
     index = 0.0
     for e, a in zip(_shares(expected), _shares(observed), strict=True):
@@ -30,15 +31,15 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def psi_by_chance(cells: int, expected: int, observed: int, features: int = 1) -> float:
-    """Return the PSI that is exceeded by chance in 5 % of checks of data without drift.
+    """Return the PSI that data without drift exceed by chance in 5 % of checks.
 
     Without drift PSI / (1/n + 1/m) follows approximately a chi-squared distribution with cells - 1
     degrees of freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020).
 
     Args:
-        cells: number of cells of the feature.
-        expected: n, the number of training samples.
-        observed: m, the number of new samples.
+        cells: number of cells of the feature; one cell counts as two.
+        expected: n, the number of training samples, at least 1.
+        observed: m, the number of new samples, at least 1.
         features: number of features in one check; the 5 % are divided among them (Bonferroni).
     """
     from scipy.stats import chi2

@@ -41,13 +41,13 @@ def of_share(successes: int, samples: int) -> Estimate:
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
-    """Compute the 95 % interval of an AUC; None for an AUC of 0 or 1.
+    """Compute the 95 % interval of the AUC ``auc``; None for an AUC of 0 or 1.
 
-    ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC. The
-    standard error is Hanley and McNeil's (Radiology 143:29, 1982) in Newcombe's form (Statistics in
-    Medicine 25:559, 2006), which does not change if the classes are swapped: SE² = A(1-A) (1 + N
-    (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in logit(A), so
-    it stays within 0 and 1.
+    ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC, at least 1
+    each. The standard error is Hanley and McNeil's (Radiology 143:29, 1982) in Newcombe's form
+    (Statistics in Medicine 25:559, 2006), which does not change if the classes are swapped: SE² =
+    A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in
+    logit(A), so it stays within 0 and 1.
     """
     if not 0 < auc < 1:
         # All pairs are in the same order, so the standard error would be 0
@@ -67,7 +67,8 @@ def of_mean(
 ) -> Interval | None:
     """Compute Student's 95 % t interval of a mean over seeds; None for fewer than two values.
 
-    The interval is clipped to ``low`` and ``high``, the range of possible values.
+    Equal values give an interval of length 0. The interval is clipped to ``low`` and ``high``, the
+    range of possible values.
     """
     from scipy.stats import t
 

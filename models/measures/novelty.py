@@ -48,7 +48,8 @@ class Seen:
 
         If ``few``, a value is familiar if it equals one of ``values``. Otherwise it is familiar if
         it lies between the lowest and the highest. The gap is the distance to the nearest of
-        ``values``. All scores are 1 if every training sample lacks the feature.
+        ``values``. A gap within the rounding of float32 counts as 0. All scores are 1 if every
+        training sample lacks the feature.
         """
         if not len(self.values):
             # The feature was missing in every training sample, so any value is new
@@ -110,8 +111,12 @@ class Familiar:
         """Score how far samples (k, f) are from the training samples.
 
         The parts of the score are each value, each whole sample, and each pattern of missing
-        values. In each part 1 is about the edge of training. ``missing`` (k, f) marks imputed
-        values, whose own score is 0.
+        values. In each part 1 is about the edge of training. Without ``seen`` (features of a
+        network) all scores of values are 0.
+
+        Args:
+            samples: (k, f), standardised and imputed as in training.
+            missing: (k, f) bool, which values are imputed. Their own score is 0.
         """
         values = np.zeros(samples.shape)
         for place, seen in enumerate(self.seen):
@@ -125,12 +130,15 @@ def estimate_region(
 ) -> Familiar:
     """Estimate the region that the training samples fill.
 
+    It is described by the mean of each group, the groups' shared covariance, the distance that 99 %
+    of the samples stay within, and how often each feature is missing.
+
     Args:
         samples: (n, f) training samples: standardised and imputed rows, or a network's features.
         missing: (n, f) bool, which values are imputed.
-        groups: (n,) the group of each sample, such as its class. A new sample's distance is to the
-            nearest group mean. None, for table rows, means one group, and only then are single
-            features scored too.
+        groups: (n,) each sample's group, such as its class. Distances are to the nearest group
+            mean. None, for table rows, makes one group, and only then each feature's training
+            values are kept too.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -165,7 +173,7 @@ def limit_of(scores: Floats, share: float) -> float:
     on average. If 1 / (n + 1) is more than ``share``, the limit is infinite.
 
     Args:
-        scores: (n,) scores of held-out samples.
+        scores: (n,) scores of held-out samples. Without scores the limit is infinite.
         share: the accepted share of false alarms, above 0 and below 1.
     """
     from scipy.stats import beta

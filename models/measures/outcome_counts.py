@@ -22,7 +22,8 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
     For each class c, ``class.<c>.right`` counts samples of c that are classified as c,
     ``class.<c>.false`` other samples that are classified as c, and ``class.<c>.auc`` is the AUC of
     c against the rest. ``confidence.<bin>.<part>`` counts by tenths of the largest probability,
-    ``uncertainty.<bin>.<part>`` by tenths of the entropy over ln K (see ``bin_counts``).
+    ``uncertainty.<bin>.<part>`` by tenths of the entropy over ln K, where the parts are ``count``,
+    ``right`` and ``mean``.
 
     Args:
         probabilities: (n, classes), rows summing to 1.
@@ -46,7 +47,11 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
 def _by_class(
     probabilities: Tensor, predicted: Tensor, labels: Tensor, minimum: int
 ) -> dict[str, float]:
-    """Compute ``right``, ``false`` and ``auc`` of each class; see ``outcome_counts``."""
+    """Compute ``right``, ``false`` and ``auc`` of each class, with names such as ``class.0.right``.
+
+    A value is left out if fewer than ``minimum`` samples are behind it: samples of the class for
+    ``right``, other samples for ``false``, and both for ``auc``.
+    """
     counts = {}
     for label in range(probabilities.shape[1]):
         of_class = labels == label
@@ -115,8 +120,8 @@ def merge_bins(ordered: Sequence[Bin], floor: int) -> list[Bin]:
     """Merge neighbouring bins until each has at least ``floor`` samples.
 
     ``ordered`` are bins from low to high certainty. A bin that is too small joins the next bin; a
-    last bin that is too small joins the bin before it. The result is empty if all bins together
-    have fewer than ``floor`` samples.
+    last bin that is too small joins the bin before it. A ``floor`` of 0 counts as 1. The result is
+    empty if all bins together have fewer than ``floor`` samples.
     """
     kept: list[Bin] = []
     waiting = Bin(0, 0, 0.0)

@@ -35,8 +35,8 @@ def mixture(
 ) -> dict[str, Tensor]:
     """Mix the site's own model v and the shared model w, alpha v + (1 - alpha) w, by array.
 
-    Batch norm's running statistics are taken from v, because a mean of variances is not the
-    variance of the mixture.
+    Both models must have the same arrays. Batch norm's running statistics are taken from v, because
+    a mean of variances is not the variance of the mixture.
     """
     # Starting from v keeps its running statistics
     mixed = dict(own)

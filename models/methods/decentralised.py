@@ -113,7 +113,8 @@ def mix_models(
 
     Args:
         models: site -> arrays by name.
-        weights: site -> mixing weight, for at least all sites in ``models``.
+        weights: site -> mixing weight, for at least all sites in ``models``; their sum must be
+            above 0.
     """
     # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,
     # and float64

@@ -57,6 +57,10 @@ class DisTransSettings(OwnSettings):
 
         Other networks are checked when they are built, by ``double_channels``.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: the network is a classifier of timm.
         """
@@ -65,7 +69,10 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error for a network whose head does not end in a linear layer."""
+    """Build the error for a network whose head does not end in a linear layer.
+
+    The caller raises it.
+    """
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
         f"whose head ends in a linear layer, but '{common.network}' is neither: choose another "
@@ -76,8 +83,15 @@ def no_head_to_double(common: CommonSettings) -> SettingError:
 def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
     """Shift images x towards the offset t and away from it, as inputs of the two channels.
 
-    The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x. ``images``
-    and ``offsets`` are (batch, channels, height, width).
+    The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x.
+
+    Args:
+        images: x, (batch, channels, height, width).
+        offsets: t, of the same shape.
+        alpha: the strength of the shift, 0 for none.
+
+    Returns:
+        The images shifted towards t, then those shifted away from it.
     """
     # Both formulas are x -+ alpha (x - t), so the difference is computed only once
     shift = alpha * (images - offsets)
@@ -104,7 +118,12 @@ def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
     """Draw a site's initial offset, (pixels, 1), uniform over the range of the network's inputs.
 
-    The same seed and ``key`` give the same offset. ``shape`` is that of an image.
+    The same seed and ``key`` give the same offset.
+
+    Args:
+        settings: the run's settings: its seed, and whether it trains on raw pixels.
+        shape: the shape of an image, (channels, height, width).
+        key: further parts of the random key besides the seed, such as the site's name.
     """
     rng = generator(settings.seed, "offset", *key)
     return to_pixels(2 * torch.rand(math.prod(shape), 1, generator=rng) - 1, settings)

@@ -44,7 +44,8 @@ class AdaptiveSettings(OwnSettings):
                 and v is tau^2.
 
         Returns:
-            The step, of the shape of ``delta``, and the new m and v, stacked.
+            The step, which is added to the global model and has the shape of ``delta``, and the new
+            m and v, stacked float64.
         """
         # Adam's bias correction is left out. The paper starts v at tau^2 instead, which bounds the
         # first steps

@@ -91,6 +91,10 @@ class FedAlignCLSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that epochs span rounds, and that the warm-up ends before the run does.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: 'train.epoch-steps' is 0; the run aligns in fp16, which needs a loss
                 scaling that the alignment loss lacks; or alignment or curriculum are on, but the
@@ -136,7 +140,7 @@ def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
     """Draw a random order pi of samples, (n,) int64 indices; high scores tend to come early.
 
     Samples are drawn one by one without replacement, with probabilities proportional to their
-    ``scores`` (n,).
+    ``scores`` (n,), all above 0. One number per sample is drawn from ``rng``.
     """
     # Sorting by exponential keys of rate ``scores`` is the same as drawing one by one from the
     # remaining samples (Efraimidis and Spirakis 2006). torch.multinomial takes at most 2^24 samples
@@ -164,6 +168,9 @@ def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -
         arrays: its parameters by name.
         channels: the length of an embedding.
         site: the site that sent it, for errors.
+
+    Returns:
+        A new network with these weights, in training mode.
 
     Raises:
         SiteError: arrays are missing, are surplus, have another shape or are not finite.
@@ -232,7 +239,7 @@ def paired_alignment_loss(
 
 @contextmanager
 def _freeze(*modules: nn.Module) -> Iterator[None]:
-    """Switch off gradients of the modules' parameters inside a block.
+    """Switch off gradients of the modules' parameters inside a block, and restore them afterwards.
 
     Gradients still flow through the modules to their inputs, which ``torch.no_grad`` would stop.
     """
@@ -266,9 +273,14 @@ def perturb_arrays(
 
     If 'noise-scale' is absolute, the noise has the variance 'noise-variance'. If it is relative,
     the noise's standard deviation is 'noise-variance' times the array's standard deviation. Noisy
-    arrays are float32 on the CPU. A variance of 0 changes nothing. Noise comes from ``rng``, or
-    from the operating system if ``rng`` is None. This is not differential privacy: nothing is
-    clipped, so the sensitivity is unbounded.
+    arrays are float32 on the CPU. A variance of 0 changes nothing. This is not differential
+    privacy: nothing is clipped, so the sensitivity is unbounded.
+
+    Args:
+        arrays: array by name. It is not changed.
+        names: the arrays that get noise; all must be in ``arrays``.
+        settings: 'noise-variance' and 'noise-scale'.
+        rng: the generator, or None for noise from the operating system, which nobody can repeat.
     """
     if not settings.noise_variance:
         return dict(arrays)

@@ -32,6 +32,10 @@ class FedAvgFTSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that at least one round of FedAvg comes before the fine-tuning.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: 'fedavg-ft.finetune-rounds' is at least 'rounds'.
         """

@@ -33,7 +33,8 @@ class FedAvgMSettings(OwnSettings):
             v: the momentum of the last round; None before the first step.
 
         Returns:
-            The step and the momentum, float64 arrays of the shape of ``delta``.
+            The step, which is added to the global model, and the new momentum: float64 arrays of
+            the shape of ``delta``.
         """
         if v is None:
             v = 0.0

@@ -39,12 +39,17 @@ class FedCrossSettings(OwnSettings):
 def collaborators(vectors: Any, choice: Choice, round_: int) -> list[int]:
     """Return for each model the number of the model that it is mixed with.
 
-    The cosine similarities of equal size go to the model of the lower number.
+    Similarity is the cosine of two models' weights. Of equally similar models, the one with the
+    lower number is taken.
 
     Args:
         vectors: the models' trained weights, (models, weights) float64, at least two models.
-        choice: the rule; see the setting 'collaborator'.
-        round_: the number of the round, from 1; by it "in-order" goes through all other models.
+        choice: "lowest" takes the least similar other model, "highest" the most similar one, and
+            "in-order" each other model in turn.
+        round_: the number of the round, from 1. Only "in-order" uses it.
+
+    Returns:
+        For each model, in order, a number from 0 that is not its own.
     """
     count = len(vectors)
     if choice == "in-order":

@@ -49,7 +49,10 @@ class FedDBESettings(OwnSettings):
 
 
 def why_mean_stays(samples: int, floor: int) -> str | None:
-    """Return the reason why a mean over ``samples`` features must stay, or None if it may leave."""
+    """Return the reason why a mean over ``samples`` features must stay, or None if it may leave.
+
+    It may leave if there are at least ``floor`` samples ('privacy.sums-min-count').
+    """
     if samples >= floor:
         return None
     return (
@@ -106,7 +109,7 @@ class MeanPull:
         self._running = torch.zeros_like(mean)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of a batch, and move the running mean on.
+        """Compute the loss of a batch, the network's own plus a pull, and move the running mean on.
 
         The pull is kappa times half the mean square of running mean minus ``mean``. The running
         mean has no bias, begins at 0, and has a gradient through this batch only.

@@ -89,7 +89,11 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
     """Compute EMD_ij: the mean closeness of two models' feature maps over a batch, 0 to 1.
 
     ``own`` and ``other`` are (batch, rows, columns, channels), pooled to 'emd-grid' first. The
-    result is a scalar; a negative mean becomes 0. With 'emd-gradient' it has gradients for ``own``.
+    result is a scalar; a negative mean becomes 0. With 'emd-gradient' it has gradients for ``own``,
+    never for ``other``.
+
+    Raises:
+        SiteError: the maps differ in shape, or values are not finite.
     """
     if not settings.emd_gradient:
         own = own.detach()
@@ -112,8 +116,8 @@ def map_tokens(
 def eval_mode_map(network: TokenClassifier, inputs: Tensor, gradient: bool = False) -> Tensor:
     """Compute the last feature map (batch, rows, columns, channels) in eval mode.
 
-    The result has gradients for the network only if ``gradient`` is True. The network's modes are
-    restored afterwards.
+    The result has gradients for the network only if ``gradient`` is True. Dropout is off. The
+    network's modes are restored afterwards.
     """
     with torch.set_grad_enabled(gradient), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
@@ -130,7 +134,8 @@ def multishot_loss(
 
     The loss is (1 - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2
     KL(expert j || network). EMD_j is the closeness of the expert's and the network's feature maps
-    (``batch_closeness``), a constant unless 'emd-gradient' is true.
+    over the batch, from 0 to 1, a constant unless 'emd-gradient' is true. Without experts only the
+    first term remains.
 
     Args:
         network: the silo's network, in training.

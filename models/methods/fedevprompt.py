@@ -62,6 +62,10 @@ class FedEvPromptSettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that the network is a frozen ViT with prompts and evidential loss.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: one of four conditions fails. The network must be a ViT with prompts and a
                 frozen backbone. 'train.loss' must not be cross-entropy. If 'shared-prompts' is
@@ -78,6 +82,7 @@ class FedEvPromptSettings(OwnSettings):
                 "setting 'train.loss' is 'cross-entropy': method 'fedevprompt' is evidential; "
                 "leave it at 'auto'"
             )
+        # A user who sets a robust rule would believe that it protects something
         if self.shared_prompts == "none" and common.aggregation not in (AUTO, "mean"):
             raise SettingError(
                 f"setting 'server.aggregation' is '{common.aggregation}' and "
@@ -107,8 +112,9 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
     """Return the indices of the ``count`` samples of class ``label`` with the lowest vacuity.
 
-    If the class has fewer samples, all of them are returned. ``vacuities`` are (n,), ``labels``
-    (n,) int64. Of samples with equal vacuity the earlier one comes first.
+    The most certain sample comes first. If the class has fewer samples, all of them are returned.
+    ``vacuities`` are (n,), ``labels`` (n,) int64. Of samples with equal vacuity the earlier one
+    comes first.
     """
     of_class = torch.nonzero(labels == label).flatten()
     # A stable sort keeps the samples' order where vacuities are equal
@@ -122,7 +128,7 @@ def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -
 
 
 def map_fault(maps: Tensor) -> str | None:
-    """Return the reason why arrays (n, cells) are not rollout maps; None if they are.
+    """Describe why arrays (n, cells) are not rollout maps, as a clause; None if they are.
 
     Rollout maps are finite, not negative, and each sums to 1 within 0.001.
     """

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import nnls
 
 from fedsilo.core.settings_schema import setting
 from fedsilo.models.methods.fedrep import FedRepSettings
@@ -56,7 +54,7 @@ def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
         shares: the share p(y) of each class in the site's training samples, (classes,).
         means: the mean feature of each class, (classes, d).
         squares: the mean squared length of a feature of each class, (classes,).
-        samples: n_i.
+        samples: n_i, at least 1.
     """
     # E|f|^2 by class, less the squared length of what eq. 8 calls the class-wise feature
     spread = shares @ squares - np.square(shares[:, None] * means).sum()
@@ -70,10 +68,14 @@ def mixing_weights(place: int, features: Any, variances: Any) -> Any:
     sum_j a_j^2 v_j + |sum_j a_j (h_place - h_j)|^2 (eq. 8).
 
     Args:
-        place: the number of the site whose mix is asked for.
+        place: the number of the site whose mix is asked for, from 0.
         features: h_j, the sites' p(y) E[f | y] over all classes, (sites, classes * d) float64.
         variances: v_j of each site, (sites,).
     """
+    # Every command reads the settings of this module, and scipy takes half a second to import
+    from scipy.linalg import cholesky, solve_triangular
+    from scipy.optimize import nnls
+
     # The distance is a square, so its matrix is that of the inner products of the differences
     far = features[place] - features
     matrix = far @ far.T + np.diag(variances)

@@ -29,6 +29,10 @@ class FedSWASettings(OwnSettings):
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that the run has at least as many rounds as the final mean averages.
 
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
+
         Raises:
             SettingError: 'fedswa.averaged-rounds' is above 'rounds'.
         """

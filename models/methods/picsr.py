@@ -83,9 +83,10 @@ class PICSRSettings(OwnSettings):
         return finished + 1 == self.warmup + self.expert_rounds
 
     def stage(self, finished: int) -> str:
-        """Return the stage of round ``finished`` + 1.
+        """Return the stage of the round after ``finished`` finished rounds.
 
-        It is ``WARMUP``, ``EXPERTS`` or ``ROUTING_STAGE``.
+        It is ``WARMUP`` for the warm-up rounds, then ``EXPERTS`` for the expert rounds, then
+        ``ROUTING_STAGE``.
         """
         if finished < self.warmup:
             return WARMUP
@@ -95,6 +96,10 @@ class PICSRSettings(OwnSettings):
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that silos' prototypes differ and that rounds are left for the router.
+
+        Args:
+            common: the run's common settings.
+            is_table: whether the data set is a table.
 
         Raises:
             SettingError: data are standardised per site, which makes all prototypes equal; a table
@@ -107,6 +112,7 @@ class PICSRSettings(OwnSettings):
                 "statistics of its own every site has the mean sample 0, so all prototypes "
                 "are equal; set it to 'pooled' or 'declared'"
             )
+        # The pooled sums give the same mean as the prototype, so their floor must be as strict
         sums_leave = common.standardise == "pooled" and is_table
         if sums_leave and self.prototype_min_count > common.sums_min_count:
             raise SettingError(
@@ -174,7 +180,11 @@ class Router(nn.Module):
     def log_weights(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
         """Compute the logarithm of the experts' weights h(x), (batch, experts).
 
-        The arguments are those of ``distances``.
+        Each row's weights h(x) are a softmax, so they sum to 1.
+
+        Args:
+            inputs: (batch, *input_shape).
+            prototypes: (experts, *input_shape).
         """
         similarities = invert_distances(self.distances(inputs, prototypes), self.inversion)
         return torch.log_softmax(self.importance(similarities), dim=-1)
@@ -183,7 +193,8 @@ class Router(nn.Module):
 def invert_distances(distances: Tensor, inversion: str) -> Tensor:
     """Convert distances to similarities of the same shape.
 
-    ``inversion`` 'negative' gives -d, 'reciprocal' gives 1 / (1 + d).
+    ``inversion`` 'negative' gives -d, 'reciprocal' gives 1 / (1 + d). Other names count as
+    'reciprocal'.
     """
     if inversion == "negative":
         return -distances
@@ -251,9 +262,9 @@ class PICSRNetwork(Mixture):
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
     """Summarise the experts' weights over a site's samples, as metrics by name.
 
-    The names are ``routing.<expert>.mean`` and the quantiles ``routing.<expert>.q05`` to ``.q95``.
-    With fewer than ``min_samples`` samples the result is empty, because a mean over few samples
-    reveals them.
+    The names are ``routing.<expert>.mean`` and the quantiles ``routing.<expert>.q05``, ``.q25``,
+    ``.q50``, ``.q75`` and ``.q95``. With fewer than ``min_samples`` samples the result is empty,
+    because a mean over few samples reveals them.
 
     Args:
         weights: (n, experts), rows summing to 1.
@@ -326,13 +337,14 @@ def feature_contributions(
 def prototype_distances(
     router: Router, prototypes: Mapping[str, Tensor]
 ) -> dict[str, list[list[float]]]:
-    """Compute the distances between all pairs of prototypes, (experts, experts) lists.
+    """Compute the distances between all pairs of prototypes. No gradients are kept.
 
     ``prototypes`` is site -> prototype (*input_shape).
 
     Returns:
-        ``input`` has the L2 distances between the prototypes, ``embedded`` the distances between
-        their embeddings by the router's f.
+        A mapping with two keys: ``input`` has the L2 distances between the prototypes, ``embedded``
+        the distances between their embeddings by the router's f. Each is (experts, experts) as a
+        list of lists, in the order of ``prototypes``.
     """
     stacked = torch.stack(list(prototypes.values()))
     flat = stacked.flatten(1).double()
@@ -356,8 +368,9 @@ def routing_document(
         distances: the result of ``prototype_distances``.
 
     Returns:
-        ``experts``; ``sites``, which is site -> expert -> statistic -> value and is empty for an
-        expert without metrics; and ``prototype distances``.
+        A mapping with three keys: ``experts``, the list; ``sites``, site -> expert -> statistic ->
+        value, with an empty mapping where a site has no metrics of an expert; and ``prototype
+        distances``.
     """
     sites: dict[str, dict[str, dict[str, float]]] = {}
     for site, metrics in values.items():

@@ -94,7 +94,7 @@ class UEFLSettings(OwnSettings):
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
-        """Tell whether the settings make sites send centroids of their features after a round.
+        """Return whether the settings make sites send centroids of their features after a round.
 
         Args:
             uncertain: True asks about the uncertain sites, False about the certain sites.
@@ -138,7 +138,7 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Tell whether ``round_`` is the last of ``iteration`` (from 1) and an iteration follows.
+        """Return whether ``round_`` is the last of ``iteration`` (from 1) and an iteration follows.
 
         An iteration does not follow the 'uefl.max-iterations'-th one, nor the run's last round.
         ``rounds`` is the run's number of rounds.
@@ -170,10 +170,10 @@ class UEFLSettings(OwnSettings):
 
         Raises:
             SettingError: 'uefl.max-iterations' is above 1, and the site has 0 validation samples
-                or, if 'uefl.refresh' is 'kmeans', fewer features than 'uefl.codes'. A site whose
-                ``sizes`` lack the validation split passes.
+                or, if 'uefl.refresh' is 'kmeans', fewer features than 'uefl.codes'. A site that
+                reports no sizes at all passes.
         """
-        if self.max_iterations > 1 and sizes.get("val") == 0:
+        if self.max_iterations > 1 and sizes and not sizes.get("val"):
             raise SettingError(
                 f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
                 "'split.val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
@@ -187,10 +187,12 @@ class UEFLSettings(OwnSettings):
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
         """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        These are sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
-        features. The warning names the smallest site. ``features`` is site -> number of training
-        features. The list is empty without such sites, or if no setting asks for K-means.
+        The caller shows it. These are sites with fewer than 'uefl.codes' times
+        'uefl.centroid-min-count' training features. The warning names the smallest site.
+        ``features`` is site -> number of training features. The list is empty without such sites,
+        or if no setting asks for K-means.
         """
+        # Clusters are seldom of equal size, so even this number is optimistic
         wanted = self.codes * self.centroid_min_count
         small = []
         for site, count in features.items():
@@ -208,6 +210,10 @@ class UEFLSettings(OwnSettings):
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that uncertainty is measured, and that new codewords can be added before the end.
+
+        Args:
+            common: the run's common settings.
+            is_table: ignored.
 
         Raises:
             SettingError: private training would send centroids; the dropout rate or the number of
@@ -242,7 +248,8 @@ def uncertain_sites(
     """Return the sites with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9), sorted.
 
     ``entropies`` is site -> mean predictive entropy e_k, of at least one site. With ``threshold``
-    'mean', the mean of all e_j replaces the minimum (section 3.4).
+    'mean', the unweighted mean of all e_j replaces the minimum (section 3.4). A single site is
+    never uncertain.
     """
     values = list(entropies.values())
     level = min(values)

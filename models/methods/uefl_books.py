@@ -52,8 +52,9 @@ def start_book(
 ) -> FloatArray:
     """Build the initial codewords (n, dimension) of a book that several sites share.
 
-    The sites' centroids are merged by weighted K-means to at most 'uefl.codes' codewords. If
-    ``parts`` is empty, the codewords are Gaussian.
+    The sites' centroids are merged by weighted K-means to at most 'uefl.codes' codewords. If there
+    are no more centroids than that, they are the codewords, unchanged. If ``parts`` is empty, the
+    codewords are Gaussian.
 
     Args:
         book: the book's number; 0 is the first book, which is refreshed.
@@ -62,6 +63,9 @@ def start_book(
         dimension: the length of a codeword.
         seed: the run's seed.
         round_: the last round before the book starts; it is part of K-means' seed.
+
+    Returns:
+        float32 codewords. There may be fewer than 'uefl.codes' if the sites sent fewer centroids.
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
@@ -77,6 +81,8 @@ def centroid_fault(
     arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
     """Describe the fault of a site's reply with centroids, as a clause; None for a valid reply.
+
+    Whether the centroids are finite is not checked here.
 
     Args:
         arrays: ``centroids`` (k, c / s) and ``counts`` (k,), which must be whole numbers from 1.

@@ -79,7 +79,11 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.classify(features)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the training loss of a batch (eq. 7), a scalar: criterion plus codebook loss."""
+        """Compute the training loss of a batch (eq. 7), a scalar: criterion plus codebook loss.
+
+        The classifier sees the codewords, and the gradient passes them straight through to the
+        tokens.
+        """
         tokens = self.encode(inputs)
         codewords = self.nearest(tokens).codewords
         logits = self.classify(straight_through(tokens, codewords))
@@ -98,7 +102,7 @@ class CodeUse:
         self.elements = 0
 
     def see(self, tokens: Tensor) -> None:
-        """Add a batch of tokens (batch, l, c) to the counts and sums.
+        """Add a batch of tokens (batch, l, c) to the counts and sums, in place.
 
         Each token segment counts its nearest codeword. The squared differences between tokens and
         codewords are summed, and the elements of the tokens are counted.

@@ -29,6 +29,10 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     The network is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
     ViT. If training is private per patient, group norm replaces batch norm.
 
+    Returns:
+        The network in training mode, on torch's default device. A ViT's backbone may still lack its
+        weights, which ``load_backbone`` loads. Torch's global generators are left as they were.
+
     Raises:
         SettingError: the network does not take such data, the images are too small for it, or a
             plugin does not build a network.
@@ -62,7 +66,9 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
 def network_kind(settings: CommonSettings, task: Task) -> str:
     """Return the name of the network that the run trains, such as ``conv``.
 
-    'auto' is resolved by the data set. The networks of plugins and of timm are not checked.
+    'auto' is VGG16 for the colour data sets in ``AUTO_NETWORKS``; otherwise it is the first network
+    for the kind of data: 'conv' for images, 'logistic' for a table. The networks of plugins and of
+    timm are not checked.
 
     Raises:
         SettingError: one of fedsilo's networks for images is set but the data are a table, or the
@@ -75,6 +81,7 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
     kind = settings.network
     if kind == "auto":
         kind = AUTO_NETWORKS.get(settings.dataset, networks[0])
+    # The name of a plugin says nothing about its inputs; a trial batch checks it later
     if kind not in networks and settings.network in OWN_NETWORKS:
         raise SettingError(
             f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
@@ -88,6 +95,12 @@ def _image_classifier(
 ) -> TokenClassifier:
     """Build 'conv' or 'vgg16-bn' with a head of one hidden layer, as wide as the last map.
 
+    Args:
+        kind: 'conv'; any other name means 'vgg16-bn'.
+        settings: the width, the dropout rate and, for 'conv', the leading norm.
+        task: the shape of the images and the number of classes.
+        evidence: turns logits into evidence; None for cross-entropy.
+
     Raises:
         SettingError: the images are so small that the encoder leaves no map.
     """
@@ -98,6 +111,7 @@ def _image_classifier(
         encoder = ConvEncoder(in_channels=channels, width=settings.width, leading_norm=norm)
     else:
         encoder = VggEncoder(in_channels=channels, width=settings.width)
+    # Each pooling rounds down, so the last map has this many places
     tokens = (height // encoder.stride) * (width // encoder.stride)
     if tokens == 0:
         raise SettingError(
@@ -118,7 +132,10 @@ def _image_classifier(
 def _row_classifier(
     kind: str, settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build a classifier for table rows: 'logistic' without a hidden layer, or 'mlp' with one."""
+    """Build a classifier for table rows: 'logistic' without a hidden layer, or 'mlp' with one.
+
+    The hidden layer has 'network.width' units. The weights come from torch's global generator.
+    """
     hidden = 0
     if kind == "mlp":
         hidden = settings.width

@@ -19,8 +19,8 @@ def float_inputs(inputs: Tensor) -> Tensor:
     """Convert stored inputs (batch, ...) to the float32 that networks take.
 
     8-bit images (uint8) are scaled to -1..1. Radiographs (int16, stored less 32768) are
-    standardised image by image, with their own mean and standard deviation. Float inputs are
-    returned unchanged.
+    standardised image by image, with their own mean and standard deviation. An image of one
+    brightness becomes 0. Inputs of other types are returned unchanged.
     """
     if inputs.dtype == torch.uint8:
         return inputs.float() / 127.5 - 1

@@ -39,6 +39,9 @@ class Task:
 def image_network(settings: CommonSettings) -> str:
     """Return the name of the network for images: 'network.name', with 'auto' resolved.
 
+    'auto' is VGG16 for CIFAR and GTSRB (``AUTO_NETWORKS``), otherwise 'conv'. Other names are not
+    checked.
+
     The data are not read here, so they are assumed to be images.
     """
     if settings.network != "auto":

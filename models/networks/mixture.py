@@ -38,6 +38,11 @@ def open_experts(
 ) -> dict[str, TokenClassifier]:
     """Build each site's expert network from arrays with wire names: site -> network.
 
+    Args:
+        settings: the run's settings, by which each expert is built.
+        task: the data's shape and classes.
+        arrays: the experts' arrays, whose wire names contain their site.
+
     Raises:
         SettingError: the arrays of an expert do not fit the network of ``settings``.
     """
@@ -76,6 +81,10 @@ class Mixture(SiteNetwork):
         """Map tokens (batch, experts, l * c + 1) to the log of the mixed probabilities.
 
         The result (batch, classes) can be used as logits, because its softmax is the mixture.
+
+        Args:
+            features: for each expert its tokens, flattened, and in the last column the logarithm of
+                its weight.
         """
         logits = []
         for index, expert in enumerate(self._experts()):

@@ -34,6 +34,12 @@ def build_plugged(
     A plugin may also return a ``TokenClassifier``, which is used unchanged and without the trial
     batch. If training is private, group norm replaces batch norm.
 
+    Args:
+        settings: the run's settings: the network's name, and whether training is private.
+        task: the shape of an input and the number of classes.
+        evidence: turns logits into evidence; None for cross-entropy. A plugin's own
+            ``TokenClassifier`` ignores it.
+
     Raises:
         SettingError: the network cannot be built, does not take such inputs, or does not return one
             logit per class; or training is private and the network mixes the samples of a batch.
@@ -59,6 +65,11 @@ def build_plugged(
 
 def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
     """Call a plugin's builder with input shape and classes, and return its module.
+
+    Args:
+        name: the network's name, for errors.
+        builder: the object that the plugin names.
+        task: the shape of an input and the number of classes.
 
     Raises:
         SettingError: ``builder`` is not a function, fails, or returns something that cannot be
@@ -94,6 +105,8 @@ def _find_module_fault(module: Any) -> str | None:
 def _timm_module(name: str, task: Task) -> nn.Module:
     """Build a classifier of timm for the task's images and classes, with random weights.
 
+    Nothing is downloaded.
+
     Raises:
         SettingError: the data are a table, or timm cannot build the network.
     """
@@ -103,6 +116,8 @@ def _timm_module(name: str, task: Task) -> nn.Module:
         raise SettingError(f"network '{TIMM}{name}' takes images, but the data are a table")
     channels, *size = task.input_shape
     usual: dict[str, Any] = {"num_classes": task.classes, "in_chans": channels}
+    # A ViT needs the size of its images at construction, a convolutional network refuses the
+    # argument
     try:
         try:
             made = timm.create_model(name, img_size=tuple(size), **usual)
@@ -117,9 +132,13 @@ def _timm_module(name: str, task: Task) -> nn.Module:
 
 
 def _refuse_batch_norms(name: str, module: nn.Module) -> None:
-    """Raise a ``SettingError`` for a batch norm that group norm cannot replace, such as 3-d ones.
+    """Check that group norm can replace every batch norm of a network.
 
-    Batch norm mixes the patients of a batch, which private training must not.
+    Batch norm mixes the patients of a batch, which private training must not. Only ``BatchNorm1d``
+    and ``BatchNorm2d`` can be replaced.
+
+    Raises:
+        SettingError: the network has another batch norm, such as a 3-d one.
     """
     usual = (nn.BatchNorm1d, nn.BatchNorm2d)
     for part in module.modules():
@@ -131,11 +150,15 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
 
 
 def _refuse_batch_dependence(name: str, network: nn.Module, task: Task) -> None:
-    """Raise a ``SettingError`` if a sample's logits depend on the other samples of its batch.
+    """Check that a sample's logits do not depend on the other samples of its batch.
 
     Private training computes each sample by itself, but class means and measurements use whole
-    batches, where clipping could not bound the influence of one patient. The network is in training
-    mode afterwards.
+    batches, where clipping could not bound the influence of one patient. Differences within
+    rounding (0.1 %) are accepted. The network is tried in eval mode, and is in training mode
+    afterwards.
+
+    Raises:
+        SettingError: the logits depend on the batch.
     """
     inputs = torch.linspace(-1, 1, _BATCH * prod(task.input_shape)).view(_BATCH, *task.input_shape)
     # Different inputs, because a mean over equal ones would change nothing
@@ -225,7 +248,7 @@ class PluggedClassifier(TokenClassifier):
         return logits
 
     def fill(self, state: Mapping[str, Any], where: str) -> None:
-        """Load weights into the wrapped module, all or none.
+        """Load published weights into the wrapped module, all or none.
 
         If the classifier's weights are missing in ``state`` or do not fit, the module keeps its own
         classifier. A first convolution for another number of channels is adapted by timm.
@@ -269,7 +292,7 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """Return the reason why arrays cannot replace a network's arrays; None if they can.
+    """Describe why arrays cannot replace a network's arrays, as a clause; None if they can.
 
     They can if all have the names and shapes of ``wanted`` and are finite.
     """
@@ -284,10 +307,15 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
 
 
 def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
-    """Run ``module`` on zeros in eval mode; return the features of one sample, without batch axis.
+    """Run ``module`` on two zero inputs in eval mode, and return the features of one sample.
 
-    With ``split`` the features come from ``forward_features``, otherwise they are the logits. The
-    module is in training mode afterwards.
+    The result has no batch axis. Running statistics do not change.
+
+    Args:
+        name: the network's name, for errors.
+        module: the network. It is in training mode afterwards.
+        task: the shape of an input and the number of classes.
+        split: whether the features come from ``forward_features``; otherwise they are the logits.
 
     Raises:
         SettingError: the module raises an error for such inputs, or does not return logits (2,
@@ -308,6 +336,7 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
         ) from None
     finally:
         module.train()
+    # A tuple or mapping, as detection networks return it, has no shape
     wanted, shape = (_BATCH, task.classes), tuple(getattr(logits, "shape", ()))
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or shape != wanted:
         returned = type(logits).__name__
@@ -325,7 +354,7 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
 
 
 def _pixels(name: str, module: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
-    """Return the scale and the offset that are applied to a network's inputs.
+    """Return the scale and the offset by which a network's inputs are changed, x * scale + offset.
 
     For networks of timm they are (channels, 1, 1) and map -1..1 to the range of the published
     weights. A plugin's network gets inputs unchanged: the scalars 1 and 0.

@@ -220,7 +220,10 @@ class PromptedViT(TokenClassifier):
         return vit.norm(x), attentions
 
     def _layer_prompts(self) -> list[Tensor | None]:
-        """Return one entry per layer: prompts (2, length, channels), or None without prompts."""
+        """Return one entry per layer: prompts (2, length, channels), or None without prompts.
+
+        b-prompts are in the first layers and t-prompts in the last; g-prompts are in all layers.
+        """
         layers: list[Tensor | None] = []
         for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last
             if name in self.prompts:
@@ -233,7 +236,8 @@ class PromptedViT(TokenClassifier):
 def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
     """Return the scale and offset, (channels, 1, 1) each, that map -1..1 to the ViT's pixel range.
 
-    For grey images the ViT's means and deviations are averaged over its three colours.
+    The network's input x becomes scale * x + offset. For grey images the ViT's means and deviations
+    are averaged over its three colours.
     """
 
     def by_channel(statistics: Sequence[float]) -> Tensor:
@@ -251,7 +255,8 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
     """Draw the initial prompts of each set, as name -> (layers, 2, length, channels).
 
-    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 has keys and values.
+    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 has keys and values. The numbers are
+    Gaussian, from torch's global generator.
 
     Raises:
         SettingError: with 'b-t', b-prompts would take all layers and leave none for t-prompts.
@@ -273,7 +278,12 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
 def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransformer:
     """Build the settings' ViT for the task's images, without a head and with random weights.
 
-    ``more`` are further arguments of ``timm.create_model``.
+    Nothing is downloaded.
+
+    Args:
+        settings: the backbone's name and sizes; a size of 0 keeps the backbone's own.
+        task: the shape of the images.
+        more: further arguments of ``timm.create_model``.
 
     Raises:
         SettingError: timm cannot build the ViT, the ViT lacks plain blocks or a class token, or the
@@ -290,6 +300,7 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
     for key, value in sizes.items():
         if value:  # 0 keeps the backbone's own size
             changes[key] = value
+    # The published means and deviations are for three colours; only grey has a rule to merge them
     if channels not in (1, 3):
         raise SettingError(
             f"network 'vit' takes grey or colour images, but data set '{settings.dataset}' has "
@@ -320,7 +331,7 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
 
 
 def _has_plain_blocks(vit: nn.Module) -> bool:
-    """Tell whether a network is timm's ViT with standard blocks, which ``_layers`` can repeat."""
+    """Return whether a network is timm's ViT with standard blocks, which ``_layers`` can repeat."""
     if not isinstance(vit, VisionTransformer):
         return False
     for block in vit.blocks:
@@ -336,6 +347,11 @@ def build_prompted_vit(
 
     The backbone is on the meta device, unless 'vit.backbone-weights' is 'random': then it gets
     random weights here.
+
+    Args:
+        settings: the run's settings.
+        task: the shape of the images and the number of classes.
+        evidence: turns logits into evidence; None for cross-entropy.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, task), task, settings, evidence)

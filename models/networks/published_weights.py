@@ -86,9 +86,18 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
 
 
 def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
-    """Check a file's arrays and load them into ``encoder`` as float32; see ``fill_vgg``.
+    """Load a file's arrays into ``encoder`` as float32, all of them or none.
 
-    Batch norm's counters of batches are not loaded.
+    Batch norm's counters of batches may be missing in the file, and are never loaded.
+
+    Args:
+        encoder: the network to fill, in place.
+        content: the file's content, which should map names to arrays.
+        where: the file, for errors.
+        source: the architecture that the file must hold.
+
+    Raises:
+        SettingError: arrays are missing, surplus, of another shape or not finite.
     """
     setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
     arrays = _select_arrays(content, where, source)
@@ -124,12 +133,22 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
 
     The prefix is the first of ``source.prefixes`` for which the file has the first convolution.
 
+    Args:
+        content: the file's content. If it is not a mapping, it counts as empty.
+        where: the file, for errors.
+        source: the architecture that the file should hold.
+
+    Returns:
+        The arrays whose names begin with ``source.part`` after the prefix, by name without the
+        prefix. Their shapes are not checked.
+
     Raises:
         SettingError: the file lacks the first convolution under all prefixes.
     """
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
         stored = content
+    # A prefix tells who stored the file: the whole network, its wrapper for several GPUs, or a part
     for prefix in source.prefixes:
         if f"{prefix}{source.first}" not in stored:
             continue
@@ -147,9 +166,18 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
 def _check_shapes(
     given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, source: _Architecture
 ) -> None:
-    """Raise a ``SettingError`` if the shape of an array in ``given`` differs from ``wanted``.
+    """Check that all arrays in a file have the shapes of the network's arrays.
 
-    A different number of image channels is reported first.
+    A different number of image channels is reported first, and then the first other difference.
+
+    Args:
+        given: the file's arrays by the network's names, with the first convolution.
+        wanted: the network's arrays.
+        where: the file, for errors.
+        source: the architecture, for errors.
+
+    Raises:
+        SettingError: an array has another shape. The error names the right channels or width.
     """
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
@@ -174,20 +202,28 @@ def _check_shapes(
 def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
     """Load the classifier from Wu et al.'s file into ``head``, in place.
 
-    ``head`` comes from ``resnet22.build_published_head``; ``where`` names the file in errors.
+    Only the two outputs for malignant findings are used.
+
+    Args:
+        head: the classifier that ``build_published_head`` built.
+        content: the file's content; its entry "model" is used if there is one.
+        where: the file, for errors.
 
     Raises:
         SettingError: the file lacks a classifier, or the classifier's arrays have other shapes or
-            are not finite. Arrays before the wrong one are already loaded then.
+            are not finite. ``head`` is unchanged then.
     """
     stored, wanted = content.get("model", content), head.state_dict()
-    for name, array in _head_arrays(stored, where).items():
+    arrays = _head_arrays(stored, where)
+    for name, array in arrays.items():
         if array.shape != wanted[name].shape or not array.isfinite().all():
             raise SettingError(
                 f"setting 'network.classifier' is 'published': in {where} the classifier's "
                 f"'{name}' is {tuple(array.shape)}, not {tuple(wanted[name].shape)}, or not "
                 "finite: set 'network.classifier' to 'seed'"
             )
+    # Only once all are checked: a head that is half published would be nobody's
+    for name, array in arrays.items():
         wanted[name].copy_(array)
 
 
@@ -196,6 +232,10 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
 
     From the output layer, only the two rows for malignant findings are taken. The left
     cranio-caudal view is preferred to layers without a view's suffix.
+
+    Args:
+        stored: the file's arrays by name.
+        where: the file, for errors.
 
     Raises:
         SettingError: the file lacks a classifier.
@@ -208,6 +248,7 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
             if isinstance(hidden, Tensor) and isinstance(output, Tensor):
                 arrays[f"0.{part}"] = hidden.float()
                 arrays[f"2.{part}"] = output.float()[_MALIGNANT]
+        # Both layers of one view are needed; layers of two views were not trained together
         if len(arrays) == 4:
             return arrays
     raise SettingError(

@@ -44,7 +44,10 @@ class PreActivationBlock(nn.Module):
             self.downsample = projection
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, before, height, width) to (batch, after, height/stride, width/stride)."""
+        """Map (batch, before, height, width) to (batch, after, height/stride, width/stride).
+
+        Odd sides are rounded up.
+        """
         active = torch.relu(self.bn1(x))
         shortcut = x
         if self.downsample is not None:
@@ -163,6 +166,12 @@ def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
 def build_published_head(channels: int, classes: int) -> nn.Sequential:
     """Build the classifier of the published weights: one hidden layer with ReLU, then logits.
 
+    Its weights are still random; ``fill_published_head`` loads them.
+
+    Args:
+        channels: the number of features, which is also the width of the hidden layer.
+        classes: the number of classes of the data.
+
     Raises:
         SettingError: the data do not have exactly two classes; the weights have two, malignant or
             not.
@@ -191,6 +200,7 @@ def build_radiograph_classifier(
             f"network 'resnet22' takes images of at least {_SMALLEST_IMAGE} pixels a side, but "
             f"these are {height}x{width}: choose network 'conv'"
         )
+    # Without checkpoints, a radiograph of full size may not fit into a GPU's memory
     checkpointed = settings.gradient_checkpointing
     encoder = ResNet22(in_channels=channels, width=settings.width, checkpointed=checkpointed)
     size = encoder.channels

@@ -124,7 +124,8 @@ def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
 
     The arrays of a ``FrozenPart`` are left out. Integer buffers are left out too: a mean of batch
     norm's step counters would be meaningless, and the counters are not used, because every batch
-    norm here has a fixed momentum. The arrays share memory with ``module``.
+    norm here has a fixed momentum. The arrays share memory with ``module``, so changing one changes
+    the network.
     """
     frozen: tuple[str, ...] = ()
     for name, part in module.named_modules():
@@ -141,8 +142,10 @@ def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
 def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
     """Copy ``arrays`` into ``module`` in place, either all of them or none.
 
+    Values keep the network's type and device, and are not checked to be finite.
+
     Raises:
-        SettingError: the names or shapes of ``arrays`` are not those of ``exchanged_arrays``.
+        SettingError: an array is missing or surplus, or has another shape than in ``module``.
     """
     targets = exchanged_arrays(module)
     if arrays.keys() != targets.keys():
@@ -173,7 +176,8 @@ def last_layers(module: nn.Module, count: int) -> list[str]:
     """Return the names of the exchanged arrays in the last ``count`` (at least 1) trainable layers.
 
     A layer is a module with trainable parameters that do not belong to its submodules. The order is
-    that of ``named_modules``. If there are fewer layers, all of them count.
+    that of ``named_modules``. If there are fewer layers, all of them count. Buffers of a layer,
+    such as running means, are included.
     """
     layers = []
     for name, part in module.named_modules():

@@ -77,14 +77,20 @@ class StackedNetwork:
     def keep(self, sites: int, optimiser: Optimizer) -> None:
         """Train only the first ``sites`` sites from now on; the remaining sites have finished.
 
-        ``arrays`` still has the final weights of all sites. ``optimiser`` gets the shorter
+        ``arrays`` still has the final weights of all sites. The optimiser gets the shorter
         parameters and shorter moments, so the remaining sites step as before.
+
+        Args:
+            sites: how many sites still train, at least 1 and at most as many as now. Sites are
+                ordered so that those with fewer steps come last.
+            optimiser: the optimiser over all parameters of this network; it is changed in place.
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter: dict[Tensor, nn.Parameter] = {}
         for before in self.parameters():
             after = nn.Parameter(before.data[:sites])
             shorter[before] = after
+            # The optimiser finds its moments by the parameter object, so they move to the new one
             state = optimiser.state.pop(before, {})
             for name, moment in state.items():
                 if isinstance(moment, Tensor) and moment.shape == before.shape:
@@ -119,7 +125,9 @@ class _Layer(nn.Module):
     def of_sites(self, inputs: Tensor) -> Tensor:
         """Map rows (sites, most, ...) to the layer's outputs, each site by its own weights.
 
-        The number of sites is that of the current batch (see ``current``).
+        ``most`` is the largest number of rows of a site; the rows of smaller sites are padded.
+
+        The sites are the first ones of the stack, as many as the current batch has.
         """
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:
@@ -166,6 +174,8 @@ class _Norm(_Layer):
     def of_sites(self, inputs: Tensor) -> Tensor:
         """Normalise rows (sites, most, channels, ...), each site with its own statistics.
 
+        Padded rows do not count in the statistics.
+
         Running statistics are updated as by torch. Without padding, or in eval mode, torch's own
         batch norm is computed under vmap.
         """
@@ -211,7 +221,7 @@ class _Dropout(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Drop elements of rows (sites * most, ...) with a mask drawn from each site's generator.
 
-        Padding is multiplied by 0.
+        Kept elements are divided by the rate at which they are kept. Padding is multiplied by 0.
         """
         kept = []
         # Finished sites are not in ``sizes`` any more, but keep their generator

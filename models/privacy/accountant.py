@@ -33,6 +33,10 @@ def epsilon(releases: Releases, delta: float) -> float:
 
     Epsilon is 0 without releases (kinds with number 0 do not count), and infinite if a release is
     made without noise.
+
+    Args:
+        releases: (noise multiplier, sampling rate) -> number of Gaussian releases of that kind.
+        delta: the delta of (epsilon, delta), above 0 and below 1.
     """
     made = []
     for kind, count in sorted(releases.items()):
@@ -47,8 +51,12 @@ def epsilon(releases: Releases, delta: float) -> float:
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
     """Compute ``epsilon`` for at least one release; the result is cached.
 
-    ``releases`` are ((noise multiplier, sampling rate), number), sorted by the caller so that runs
-    with equal releases share a cached result.
+    The result is infinite if a kind has noise 0.
+
+    Args:
+        releases: ((noise multiplier, sampling rate), number) for each kind, sorted by the caller so
+            that runs with equal releases share a cached result.
+        delta: the delta of (epsilon, delta).
     """
     orders: tuple[float, ...] = _FINE
     for (noise, rate), _ in releases:
@@ -121,10 +129,16 @@ def noise_for(budget: float, delta: float, releases: Callable[[float], Releases]
 def counts_noise_for(budget: float, delta: float) -> float:
     """Choose the noise on a hospital's counts: its standard deviation, 0.5 to 10,000 patients.
 
-    Within this range, releasing only the counts costs a quarter of ``budget``, the hospital's
-    epsilon at ``delta``. Releases add up by 1 / noise², which grows with the square of epsilon. So
-    a quarter of epsilon is only a sixteenth of the sum, and nearly all of the budget is left for
-    training.
+    Within this range, releasing only the counts costs a quarter of ``budget``. Releases add up by 1
+    / noise², which grows with the square of epsilon. So a quarter of epsilon is only a sixteenth of
+    the sum, and nearly all of the budget is left for training.
+
+    Args:
+        budget: the hospital's largest epsilon over all runs.
+        delta: the delta at which it holds.
+
+    Raises:
+        SettingError: no noise is enough for a quarter of the budget.
     """
     usual = noise_for(_OF_COUNTS * budget, delta, lambda noise: {(noise, 1.0): 1})
     return min(max(usual, _LEAST_COUNTS), _MOST_COUNTS)

@@ -70,6 +70,8 @@ def clipped_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Clip the gradient of each sample in a batch, and add up the gradients and the losses.
 
+    The network's own gradients are not changed.
+
     Args:
         network: the network in training mode. Its layers must keep samples apart (no batch norm).
         loss: the mean loss of inputs (batch, ...) and labels (batch,), computed with ``network``.
@@ -80,9 +82,9 @@ def clipped_gradients(
         size: number of samples whose gradients are in memory at once; 0 for as many as fit.
 
     Returns:
-        Parameter -> sum of gradients, int64 in the release's units; and the sum of losses, a
-        scalar.
-        In the sum of losses, a loss that is not finite counts as 0. Without samples all sums are 0.
+        Parameter -> sum of gradients, int64 in the release's units (bound / 2^24); and the sum of
+        losses, a scalar. In the sum of losses, a loss that is not finite counts as 0. Without
+        samples all sums are 0.
     """
     parameters = _trained_parameters(network)
     if release.alone:
@@ -128,9 +130,20 @@ def _clip_one_by_one(
     labels: Tensor,
     release: Release,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Compute the result of ``clipped_gradients`` with a forward and backward pass per sample.
+    """Sum clipped gradients and losses, with a forward and backward pass for each sample.
 
     Each sample is copied to memory of its own first.
+
+    Args:
+        parameters: the parameters to train, by name.
+        loss: the mean loss of inputs (1, ...) and labels (1,).
+        inputs: (batch, ...) float.
+        labels: (batch,) int64.
+        release: bounds each sample's gradient over all parameters together.
+
+    Returns:
+        Parameter -> sum of gradients, int64 in the release's units, and the sum of losses, a
+        scalar.
     """
     # The gradient of a sample is joined to one vector, because clipping array by array takes twice
     # the time
@@ -190,10 +203,13 @@ def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) ->
     Args:
         sums: the sums from ``clipped_gradients``.
         release: the release that clipped them; one of its charged releases is used up.
-        expected: the sampling rate times the number of samples.
+        expected: the sampling rate times the number of samples, above 0.
 
     Returns:
         Mean gradients by parameter, float64, on the CPU.
+
+    Raises:
+        RuntimeError: all charged releases are used up, which is a bug in the calling code.
     """
     return {name: value / expected for name, value in release.with_noise(sums).items()}
 
@@ -206,8 +222,8 @@ def with_group_norm(module: nn.Module) -> None:
     """Replace every batch norm inside ``module``, in place, by a group norm of the same channels.
 
     Group norm (Wu and He 2018) normalises each sample by itself, without running statistics. A
-    group has 8 channels if 8 divides the channels. Only ``BatchNorm1d`` and ``BatchNorm2d`` are
-    replaced, and never ``module`` itself.
+    group has 8 channels if 8 divides the channels. The new norm begins with weights 1 and biases 0.
+    Only ``BatchNorm1d`` and ``BatchNorm2d`` are replaced, and never ``module`` itself.
     """
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

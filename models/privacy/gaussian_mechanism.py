@@ -50,7 +50,13 @@ def normals(
 ) -> Tensor:
     """Draw standard normal numbers of the given shape, on the CPU.
 
-    If ``rng`` is None, the random bits come from the operating system and cannot be repeated.
+    A shape without elements draws nothing from the operating system.
+
+    Args:
+        shape: the shape of the result.
+        rng: the generator, or None for random bits from the operating system, which cannot be
+            repeated.
+        dtype: the type of the result.
     """
     if rng is not None:
         return torch.randn(shape, generator=rng, dtype=dtype)
@@ -66,7 +72,8 @@ def normals(
 def uniforms(count: int, rng: torch.Generator | None) -> Tensor:
     """Draw ``count`` uniform numbers in [0, 1), float64, on the CPU.
 
-    If ``rng`` is None, the random bits come from the operating system and cannot be repeated.
+    If ``rng`` is None, the random bits come from the operating system and cannot be repeated. They
+    are then multiples of 2^-53.
     """
     if rng is not None:
         return torch.rand(count, generator=rng, dtype=torch.float64)

@@ -21,16 +21,17 @@ LOSS_BOUND = 3.0  # nats; a sample's larger loss counts as 3
 def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Compute each sample's contribution to the site's accuracy, loss and entropy.
 
-    A loss above ``LOSS_BOUND`` counts as ``LOSS_BOUND``. If one of a sample's probabilities is not
-    finite, all of them count as 1 / classes, because a sum that is not finite would reveal that
-    sample.
+    A loss above ``LOSS_BOUND`` (3 nats) counts as ``LOSS_BOUND``. If one of a sample's
+    probabilities is not finite, all of them count as 1 / classes, because a sum that is not finite
+    would reveal that sample.
 
     Args:
         probabilities: (n, classes) float64.
         labels: (n,) int64.
 
     Returns:
-        Metric -> contributions (n,) in [0, 1]: the values divided by the metric's range.
+        "accuracy", "loss" and "entropy" -> contributions (n,) float64 in [0, 1]: the values divided
+        by the metric's range.
     """
     classes = probabilities.shape[1]
     known = probabilities.isfinite().all(dim=1, keepdim=True)
@@ -54,9 +55,10 @@ def range_of(name: str, classes: int) -> float:
 def parts_bound(parts: Mapping[str, Tensor]) -> float:
     """Return the largest possible L2 norm of one patient's contributions to all ``parts``.
 
-    ``parts`` has one entry for each metric of each split, named as ``incoming.val.loss``; only the
-    names are read. A patient is in one split and contributes a number in [0, 1] to each of its
-    metrics. So the bound is the square root of m, the number of metrics of the split with the most.
+    ``parts`` (not empty) has one entry for each metric of each split, named as
+    ``incoming.val.loss``; only the names are read. A patient is in one split and contributes a
+    number in [0, 1] to each of its metrics. So the bound is the square root of m, the number of
+    metrics of the split with the most.
     """
     most = max(Counter(map(split_of, parts)).values())
     return math.sqrt(most)

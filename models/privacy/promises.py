@@ -19,8 +19,12 @@ def statistics_noise(common: CommonSettings) -> float:
 def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     """Check that the privacy settings contradict neither each other nor other settings.
 
-    ``table`` tells whether the data are a table. The means and deviations that standardise a table
-    may be computed from patients, so they can break a promise.
+    The order is: the level of trust, secure aggregation, differential privacy.
+
+    Args:
+        common: the run's common settings.
+        table: whether the data are a table. The means and deviations that standardise a table may
+            be computed from patients, so they can break a promise.
 
     Raises:
         SettingError: two settings contradict each other; only the first contradiction is named.
@@ -37,7 +41,12 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     """Yield an error message for each setting that contradicts DP-SGD.
 
     'privacy.sample-clip-norm' and 'privacy.noise-multiplier' must both be set or both be 0. If the
-    norm is 0, the further messages are those of ``_find_without_effect``.
+    norm is 0, further messages are about settings that then have no effect. Otherwise they are
+    about a method or a setting that DP-SGD does not allow.
+
+    Args:
+        common: the run's common settings.
+        table: whether the data are a table, for which standardisation matters.
     """
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):
@@ -48,6 +57,7 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
     if not clip:
         yield from _find_without_effect(common)
         return
+    # Noise is on from here, so each message is about something that would go around the noise
     reason = why_not_private(common.method)
     if reason:
         yield (
@@ -118,6 +128,7 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
             "reports its own epsilon; set 'privacy.trust' to 'nobody', or "
             "'privacy.sample-clip-norm' to 0"
         )
+    # Without noise, exact values that depend on single patients would leave
     if common.trust == NOBODY and not common.is_private():
         yield (
             "setting 'privacy.trust' is 'nobody', but 'privacy.sample-clip-norm' is 0: nothing "

@@ -53,7 +53,7 @@ class Release:
 
     @property
     def alone(self) -> bool:
-        """Whether each patient's part must be computed by itself; false if ``source`` is set.
+        """Whether each patient's part must be computed by itself; False if ``source`` is set.
 
         In a batch, a sample's last bits depend on the size of the batch, and a server could craft
         weights that turn last bits into large differences. A simulation, which sets ``source``, may
@@ -63,6 +63,8 @@ class Release:
 
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Clip each patient's part to the L2 bound, and round it towards zero to whole units.
+
+        A part whose rounded norm still exceeds the bound becomes 0.
 
         Args:
             rows: at least one array (n, ...) by name. Row i of all arrays together is the part of

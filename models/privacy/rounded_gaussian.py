@@ -71,11 +71,19 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
 
 def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
-    """Draw ``pairs`` points (u, v), and convert points in the unit circle to two numbers each.
+    """Draw ``pairs`` random points in the square, and convert those in the unit circle to numbers.
+
+    Each such point (about pi / 4 of all) gives two Gaussian numbers with standard deviation
+    ``deviation``, rounded to whole numbers.
+
+    Args:
+        deviation: the standard deviation, at most ``LARGEST_DEVIATION``.
+        pairs: the number of points.
+        random_bytes: a function of n that returns n random bytes. A point whose rounding is
+            undecided draws more.
 
     Returns:
-        The rounded Gaussian numbers, int64 of one dimension, with the two numbers of a point next
-        to each other. About pi / 4 of the points are accepted.
+        int64 of one dimension, in which the two numbers of a point are adjacent.
     """
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)
@@ -106,6 +114,8 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
     """Compute the Gaussian numbers u f and v f for n points, and a bound on their errors.
 
+    The factor f is sqrt(-2 ln w / w).
+
     The bound is four times the derived one. The first bits leave w uncertain by less than 2^-50
     sqrt(w) + 2^-104, rounding included. The relative error of f is |1/2 - 1/(2 ln w)| times the
     relative error of w. The error of u f has two parts: u times the error of f, and f times the
@@ -131,8 +141,14 @@ def _decide_by_more_bits(
 ) -> tuple[int, int] | None:
     """Convert a random point (u, v) to two Gaussian numbers, rounded to whole numbers.
 
-    ``u`` and ``v`` are the first 53 random bits of the coordinates. Each step draws 64 more bits
-    for each coordinate, until the rounding of both Gaussian numbers is certain.
+    Each step draws 64 more bits for each coordinate, until the rounding of both Gaussian numbers is
+    certain.
+
+    Args:
+        deviation: the standard deviation of both numbers.
+        u: the first 53 random bits of the first coordinate, as a whole number.
+        v: the first 53 random bits of the second coordinate.
+        random_bytes: a function of n that returns n random bytes.
 
     Returns:
         The two whole numbers, or None if the point is outside the unit circle.
@@ -170,8 +186,9 @@ def _from_intervals(
 
     Args:
         deviation: the standard deviation of both numbers.
-        u: the first coordinate, as ``_interval`` returns it.
-        v: the second coordinate, as ``_interval`` returns it.
+        u: the first coordinate: its sign, and two integers that enclose its absolute value, in
+            units of 2^(1-bits).
+        v: the second coordinate, in the same form.
         bits: the number of bits per coordinate, which is also the number of decimal digits.
 
     Returns:

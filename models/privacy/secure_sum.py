@@ -83,7 +83,7 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
 
     Args:
         common: the run's settings.
-        sites: the number of summed sites.
+        sites: the number of summed sites, at least 1.
         samples: B, the most samples that a site can count as ('secure-samples'). It is the same in
             all site files.
 
@@ -118,7 +118,7 @@ def why_too_coarse(
     Args:
         numbers: how many numbers an update has.
         levels: the quantisation.
-        sites: the number of summed sites.
+        sites: the number of summed sites. With the default of 1, a site judges its own part.
         samples: the number of samples at all these sites together; 0 for B samples.
     """
     # A rounding error is uniform over a step and has variance step^2 / 12. Its norm grows with the
@@ -164,9 +164,10 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 def tolerated_colluders(threshold: int, sites: int) -> int:
     """Return c, the most sites that may collude with the server without revealing an update.
 
-    Theorem 6.5 requires 2t > n + c for the threshold t and n sites. Sums that the server opens then
-    cover at least t - c honest sites. This must be at least two, because a sum over one honest site
-    is that site's update.
+    The result is negative if the threshold is too low for any protection. Theorem 6.5 requires 2t >
+    n + c for the threshold t and n sites. Sums that the server opens then cover at least t - c
+    honest sites. This must be at least two, because a sum over one honest site is that site's
+    update.
     """
     return min(2 * threshold - sites - 1, threshold - 2)
 
@@ -193,7 +194,8 @@ def mask_arrays(
     """Return copies of arrays with masks added and subtracted, modulo 2^32.
 
     ``plus`` holds the keys of masks to add, ``minus`` the keys of masks to subtract. Each key's
-    stream runs through the arrays in the order of their names, so masks of two sites cancel.
+    stream runs through the arrays in the order of their names, so a mask that one site adds and
+    another subtracts cancels in the sum. The result is sorted by name.
     """
     # uint32 wraps around in numpy, which is the addition modulo 2^32 that masks need
     added = [MaskStream(key) for key in plus]

@@ -29,6 +29,9 @@ def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[
             loss on validation and test data.
         splits: the splits that every site has. A sum over fewer sites would show which sites lack
             the split.
+
+    Returns:
+        Names such as ``incoming.val.loss``, the training loss first; perhaps none.
     """
     names = []
     if trains and "train" in splits:
@@ -52,6 +55,8 @@ def split_of(name: str) -> str:
 def bounds(name: str, classes: int) -> tuple[float, float] | None:
     """Return the least and largest value of the metric ``name``; None if it cannot be summed.
 
+    Values beyond these bounds are clipped before they are summed.
+
     ``classes`` is the number of classes, whose logarithm bounds the entropy.
     """
     metric = name.rpartition(".")[2]
@@ -70,7 +75,7 @@ def bounds(name: str, classes: int) -> tuple[float, float] | None:
 def to_unit_range(value: float | None, low: float, high: float) -> float | None:
     """Map ``value`` from the range ``low``..``high`` to 0..1, clipped.
 
-    The result is None if the value is None or not finite.
+    ``high`` must be above ``low``. The result is None if the value is None or not finite.
     """
     if value is None or not math.isfinite(value):
         return None

@@ -39,6 +39,7 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
         least = 0
         if key == "num-supernodes":
             least = 1
+        # True is an int in Python, but it is not a number of cores
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not least <= float(value) <= _MOST:
             raise SettingError(

@@ -91,6 +91,9 @@ class RunSettings(Mapping[str, Value]):
 
         ``flwr run`` accepts only the keys in pyproject.toml. So the settings of a plugin's method
         are combined into one JSON string, 'plugin-settings'.
+
+        Returns:
+            A mapping with a mapping for each group, and values without a group at the top.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()

@@ -41,10 +41,9 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 def check_training(common: CommonSettings, is_table: bool) -> None:
     """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
-    If all training settings have their defaults, only early stopping is checked, and PyTorch is not
-    imported.
-
     If 'machine.vectorised' is above 1, also check that several sites can be trained as one batch.
+    If all other training settings have their defaults, they are not checked, and PyTorch is not
+    imported.
 
     Args:
         common: the run's common settings.

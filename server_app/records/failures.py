@@ -96,6 +96,7 @@ def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
+            # Other keys, or another order, mean that another version or person wrote the line
             if tuple(entry) != KEYS:
                 raise ValueError(f"its keys must be {', '.join(KEYS)}")
             failures.append(entry)

@@ -21,6 +21,9 @@ def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[
     """Return metric -> the sites that lack it, for metrics that some of ``sites`` have.
 
     Metrics of all sites are left out.
+
+    Rows of ``metrics`` for other names, such as "all", are ignored. Metrics are in the order in
+    which the sites have them, and sites in the order of ``sites``.
     """
     known: dict[str, None] = {}
     for site in sites:  # not 'all', the only row of a run at trust 'sums'
@@ -41,6 +44,9 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
             without it, and ``site_count``, the number of all sites. A site is left out if any of
             them lacks ``metric`` there. More than five left-out sites are counted, but not named.
         metric: the metric's name.
+
+    Returns:
+        The text; "over sites" if no site is left out, also without summaries.
     """
     without: dict[str, None] = {}
     most_sites = 0
@@ -58,8 +64,13 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
 def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of metrics whose means leave out the same sites.
 
-    ``summaries`` are as in ``over_sites``, with their ``dataset``; each data set has its own
-    sentences. The list is empty if all means are over all sites.
+    Each data set has its own sentences, and equal sentences occur once. The list is empty if all
+    means are over all sites.
+
+    Args:
+        summaries: the summaries of runs, each with ``dataset``, ``lacking`` (metric -> sites
+            without it) and ``site_count`` (the number of all sites).
+        metrics: the metrics to describe, in order.
     """
     by_data: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -80,7 +91,8 @@ def find_hidden(
 ) -> dict[str, list[str]]:
     """Return metric -> the sites that have it but must not show it, for the ``chosen`` metrics.
 
-    ``shown`` is the part of ``metrics`` that may be shown.
+    ``shown`` is the part of ``metrics`` that may be shown. A metric that is hidden nowhere is left
+    out.
     """
     hidden: dict[str, list[str]] = {}
     for metric in chosen:
@@ -93,6 +105,9 @@ def find_hidden(
 def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings) -> list[str]:
     """Build a sentence for each group of metrics that are hidden at the same sites.
 
+    Each sentence names the metrics, the sites and the possible reasons. Without hidden metrics the
+    list is empty.
+
     Args:
         hidden: metric -> sites, from ``find_hidden``.
         common: the run's settings, with the floor and the level of trust.
@@ -100,10 +115,10 @@ def describe_hidden(hidden: Mapping[str, Sequence[str]], common: CommonSettings)
     metrics_at: dict[str, list[str]] = {}
     for metric, sites in hidden.items():
         metrics_at.setdefault(join_names(sites), []).append(metric)
-    why = f"rests on fewer than {common.sums_min_count} samples, or would reveal a value that does"
+    why = f"on fewer than {common.sums_min_count} samples, or revealing a value that is"
     if common.trust == NOBODY:
-        why += ", or is not sent at 'trust: nobody'"
+        why += ", or not sent at 'trust: nobody'"
     sentences = []
     for sites_text, metrics in metrics_at.items():
-        sentences.append(f"n/a at {sites_text}: {', '.join(metrics)}, which {why}")
+        sentences.append(f"n/a at {sites_text}: {', '.join(metrics)} ({why})")
     return sentences

@@ -7,7 +7,7 @@ collector.
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +23,9 @@ Status = Literal["running", "finished", "failed", "interrupted"]
 # A sum of larger ones could not be divided
 _Count = Annotated[int, Field(ge=0, le=2**63)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Pairs of labels and value
+_Samples = Sequence[tuple[dict[str, str], float]]
+Metric = tuple[str, str, _Samples]  # name, help text and samples of a Prometheus metric
 
 
 class _Part(BaseModel):
@@ -134,7 +137,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def _describe_fault(error: ValidationError) -> str:
-    """Describe why a progress file is invalid, and the remedy, as a predicate of the file.
+    """Describe why a progress file is invalid, and the remedy; the text follows its name.
 
     If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
     other fault means that another version wrote the file, or that somebody altered it.
@@ -178,13 +181,19 @@ def write_progress(progress: Progress, folder: Path) -> None:
 def metrics_text(progress: Progress) -> str:
     """Build the content of ``progress.prom``, in Prometheus's text format.
 
-    Each sample has the run's name as a label. A metric without samples is left out. A metric whose
-    name ends with "_total" is a counter, and every other metric is a gauge.
+    Each sample has the run's name as a label. The text is that of ``format_metrics``.
+    """
+    return format_metrics(_list_metrics(progress), {"run": progress.run})
 
-    The text ends with a line feed.
+
+def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
+    """Format metrics in Prometheus's text format; each sample has the ``common`` labels too.
+
+    A metric without samples is left out. A metric whose name ends with "_total" is a counter, and
+    every other metric is a gauge. The text ends with a line feed.
     """
     lines: list[str] = []
-    for name, meaning, samples in _list_metrics(progress):
+    for name, meaning, samples in metrics:
         if samples:
             kind = "gauge"
             if name.endswith("_total"):
@@ -192,17 +201,14 @@ def metrics_text(progress: Progress) -> str:
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
         for labels, value in samples:
             pairs = []
-            for label, text in {"run": progress.run, **labels}.items():
+            for label, text in {**common, **labels}.items():
                 # JSON escapes the same characters as Prometheus: backslashes, quotes, line ends
                 pairs.append(f"{label}={json.dumps(text, ensure_ascii=False)}")
             lines.append(f"{name}{{{','.join(pairs)}}} {value!r}")
     return "\n".join(lines) + "\n"
 
 
-_Samples = list[tuple[dict[str, str], float]]
-
-
-def _list_metrics(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
+def _list_metrics(progress: Progress) -> Iterator[Metric]:
     """Yield (name, help text, samples) for each Prometheus metric; samples are (labels, value).
 
     A metric may have no samples.
@@ -228,7 +234,7 @@ def _list_metrics(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
         ("peak_memory_bytes", "fedsilo_site_peak_memory_bytes", "Peak memory of a site."),
         ("epsilon", "fedsilo_site_epsilon", "Epsilon that a site has spent in this run."),
     ):
-        costs: _Samples = []
+        costs: list[tuple[dict[str, str], float]] = []
         for site, cost in progress.sites.items():
             value = getattr(cost, key)
             if value is not None:
@@ -239,7 +245,7 @@ def _list_metrics(progress: Progress) -> Iterator[tuple[str, str, _Samples]]:
         "The server's memory.",
         [({}, progress.server_memory_bytes)],
     )
-    left: _Samples = []
+    left: list[tuple[dict[str, str], float]] = []
     if progress.seconds_left is not None:
         left.append(({}, progress.seconds_left))
     yield "fedsilo_run_seconds_left", "Seconds left, estimated from the rounds so far.", left

@@ -180,7 +180,7 @@ class ProgressHook(Hook):
 
     @_never_raises
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Print that the phase continues without ``site``, and why.
+        """Print that the phase of round ``round_`` continues without ``site``, and why.
 
         If the site was asked in this phase, it is also added to "failed", and removed from
         "answered" if it is there.

@@ -183,6 +183,8 @@ class Recorder(Hook):
         """Record the traffic of each site's hello (its introduction), and each refused node.
 
         A refused node is recorded as a failure of a site "unknown".
+
+        Nothing is written to the CSV files yet. ``total_rounds`` is ignored.
         """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
@@ -192,7 +194,13 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the traffic of each new site's hello (introduction), and rewrite silos.json."""
+        """Record the traffic of each new site's hello (introduction), and rewrite silos.json.
+
+        Args:
+            round_: the round that begins. The traffic belongs to the round before.
+            participants: all sites, with the new ones.
+            joined: the names of the new sites.
+        """
         for site in joined:
             down, up = participants.traffic[site]
             self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])

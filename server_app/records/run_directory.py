@@ -203,6 +203,8 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
     """Yield the settings with a run name that no directory has, and hold it while the block runs.
 
+    No other process that uses this function gets the name meanwhile.
+
     If the name is taken, or another process is about to use it, the first free number from 2 is
     appended, such as ``hearts-2``, and a line is printed. The name of a resumed run and an invalid
     name are not changed.
@@ -226,7 +228,7 @@ def free_name(settings: RunSettings) -> Iterator[RunSettings]:
 
 
 def _is_free_for_us(path: Path, held: ExitStack) -> bool:
-    """Tell whether a new run may use ``path``, and then hold its name until ``held`` is closed."""
+    """Return whether a new run may use ``path``, and then hold its name until ``held`` closes."""
     with ExitStack() as trial:
         is_free = trial.enter_context(hold_name(path)) and not _is_taken(path)
         if is_free:
@@ -246,6 +248,11 @@ def _why_not_free(path: Path) -> str:
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """Check that a run can use its directory, and return the directory. Nothing is written.
+
+    Args:
+        out: the folder of run directories; empty for $FEDSILO_RUNS or ~/.fedsilo/runs.
+        run_name: the name of the directory in that folder.
+        resume: whether the run continues in an existing directory.
 
     Raises:
         RunDirectoryError: the name is invalid, the directory of a new run is taken, the directory
@@ -271,10 +278,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 def _is_taken(path: Path) -> bool:
     """Return whether a path is in use, so that a new run must not write to it.
 
-    A missing path is free, and a file is taken. A link to a missing target is free too. A folder is
-    free only if it has a lock, and otherwise nothing but files that a run writes before
-    config.toml. Such a folder belongs to a process that died before its run began. An empty folder
-    is taken.
+    A missing path is free, and a file is taken. A folder is free only if it has a lock, and
+    otherwise nothing but files that a run writes before config.toml. Such a folder belongs to a
+    process that died before its run began. An empty folder is taken.
     """
     if not path.is_dir():
         return path.exists()
@@ -326,9 +332,10 @@ def this_environment() -> dict[str, Any]:
 def silos_document(participants: Participants) -> dict[str, Any]:
     """Build silos.json: site -> its facts.
 
-    For each site they are the keys "distribution", "sizes", label counts, fingerprints, number of
-    left-out samples, schema, class names and backbone. Hospitals also have their software, and with
-    'run.site-weights' a site has its agreed number of training samples.
+    Each site has the keys "distribution", "sizes" (split -> samples), "label_counts",
+    "fingerprints", "dropped" (the number of left-out samples), "schema", "classes" and "backbone".
+    Hospitals also have "software", and with 'run.site-weights' a site has "agreed", its agreed
+    number of training samples.
     """
     agreed = participants.agreed_samples()
     document: dict[str, Any] = {}
@@ -355,7 +362,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
     If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
-    deleted. After any other exception it stays. The lock file is never removed.
+    deleted. After any other exception it stays. A lock file stays in the directory.
 
     Args:
         directory: the run directory.

@@ -42,7 +42,7 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
 def rests_on_classes(metric: str) -> bool:
-    """Tell whether a metric, or a family of metrics, is computed from each class separately.
+    """Return whether a metric, or a family of metrics, is computed from each class separately.
 
     The metrics are balanced accuracy, AUC and average precision, also of another site's model or of
     a site's own model. The only such family is ``class``.
@@ -141,7 +141,11 @@ class Floors:
         return shown
 
     def shown_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Select the rows of metrics.csv that may be shown (see ``shows``), in their order."""
+        """Select the rows of metrics.csv that may be shown, in their order.
+
+        A row is left out if its split has fewer samples than 'privacy.sums-min-count', if its
+        metric is unknown, or if it would reveal a hidden count of a class.
+        """
         shown = []
         for row in rows:
             where = int(row["round"]), row["site"], row["split"]
@@ -154,8 +158,11 @@ class Floors:
 
         The splits are test and validation. If any metric of a split is hidden, the split's means
         are computed again over the shown metrics.
+
+        The argument is not changed.
         """
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
+        # summary.json has no validation metrics by site, so the last round's rows stand in for them
         whole = {"test": summary["sites"], "val": self.last["val"]}
         recorded = {"test": summary, "val": summary["validation"]}
         shown: dict[str, dict[str, dict[str, float]]] = {"test": {}, "val": {}}
@@ -193,11 +200,12 @@ class Floors:
         return sent
 
     def shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
-        """Tell whether a metric of round ``at`` may be shown.
+        """Return whether a metric of round ``at`` may be shown.
 
         An update's norm and direction are always shown. A metric is hidden if its name is not in
         the grammar, if a hospital at 'trust: nobody' would not send it, or if its split is below
-        the floor. If a count of the split is hidden, the rules at the top of this module decide.
+        the floor. If a count of the split is hidden, metrics over all classes, metrics of hidden
+        classes, and an accuracy that reveals a patient are hidden too.
 
         Args:
             at: the round. In the last round metrics by class are shown too, so the rule for
@@ -234,11 +242,19 @@ class Floors:
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Tell whether an accuracy reveals that at most one sample is right, or is wrong.
+        """Return whether an accuracy reveals that at most one sample is right, or is wrong.
 
         The samples are those of the whole split. In the last round the metrics by class are shown
         too, and with them the accuracy reveals how many samples of the ``hidden`` classes are
         right. So for the plain metric 'accuracy' in the last round, these samples are checked too.
+
+        Args:
+            at: the round of the accuracy.
+            site: the site's name. It must have sent label counts.
+            split: the split.
+            metric: the metric's name, which may have a prefix such as ``trained-``.
+            value: the accuracy, 0 to 1.
+            hidden: the numbers of the classes whose counts are hidden.
         """
         counts = self.silos[site]["label_counts"][split]
         # An accuracy times the samples is a whole number, apart from the rounding in the file

@@ -1,6 +1,6 @@
 """Summarises a run: means, the table of results, and the data that left the sites."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,7 @@ def result_table(
     distribution_of: Mapping[str, str],
     title: str,
     shown: Sequence[str],
+    hidden: Collection[str] = (),
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
@@ -150,11 +151,13 @@ def result_table(
         distribution_of: site -> its distribution.
         title: the title of the table.
         shown: the metrics to show, in this order. A metric that no site has is left out.
+        hidden: metrics that have a column even if no site may show a value.
     """
     known: set[str] = set()
     for row in values.values():
         known.update(row)
-    metrics = [metric for metric in shown if metric in known]
+    metrics = [metric for metric in shown if metric in known or metric in hidden]
+    measured = [metric for metric in metrics if metric in known]
     table = Table(title=title, title_justify="left")
     table.add_column("site")
     for metric in metrics:
@@ -162,7 +165,7 @@ def result_table(
     groups = by_distribution(values, distribution_of)
     if len(groups) > MANY:
         groups = {}
-    for name, row in _select_rows(values, metrics).items():
+    for name, row in _select_rows(values, measured).items():
         group = distribution_of.get(name, "")
         # The row of the distribution below would repeat its only site
         if name in groups and group == name:

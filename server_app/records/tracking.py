@@ -81,10 +81,10 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
 
-    The tracker is a generator, which gets lists of values by ``send``; closing it ends the MLflow
-    run. Without that variable, it writes to ``mlflow.db`` beside the run directory. If ``resumed``,
-    the MLflow run whose tag is the run directory continues, and receives only the values that it
-    lacks. If there is no such MLflow run, a new one begins.
+    Without that variable, it writes to ``mlflow.db`` beside the run directory. The tracker is a
+    generator, which gets lists of values by ``send``; closing it ends the MLflow run. If
+    ``resumed``, the MLflow run whose tag is the run directory continues, and receives only the
+    values that it lacks. If there is no such MLflow run, a new one begins.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -141,6 +141,8 @@ def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
 
 def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Settings) -> str:
     """Create an MLflow run with the settings as its parameters, and return its id.
+
+    Values become strings.
 
     The run has the name of the run directory, and the directory's path as a tag.
     """

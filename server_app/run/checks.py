@@ -294,6 +294,7 @@ def check_early_stopping(beginning: Beginning) -> Problem:
     Without this check, the run would train all its rounds and then find no best round.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
+    # Sites without validation samples never report, so they do not count here
     measuring = []
     for facts in beginning.participants.facts.values():
         if "val" in facts.measured_splits():

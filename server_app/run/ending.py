@@ -152,7 +152,7 @@ def _write_documents(
 
 @contextmanager
 def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Run the block. If it raises, print the reason and that ``document`` cannot be written.
+    """Run the block. If it raises, print by ``say`` why ``document`` cannot be written.
 
     The exception is not raised again.
     """
@@ -165,7 +165,8 @@ def _report_failure_of(document: str, say: Callable[[str], None]) -> Iterator[No
 def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     """Build the content of privacy.json: the data that left the sites, bytes, and any guarantee.
 
-    Without differential privacy, the guarantee is the sentence that there is none.
+    The keys are those of ``privacy_document``, such as "leaves each site", "guarantee" and
+    "epsilon". Without differential privacy, the guarantee is the sentence that there is none.
     """
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
@@ -181,7 +182,7 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 
 
 def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
-    """Build the part of summary.json that holds the results.
+    """Build the part of summary.json that holds the results. Nothing in it is hidden.
 
     The part has the run's identity, the final test metrics by site with their means, the means of
     the final validation metrics, the reason for an early stop (None if there was none), the
@@ -274,11 +275,18 @@ def _show_table(
 
     Lines below the table name the metrics that are hidden at a site, and the sites that a mean
     leaves out.
+
+    Args:
+        method: the run's method, for its settings and sites.
+        floors: decides which metrics may be shown.
+        summary: the content of summary.json, nothing hidden.
+        console: prints the table and the lines.
     """
     headline, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
     sites = floors.shown_summary(summary)["sites"]
     title = summaries.title_of_results(summary)
-    print_table(console, summaries.result_table(sites, groups, title, headline))
+    hidden = find_hidden(summary["sites"], sites, headline)
+    print_table(console, summaries.result_table(sites, groups, title, headline, hidden))
     names = list(method.participants.facts)
     over = {
         "dataset": summary["dataset"],
@@ -287,12 +295,14 @@ def _show_table(
     }
     say = printer(console)
     lines = describe_partial_means([over], headline)
-    hidden = find_hidden(summary["sites"], sites, headline)
     lines += describe_hidden(hidden, method.common)
     for line in lines:
         say(line)
     if hidden:
-        say("for your own eyes, metrics.csv has all values")
+        say(
+            "metrics.csv has all values, for yourself; for data without patients set "
+            "'privacy.sums-min-count' to 1"
+        )
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:

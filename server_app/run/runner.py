@@ -131,6 +131,7 @@ def changed_software(directory: RunDirectory) -> str:
     before = _read_versions(run_settings.read_run_config(path).environment)
     now = _read_versions(run_directory.this_environment())
     parts = []
+    # A package that was installed or removed since then is not a change of version
     for name in sorted(before.keys() & now.keys()):
         if before[name] != now[name]:
             parts.append(f"{name} {before[name]} is now {now[name]}")
@@ -193,8 +194,7 @@ def assemble(
     """Build the round loop and its hooks. A resumed run starts from its newest checkpoint, if any.
 
     If the aggregation 'auto' becomes "norm-clip", a line is printed. Before that, the checks of the
-    sites (``SITE_CHECKS``) run. No file is written, except for those that the method itself reads
-    into its cache.
+    sites (``SITE_CHECKS``) run.
 
     Returns:
         The loop, at its starting state, and the hooks that the end of the run needs.

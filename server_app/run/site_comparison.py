@@ -31,10 +31,10 @@ _MOST_BYTES = 2**30  # samples of more bytes take seconds to compare, so they ar
 def find_unlike_columns(participants: Participants, common: CommonSettings) -> list[UnlikeColumn]:
     """Return the columns whose mean at one site is far from the other sites' means.
 
-    ``compare_sites`` in models/measures decides how far is too far, and the order. Each result
-    names the column and the site. The list is empty if the level of trust is not 'server', or if no
-    site sends sums. A site is left out for a column in which it has fewer values than the largest
-    'sums-min-count' of the run and of all sites that send sums.
+    The means must differ by a factor of five, or as by a known change of unit (``compare_sites``).
+    Each result names the column and the site. The list is empty if the level of trust is not
+    'server', or if no site sends sums. A site is left out for a column in which it has fewer values
+    than the largest 'sums-min-count' of the run and of all sites that send sums.
     """
     if common.trust != SERVER:
         return []

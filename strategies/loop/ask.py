@@ -72,7 +72,7 @@ class Replies(dict[str, Reply]):
         """Return the mean of a metric over the replies, weighted by each site's number of samples.
 
         If the metric was summed in secret, its known mean is returned. Otherwise there must be at
-        least one reply, and every reply must have the metric.
+        least one reply (ZeroDivisionError), and every reply must have the metric (KeyError).
         """
         if name in self.means:
             return self.means[name]
@@ -94,7 +94,8 @@ def weighted_mean(
     site.
 
     Args:
-        replies: the replies by site, at least one; each must have all the named arrays.
+        replies: the replies by site, at least one; each must have all the named arrays. Without
+            ``equal``, their samples must not all be 0.
         names: the names of the arrays to average; other arrays are ignored.
         equal: give each site the same weight instead of its number of samples.
     """

@@ -29,6 +29,8 @@ class Capabilities:
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse settings that the method does not support.
 
+        Settings of rounds are checked first, then compression, then network, data set and loss.
+
         Args:
             common: the run's settings.
             is_table: whether the data set is a table.
@@ -45,7 +47,11 @@ class Capabilities:
             raise SettingError(refusals[0])
 
     def _round_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text for each unsupported setting on rounds, sites or aggregation."""
+        """Yield an error text for each unsupported setting on rounds, sites or aggregation.
+
+        'server.aggregation' "auto" is always supported. 'server.sites-per-round' together with
+        'train.epoch-steps' is an error for every method.
+        """
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:
             yield (
@@ -67,7 +73,10 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text if updates are compressed but the method does not average updates."""
+        """Yield an error text if updates are compressed but the method does not average updates.
+
+        This yields at most one text.
+        """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (
@@ -76,7 +85,11 @@ class Capabilities:
             )
 
     def _data_faults(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
-        """Yield an error text for each unsupported network, data set or loss."""
+        """Yield an error text for each unsupported network, data set or loss.
+
+        The method may lack support for network "vit", for tables, or for the evidential loss.
+        ``is_table`` tells whether the data set is a table.
+        """
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:
             yield f"{method} does not take network 'vit': choose another"

@@ -89,7 +89,7 @@ class Hook:
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return the reason to end the run normally after a failed round.
 
-        The value None means that the error is raised.
+        None means that this hook does not end the run; if no hook does, the error is raised.
 
         Args:
             state: the state before the failed round.
@@ -128,7 +128,12 @@ class Hooks:
     def first(self, event: str, *args: Any) -> str | None:
         """Call the hooks for an event in their order, and return the first non-empty answer.
 
-        Later hooks are not called. Returns None if no hook has an answer.
+        Later hooks are not called. Returns None if no hook has an answer. An exception in a hook is
+        not caught.
+
+        Args:
+            event: the name of a ``Hook`` method, such as "why_end".
+            args: the arguments of that method.
         """
         for hook in self._by_event.get(event, ()):
             answer: str | None = hook(*args)

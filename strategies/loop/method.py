@@ -101,7 +101,11 @@ _SHARED = {"arrays", "round", "kept"}
 
 
 def _survives_json(value: Any) -> bool:
-    """Tell whether JSON returns a value unchanged, apart from tuples, which become lists."""
+    """Tell whether JSON returns a value unchanged, apart from tuples, which become lists.
+
+    True for None, bool, int, float and text, and for lists, tuples and mappings of these if all
+    keys are text. NaN and infinity are not looked for.
+    """
     if isinstance(value, dict):
         has_text_keys = all(isinstance(key, str) for key in value)
         return has_text_keys and all(map(_survives_json, value.values()))
@@ -244,10 +248,10 @@ class Method(ABC):
     def share(self, replies: Replies) -> float:
         """Return the fraction of all training samples that the sites in ``replies`` have, 0 to 1.
 
-        An agreed number of samples ('run.site-weights') replaces the number that a site reported. A
-        site that reports no number counts as one sample. After a secure sum the fraction is reduced
-        by the proportion of sites that could not answer, because nobody knows which sites those
-        are.
+        No replies give 0. An agreed number of samples ('run.site-weights') replaces the number that
+        a site reported. A site that reports no number counts as one sample. After a secure sum the
+        fraction is reduced by the proportion of sites that could not answer, because nobody knows
+        which sites those are.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -284,10 +288,9 @@ class Method(ABC):
         """
 
     def leaves(self) -> list[str]:
-        """Return one sentence for each kind of data that a site sends during a run.
+        """Return sentences on the data that a site sends during a run; empty ones are dropped.
 
-        The sentences cover the introduction before round 1, the method's own data, and any
-        compression.
+        In this order: the introduction before round 1, the method's own data, and any compression.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
@@ -320,8 +323,8 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
     """Build the network that a run starts from, drawn from the seed or read from weight files.
 
-    Pretrained backbone weights are loaded only if the sites exchange the backbone, and
-    'train.initial-weights' is loaded over them.
+    Pretrained backbone weights are loaded only if the sites exchange the backbone or the network is
+    "resnet22". 'train.initial-weights', unless it is empty, is loaded over them.
 
     Raises:
         SettingError: the weights are missing or belong to another architecture.

@@ -93,7 +93,8 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     """Return, for each split, the largest number of samples that a site may count in its metrics.
 
     This is the number of samples that the site reported. In a private run the reported number may
-    contain noise, so ten standard deviations of that noise are added, rounded up.
+    contain noise, so ten standard deviations of that noise are added, rounded up. Splits that the
+    site did not report are absent.
     """
     hidden = 0
     if common.is_private():
@@ -105,8 +106,10 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
     """Return the range of values that an honest site can report for a metric.
 
-    A metric without a range of its own may be from -1e12 to 1e12. A count of samples may be from 0
-    to the size of its split in ``most``; a split that is missing there has size 0.
+    Entropy may be from 0 to log(classes). Other shares, losses and named metrics have fixed ranges.
+    A metric without a range of its own may be from -1e12 to 1e12. A count of samples must be a
+    whole number from 0 to the size of its split in ``most``; a split that is missing there has size
+    0.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
@@ -163,10 +166,10 @@ _MOST_OPERATIONS = 100
 def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
     """Explain why the set of a reply's metric names is invalid, or return None if it is valid.
 
-    A metric may name only classes and sites that exist, and a bin needs all of its parts. A reply
-    may have at most 500 metrics that are not for one class, bin or site, and name at most 100
-    operations that are not repeatable. This is checked now, because checkpoints keep the metrics,
-    and reports read them much later.
+    A metric may name only classes and sites that exist, and a calibration bin needs all of its
+    parts. A reply may have at most 500 metrics that are not for one class, bin or site, and name at
+    most 100 operations that are not repeatable. This is checked now, because checkpoints keep the
+    metrics, and reports read them much later. Values are not checked here.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
@@ -205,7 +208,8 @@ def array_fault(name: str, array: NDArray) -> str | None:
     """Explain why a finite float array has impossible values, or return None if they are possible.
 
     No absolute value may exceed 1e6. In batch norm's statistics and in counts the limit is 1e12,
-    because raw pixels make them large. Variances and counts must not be negative.
+    because raw pixels make them large. Variances and counts must not be negative. The last part of
+    the name (after '/' and '.') decides which limits apply. An empty array has no fault.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT
@@ -237,6 +241,7 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
     """Return the L2 norm of a site's update, over all arrays ``names`` together, in float64.
 
     The update is the reply's arrays minus the arrays in ``before``, which the site started from.
+    Both must have all the names. Without names the norm is 0.
     """
     squared = 0.0
     # Sorted, because the bits of a sum of floats depend on the order
@@ -249,7 +254,7 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
     """Group array names into "weights" and batch norm's "statistics", each list sorted.
 
-    A kind without names is left out of the mapping.
+    The ending of a name decides its kind. A kind without names is left out of the mapping.
     """
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -267,11 +272,13 @@ def find_far_updates(
 
     The rule is applied to each kind of array separately: to weights, and to batch norm's
     statistics. A kind is skipped if fewer than three sites have updated it, or if its median is 0.
-    A site that is too far in both kinds is returned with only one reason.
+    The median includes the far sites. A site that is too far in both kinds is returned with only
+    one reason.
 
     Args:
         limit: the setting 'server.max-update-norm'.
-        before: by site, the arrays that its reply updates.
+        before: by site, the arrays that its reply updates; a site that is missing here is not
+            judged.
         replies: the replies by site.
     """
     norms: dict[str, dict[str, float]] = {}
@@ -328,6 +335,7 @@ def update_statistics(
             sums[site] += float(np.square(own).sum()), squared, float((own * step).sum())
     statistics: dict[str, UpdateStatistics] = {}
     for site, (own_squared, step_squared, product) in sums.items():
+        # Two roots instead of the root of a product, which could overflow or become 0
         norms = math.sqrt(own_squared) * math.sqrt(step_squared)
         cosine = None
         if norms:

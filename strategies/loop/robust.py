@@ -37,7 +37,10 @@ def fewest_sites(common: CommonSettings) -> int:
 
 
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
-    """Explain that 'server.aggregation' needs more than ``sites`` sites, or return None."""
+    """Explain that 'server.aggregation' needs more than ``sites`` sites, or return None.
+
+    The mean, the median and "auto" never need more than one site.
+    """
     needed = fewest_sites(common)
     if sites >= needed:
         return None
@@ -83,9 +86,10 @@ def robust_mean(
 def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
     """Combine one array of all sites, ``stacked`` (sites, *shape), each site with the same weight.
 
-    "median" takes the median of each number. "trimmed" takes the mean of each number without the
-    smallest and the largest value. "multikrum" takes the mean over the sites, which
-    ``chosen_by_krum`` has already selected.
+    "median" takes the median of each number (of an even number of sites, the mean of the middle
+    two). "trimmed" takes the mean of each number without the smallest and the largest value.
+    "multikrum" takes the mean over the sites, which ``chosen_by_krum`` has already selected. Any
+    other aggregation gives the mean.
     """
     combined: NDArray
     if common.aggregation == "median":
@@ -102,10 +106,10 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
     """Return ``before`` plus the mean of the updates, each clipped to the median norm, float32.
 
     Weights have one median norm and batch norm's statistics have another, so they are clipped
-    separately.
+    separately. Clipping does not change a site's weight in the mean.
 
     Args:
-        replies: the replies by site.
+        replies: the replies by site, at least one.
         before: the arrays that the sites started from, by name.
         equal: weigh all updates equally, not by each site's number of samples.
     """
@@ -115,6 +119,7 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
     mean: dict[str, NDArray] = {}
     for names in group_by_kind(before).values():
         norms = [update_norm(reply, before, names) for reply in replies.values()]
+        # Half of the updates are shorter, so a few faulty sites cannot raise this limit at will
         limit = float(np.median(norms))
         # A site's update counts by its share of the samples, shortened to the median norm
         factors = []
@@ -158,6 +163,7 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
         distances += compute_distances(records)
     # A site is not its own neighbour
     np.fill_diagonal(distances, np.inf)
+    # An honest site has n - f - 1 honest others, so its score need not count a faulty site
     nearest = np.sort(distances, axis=1)[:, : len(sites) - faulty - 2]
     ranking = np.argsort(nearest.sum(axis=1), kind="stable")[: len(sites) - faulty]
     return sorted(sites[place] for place in ranking)

@@ -95,8 +95,8 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        The hooks are called for each event. A question without sites sends nothing and returns no
-        replies.
+        A site whose reply says so is recorded as keeping state from this step on. The hooks are
+        called for each event. A question without sites sends nothing and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part, or fewer than 'run.min-sites'
@@ -143,7 +143,9 @@ class Round(Ask):
         """Build the message that asks ``site`` a question: the instruction, records and arrays.
 
         A table's pooled statistics are added, except in the phases of secure aggregation. Weights
-        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16".
+        are sent as bfloat16 only in training phases, and only if 'server.wire-down' is "bf16". The
+        message's type is "evaluate" in the final evaluation and "train" in all other phases.
+        Nothing is sent here.
         """
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
@@ -183,8 +185,9 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
 
-        For each site without a decoded reply, ``failed`` then holds the reason, and ``kinds`` may
-        hold the kind of failure. The replies' metrics and updates are not checked here.
+        If a site has no decoded reply, ``failed`` then holds the reason ("no answer in time" at the
+        timeout), ``kinds`` may hold the kind of failure, and nothing is raised. The replies'
+        metrics and updates are not checked here.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -225,8 +228,9 @@ class Round(Ask):
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
         """Decode the reply in a message, and move its arrays to ``spill``.
 
-        The reply counts in means by its reported number of samples, or by the site's agreed number
-        if the run has agreed numbers.
+        The reply counts in means by its reported number of samples (0 if it has none), or by the
+        site's agreed number if the run has agreed numbers. If the site answered with an error, its
+        code is stored in ``codes`` and ``kinds``.
 
         Raises:
             SiteError: the site answered with an error, the reply is malformed, or an array has
@@ -330,8 +334,9 @@ class Round(Ask):
     def _needed_metrics(self, phase: str, splits: Collection[str]) -> Iterable[str]:
         """Yield the keys of the metrics that a reply to ``phase`` must have.
 
-        In a training phase this is the training loss. If sites measure in the phase, these are
-        accuracy, entropy and loss of the received model on 'val' and 'test'.
+        In a training phase this is the training loss. If sites measure in the phase, these are also
+        accuracy, entropy and loss of the received model on 'val' and 'test'. Other phases need
+        none.
 
         Args:
             phase: the phase of the question.
@@ -361,6 +366,8 @@ class Round(Ask):
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)
+        # A site whose epsilon is spent has trained as agreed, so the final evaluation goes on
+        # without it
         owed = asked - spent * (phase == EVALUATE)
         needed = min(self.method.common.min_sites or owed, owed)
         if answered >= needed:

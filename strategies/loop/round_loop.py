@@ -38,7 +38,7 @@ class RoundLoop:
 
     @cached_property
     def state(self) -> State:
-        """The state after the newest round.
+        """The state after the newest round; computed once, then stored.
 
         Before round 1 it is the method's initial state. A resumed run sets it to the state in the
         checkpoint.
@@ -49,7 +49,8 @@ class RoundLoop:
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the remaining rounds, let the sites measure the model, and return the final state.
 
-        A resumed run continues after ``self.state``. The method or a hook may end the run early.
+        A resumed run continues after ``self.state``; if that is the last round already, the sites
+        only measure. The method or a hook may end the run early; the sites then measure too.
 
         Args:
             grid: connects the server with the sites.
@@ -101,8 +102,8 @@ class RoundLoop:
     def run_round(self) -> None:
         """Run the round after ``self.state`` and store the new state there.
 
-        Latecomers are admitted first, if the method allows it. A round that raises leaves the state
-        unchanged.
+        Latecomers are admitted first, if the method allows it. With 'server.sites-per-round' only
+        that many drawn sites are asked. A round that raises leaves the state unchanged.
         """
         before, method = self.state, self.method
         number = before.round + 1
@@ -127,7 +128,10 @@ class RoundLoop:
         self.hooks.call("round_ended", self.state)
 
     def evaluate(self) -> None:
-        """Let all sites measure the model of ``self.state``; the hooks receive the metrics."""
+        """Let all sites measure the model of ``self.state``; the hooks receive the metrics.
+
+        At trust 'sums' the server learns only the metrics' sums. The state does not change.
+        """
         state, method = self.state, self.method
         sites = method.participants.sites()
         asked = self._open_round(state.round, sites, dict(state.kept), ends=True)
@@ -146,10 +150,11 @@ class RoundLoop:
         """Admit sites that connected after the last round.
 
         The hooks are called for all sites that joined or came back on another node, if there are
-        any, and for each refused node.
+        any, and for each refused node. A refusal does not stop the run.
         """
         known = self.method.participants
-        participants, refused = meet_latecomers(self._grid, known)
+        away_timeout = self.method.common.away_timeout
+        participants, refused = meet_latecomers(self._grid, known, away_timeout)
         joined = []  # new sites, and known ones that came back on another node
         for site, node in sorted(participants.nodes.items()):
             if node != known.nodes.get(site):
@@ -165,8 +170,8 @@ class RoundLoop:
 def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
     """Draw 'server.sites-per-round' of the sites for a round, and return their names sorted.
 
-    All sites are returned if the setting is 0 or at least the number of sites. The draw depends
-    only on the seed, the round and the sites, not on their order.
+    All sites are returned if the setting is 0 or at least the number of sites. The draw is without
+    replacement, and depends only on the seed, the round and the sites, not on their order.
     """
     count = common.sites_per_round
     if not count or count >= len(sites):
@@ -179,6 +184,8 @@ def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> lis
 
 def refuse_site_count(common: CommonSettings, sites: int) -> None:
     """Check that the settings fit the number of sites.
+
+    Only the sites asked per round count for 'server.aggregation' and secure aggregation.
 
     Raises:
         SettingError: 'server.sites-per-round', 'server.aggregation' or 'secure.aggregation' needs

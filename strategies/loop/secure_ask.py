@@ -66,6 +66,11 @@ class SecureAsk(Ask):
         questions, and questions without sites, are passed on to ``Round.put``. A metric without a
         finite value at any site is left out and reported to the hooks.
 
+        Returns:
+            The replies of the sites in the sum, without arrays, and with ``sums`` (the mean
+            arrays), ``means`` (the mean metrics) and ``failed`` (the number of sites that could not
+            answer).
+
         Raises:
             SettingError: the quantisation is too coarse for these sites.
             SiteError: too few sites replied, or their shares do not restore the mask keys.
@@ -105,6 +110,7 @@ class SecureAsk(Ask):
         sum_.take_masked(ask.put(masked))
         sum_.take_signatures(self._put(sum_, SECURE_AGREE, sum_.replies))
         unmasking = self._put(sum_, SECURE_UNMASK, sum_.signatures)
+        # The masks are removed here, so from now on the server knows the sums
         sums, means = sum_.mean(unmasking, everything)
         self._judge_failures(sum_, phase, len(send))
         for name in sum_.metrics:
@@ -170,7 +176,11 @@ class SecureAsk(Ask):
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
         """Ask ``sites`` the question of a protocol phase, and return the usable replies.
 
-        The messages hold a secure aggregation record, but no arrays.
+        The messages hold a secure aggregation record, but no arrays. A reply with an invalid record
+        is not usable (``_find_fault``).
+
+        Raises:
+            SiteError: fewer than 'run.min-sites' replies are usable.
         """
         records = {site: sum_.record(phase, site) for site in sites}
         nothing: dict[str, Arrays] = dict.fromkeys(records, MappingProxyType({}))
@@ -181,8 +191,9 @@ class SecureAsk(Ask):
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
     """Explain why a reply's secure aggregation record is unusable in this phase, or return None.
 
-    The record must be of this round. Its keys, signatures, site names and number of shares are
-    checked, whichever the phase has.
+    The record must be of this round. In ``secure-keys`` its keys are checked, in ``secure-shares``
+    the names of the other sites and one sealed share for each, in ``secure-agree`` the signature,
+    and in ``secure-unmask`` the names and one share for each.
     """
     record = reply.secure
     try:

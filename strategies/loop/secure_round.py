@@ -118,9 +118,10 @@ class SecureSum:
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record of secure aggregation that ``site`` receives in a phase.
 
-        It holds the round and whatever the sites sent in earlier phases that this phase needs:
-        keys, names, shares or signatures. In ``secure-keys``, the first phase, it holds only the
-        round.
+        It always holds the round. ``secure-shares`` adds all sites' keys, signatures and splits,
+        and the threshold. The training or evaluation phase adds the names of the sites, metrics and
+        arrays in the sum. ``secure-agree`` adds the sites whose arrays arrived. ``secure-unmask``
+        adds the signatures, and the sealed shares that the other sites made for ``site``.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -158,11 +159,16 @@ class SecureSum:
         return ConfigRecord(values)
 
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sites' public keys, and derive threshold, scale, splits and context.
+        """Store the sites' public keys and signatures, and work out what depends on who answered.
+
+        This is the threshold, the agreed samples, the sites' common splits, and the context that
+        binds keys to this run and round. The signatures are not verified here, but when the replies
+        arrive (``SecureAsk``).
 
         Raises:
             SettingError: the quantisation is too coarse for this number of sites.
-            SiteError: too few sites have sent keys, or their 'secure-samples' differ.
+            SiteError: too few sites have sent keys, or their 'secure-samples' differ or are below
+                1.
         """
         try:
             self.threshold = needed_sites(self.common, len(replies))
@@ -189,7 +195,8 @@ class SecureSum:
         """Return B, the number 'secure-samples' on which all site files must agree.
 
         Raises:
-            SiteError: the numbers differ, or one is below 1; names the sites with each number.
+            SiteError: a reply has no whole number, the numbers differ, or one is below 1. The error
+                names the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
@@ -205,6 +212,8 @@ class SecureSum:
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
         """Store the sealed shares that each site made for each other site.
+
+        The check value of each site's own mask is stored too. The server cannot open the shares.
 
         Raises:
             SiteError: fewer sites than the threshold replied.
@@ -236,6 +245,8 @@ class SecureSum:
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
         """Store each site's signature over the list of sites whose weights arrived.
 
+        The signatures are not verified here, but when the replies arrive (``SecureAsk``).
+
         Raises:
             SiteError: fewer sites than the threshold replied.
         """
@@ -248,7 +259,8 @@ class SecureSum:
     ) -> tuple[dict[str, NDArray], dict[str, float]]:
         """Remove the masks and return the means of the trained arrays and of the metrics.
 
-        ``failed`` becomes the number of sites in the sum that could not answer.
+        ``failed`` becomes the number of sites in the sum that could not answer. Variances of batch
+        norm are raised to 0 if rounding made them negative.
 
         Args:
             replies: the replies of phase ``secure-unmask``.
@@ -421,7 +433,8 @@ class SecureSum:
     ) -> None:
         """Refuse a mean that is longer than clipped updates and rounding errors allow.
 
-        Masks that do not cancel leave random numbers, which are far longer.
+        Masks that do not cancel leave random numbers, which are far longer. The limit is
+        'secure.clip-norm' plus the largest rounding error, times a small margin.
 
         Args:
             updates: the mean update of each array.
@@ -429,7 +442,7 @@ class SecureSum:
             share: B / samples, the factor that the sums were multiplied by.
 
         Raises:
-            SiteError: the mean is longer than 'secure.clip-norm' allows.
+            SiteError: the mean is longer than this limit.
         """
         # Each number may be wrong by one step of the quantisation at each site
         rounding = len(self.replies) * quantiser.step * math.sqrt(self.numbers)

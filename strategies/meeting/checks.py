@@ -47,8 +47,8 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 def check_texts(facts: SiteFacts) -> str | None:
     """Return a fault if a text of a hello is not printable or is too long, or else None.
 
-    A text may have at most 200 characters. It is also a fault if 'software' has more than 10
-    entries.
+    A text may have at most 200 characters; empty texts pass. It is also a fault if 'software' has
+    more than 10 entries. The site's name is checked elsewhere (``find_hello_fault``).
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -82,7 +82,10 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Return a fault if a fingerprint is not the hex SHA-256 of a known split, or else None."""
+    """Return a fault if a fingerprint is not the hex SHA-256 of a known split, or else None.
+
+    A hello without fingerprints has no fault.
+    """
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' may be only for {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
@@ -93,8 +96,9 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 def check_inputs(facts: SiteFacts) -> str | None:
     """Return a fault if the input shape is impossible or does not fit the features, or else None.
 
-    A shape must have one dimension (a row) or three (an image), each above 0 and not too large. If
-    the hello names features, the shape must be one dimension with one value per feature.
+    A shape must have one dimension (a row) or three (an image). No length may be below 1 or above
+    2^20, and their product must not be above 2^28. If the hello names features, the shape must be
+    one dimension with one value per feature.
     """
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
@@ -174,7 +178,10 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 
 
 def find_hello_fault(facts: SiteFacts) -> str | None:
-    """Return the first fault of a hello, as a sentence that names the site, or else None."""
+    """Return the first fault of a hello, as a sentence that names the site, or else None.
+
+    The site's name is checked first, then the texts and numbers, in the order of ``HELLO_CHECKS``.
+    """
     # The name comes first, because the other sentences quote it
     fault = site_name_fault(facts.site)
     if fault:
@@ -197,7 +204,10 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take the name ``site``; None if registered with it."""
+        """Explain why ``node`` may not take the name ``site``; None if registered with it.
+
+        Either the node is registered under another name, or the node is not registered at all.
+        """
         if self.nodes.get(site) == node:
             return None
         for name, known in self.nodes.items():
@@ -347,7 +357,8 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose task differs from the most frequent one, each with the difference.
 
     The task here is the input shape, classes, features, schema and backbone. If several tasks are
-    equally frequent, the first site by name that has one of them decides.
+    equally frequent, the first site by name that has one of them decides. If all sites have one
+    task, the mapping is empty.
 
     Args:
         facts: the hellos by site.
@@ -395,8 +406,9 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     """Return the sites with a feature whose scale is above 1000 times the median site's scale.
 
     The scale is the larger of the absolute mean and the standard deviation. Each site is returned
-    with the reason, which names its first such feature. If fewer than three sites send sums, no
-    site is returned.
+    with the reason, which names its first such feature. Far smaller scales are not a fault. If
+    fewer than three sites send sums, no site is returned; features that fewer than three sites have
+    values for are not compared.
 
     Args:
         facts: the hellos by site.

@@ -42,6 +42,8 @@ _BYTES = 2**22  # the largest hello or survey; names and counts of thousands of 
 def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
     """Read and check a node's hello, which is untrusted.
 
+    The hello is checked by itself (``find_hello_fault``), not against the hellos of other sites.
+
     Args:
         content: the content of the node's message.
         needs_counts: whether the hello must have label counts; they are not required at trust
@@ -69,6 +71,8 @@ def ask_nodes(
 ) -> tuple[list[NodeAnswer[T]], list[str]]:
     """Ask all nodes for a hello or a survey at once, and wait at most 10 minutes for their answers.
 
+    Nothing is raised if a node does not answer.
+
     Args:
         grid: connects the server with the nodes.
         nodes: the ids of the nodes to ask.
@@ -77,8 +81,8 @@ def ask_nodes(
         away_timeout: seconds that a node may be disconnected before it is given up.
 
     Returns:
-        The usable answers, sorted by node. The second list has one line for each node without a
-        usable answer, which gives the reason.
+        The usable answers, sorted by node, and one line for each other node, which gives the
+        reason.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})

@@ -65,7 +65,8 @@ class Participants:
     def agreed_samples(self) -> dict[str, int]:
         """Return each site's agreed number of training samples, from the 'run.site-weights' file.
 
-        Returns an empty mapping if the run has no such file.
+        Returns an empty mapping if the run has no such file. Sites in the file that do not take
+        part are left out.
         """
         weights = self.terms.weights
         if not weights:
@@ -94,7 +95,8 @@ class Participants:
     def standardisation(self) -> FeatureStatistics | None:
         """Pool the sites' feature sums into the mean and standard deviation of each feature.
 
-        Returns None if no site sent sums.
+        Sites without sums are skipped. Returns None if no site sent sums. It is computed at each
+        call.
         """
         pooled = []
         for site in self.sites():  # sorted, because sums of floats depend on the order
@@ -109,7 +111,8 @@ class Participants:
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
     """Wait up to a minute until 'run.min-sites' nodes are connected, and return all ids, sorted.
 
-    At least one node is needed even if 'run.min-sites' is 0.
+    At least one node is needed even if 'run.min-sites' is 0. Nodes that connect after enough nodes
+    are connected are not waited for.
 
     Args:
         grid: connects the server with the nodes.
@@ -148,7 +151,8 @@ def meet_sites(
 ) -> Participants:
     """Ask every connected node who it is, and require enough participants.
 
-    The arguments are those of ``hear_sites``, whose errors are also raised.
+    The arguments, the result and the other errors are those of ``hear_sites``: the sites that can
+    take part, and the reasons against the others.
 
     Raises:
         SiteError: a node was refused, and fewer than 'run.min-sites' sites can take part. If
@@ -281,10 +285,11 @@ def _second_node_refusal(site: str, node: int) -> str:
 
 
 def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
-    """Return the hellos of the sites that fit together, by ``TOGETHER_CHECKS``.
+    """Return the hellos of the sites that fit together.
 
-    The reasons against the other sites are appended to ``refused``; sites with the same reason get
-    one line.
+    The checks compare training samples, tasks and feature sums. Each check sees only the sites that
+    passed the earlier ones. The reasons against the other sites are appended to ``refused``; sites
+    with the same reason get one line.
     """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
@@ -296,23 +301,28 @@ def _drop_unlike(hellos: list[Hello], settings: CommonSettings, refused: list[st
     return hellos
 
 
-def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
+def meet_latecomers(
+    grid: Grid, participants: Participants, away_timeout: float = 300.0
+) -> tuple[Participants, list[str]]:
     """Ask the nodes that connected since the last call, and admit those that can take part.
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
     counts as connected, the new node is refused, which is reported once, and asked again later.
+    Other refused nodes are not asked again. A node that is disconnected for ``away_timeout``
+    seconds is given up.
 
     Returns:
-        All participants, old and new, and the new refusals, one line each.
+        All participants, old and new, and the new refusals, one line each. Without new nodes,
+        ``participants`` unchanged and an empty list.
     """
     connected = set(grid.get_node_ids())
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
     if not new_nodes:
         return participants, []
+    # No site sends label counts at trust 'sums', so a latecomer need not either
     needs_counts = all(facts.label_counts for facts in participants.facts.values())
-    hellos, refused = ask_nodes(
-        grid, new_nodes, HELLO, partial(read_hello, needs_counts=needs_counts)
-    )
+    read = partial(read_hello, needs_counts=needs_counts)
+    hellos, refused = ask_nodes(grid, new_nodes, HELLO, read, away_timeout)
     hellos = _admit(hellos, refused, participants.terms, participants.are_simulated())
     asked = participants.asked | set(new_nodes)
     for hello in hellos:

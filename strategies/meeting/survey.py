@@ -41,13 +41,16 @@ def survey_sites(
         silos: the largest possible number of nodes; None if only the sites know it.
         registry: binds names to nodes; None if any node may take any name.
 
+    Returns:
+        The answers by site, and one line for each unusable answer.
+
     Raises:
         SiteError: too few or too many nodes are connected, or no answer is usable. In the second
             case the message has the reasons.
     """
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)
-    received, refused = ask_nodes(grid, nodes, SURVEY, read)
+    received, refused = ask_nodes(grid, nodes, SURVEY, read, settings.away_timeout)
     answers = _answers_by_site(received, registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
@@ -79,7 +82,7 @@ def _answers_by_site(
     """Return the usable answers by site; append a reason to ``refused`` for each other answer.
 
     If two nodes claim one name, neither answer is used. The registry is not checked if all sites
-    are simulated or if it is None.
+    are simulated or if it is None. ``received`` are the readable answers with their nodes.
     """
     names = [answer.content.about.site for answer in received]
     if all(answer.content.about.simulated for answer in received):

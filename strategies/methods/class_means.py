@@ -40,7 +40,8 @@ class ClassMeans(Local):
         """Return the classes whose means ``site`` sends: class -> number of its training samples.
 
         The site sends the mean of a class if it has at least 'class-min-count' training samples of
-        the class, and at least as many as its own minimum ('privacy.sums-min-count').
+        the class, and at least as many as its own minimum ('privacy.sums-min-count'). No such class
+        gives an empty mapping.
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
@@ -70,9 +71,10 @@ class ClassMeans(Local):
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.sent_classes(site)}
 
     def disclosures(self) -> Disclosures:
-        """Describe the data sent by a site: class means.
+        """Describe the class means that a site sends.
 
-        If no site sends a mean, because every class is too small, the only sentence says so.
+        If every class at every site is too small to send, return one sentence that says no mean is
+        sent, and why.
         """
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
@@ -103,7 +105,8 @@ class ClassMeans(Local):
     def describe_smallest_mean(self) -> str:
         """Describe the mean over the fewest training samples: their number, its site and class.
 
-        The text ends a sentence about the means. At least one site must send a mean.
+        The text ends a sentence about the means, such as "of as few as 10 (site a, class 2)". With
+        equal numbers the first site and class are named. At least one site must send a mean.
         """
         means = []
         for site in self.participants.sites():
@@ -135,9 +138,10 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the prototypes, which name the prototype with the fewest samples.
+        """Return one or two sentences on the prototypes that leave a site.
 
-        For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
+        The first names the prototype with the fewest samples; at least one site must send a mean.
+        The second, for network "logistic", warns that a prototype is an exact mean of rows.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -175,7 +179,11 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
-        """Put the mean of the returned prototypes of each class into ``arrays`` (eq. 6)."""
+        """Replace each class's prototype in ``arrays`` by the mean of the returned ones (eq. 6).
+
+        A site's weight is its number of training samples of the class (``_prototype_weight``); the
+        mean is float32. A class that no replying site sends is left unchanged.
+        """
         for label in range(self.task.classes):
             name = f"{PROTOTYPE}{label}"
             sent, weights = [], []
@@ -236,7 +244,11 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return one sentence: who gets the mean logits, and the fewest samples behind any."""
+        """Return one sentence: who gets the mean logits, and the fewest samples behind any.
+
+        With one site nobody gets them, and with two the other site gets them unchanged. At least
+        one site must send a mean.
+        """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -248,7 +260,8 @@ class FedDistill(ClassMeans):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train on the other sites' mean logits, and store the logits it returns.
 
-        A site that did not reply keeps its logits of an earlier round.
+        A site that did not reply keeps its logits of an earlier round. In round 1 there are no
+        logits to send.
         """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
@@ -263,9 +276,10 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """Return the other sites' mean logits of each class that ``site`` sends itself, float32.
+        """For each class that ``site`` also sends, return the mean of the other sites' logits.
 
-        A class that no other site has sent yet is left out.
+        The mean is unweighted and float32, by name ``logits/<class>``. Classes that no other site
+        has sent yet are omitted.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

@@ -90,7 +90,7 @@ class Decentralised(Method):
 
         The server sends each silo its neighbours' models and its row of the mixing matrix, and the
         silo mixes the models itself. The server also sends Theta, the mean of all silos' models, to
-        a silo that needs it (``theta_for``).
+        a silo that needs it (``theta_for``). The new state holds the trained models and their mean.
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
@@ -106,7 +106,8 @@ class Decentralised(Method):
         """Return Theta, the mean of the silos' models, as ``model/<array>`` for the evaluation.
 
         The state of a finished run may hold only Theta, under plain array names. Then these arrays
-        are returned, also named ``model/<array>``.
+        are returned, also named ``model/<array>``. ``site`` is not used, because all silos get the
+        same arrays.
         """
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
@@ -185,7 +186,10 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its weights for its neighbours, and their mean for all."""
+        """List the data sent by a silo: its weights for its neighbours, and their mean for all.
+
+        The one sentence names the topology.
+        """
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours in the topology '{self.kind()}', and their mean over all silos to all "
@@ -240,7 +244,7 @@ class Star(Decentralised):
     def round(self, state: State, ask: Ask) -> State:
         """Let all silos train Theta, the common model, and replace it by the mean of the results.
 
-        All silos have the same weight in the mean.
+        All silos have the same weight in the mean. If no silo replied, Theta is unchanged.
         """
         theta = self.model(state)
         trained = ask(

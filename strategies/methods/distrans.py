@@ -66,10 +66,10 @@ class DisTrans(FedAvg):
     def initial_state(self) -> State:
         """Return the initial weights of DisTrans's two-channel network, and the initial offsets.
 
-        ``double_channels`` builds this network from FedAvg's initial network. 'offset-aggregation'
-        decides which offsets the state has. With "mean" it has one offset for all sites. With
-        "none" it has no offset. With "embedding" it has one offset per site, which a new embedding
-        network computes from the site's class shares.
+        ``double_channels`` builds this network from FedAvg's initial network. The setting
+        'offset-aggregation' decides which offsets the state has: "mean" gives one offset for all
+        sites, "none" gives none, and "embedding" gives one per site, which a new embedding network
+        computes from the site's class shares.
         """
         single, task = starting_network(self.common, self.task), self.task
         network = double_channels(single, self.common, task.input_shape)
@@ -110,7 +110,8 @@ class DisTrans(FedAvg):
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after one gradient step towards each returned offset.
 
-        The steps run in the order of site names, in float64, from the weights in ``state``.
+        The steps run in the order of site names, in float64, from the weights in ``state``, which
+        stay unchanged. Without replies no step is taken.
         """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.task.classes
@@ -128,7 +129,10 @@ class DisTrans(FedAvg):
         return embedding
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
-        """Return the embedding's weights and the offset that it computes for each site, float32."""
+        """Return the embedding's weights and the offset that it computes for each site, float32.
+
+        The weights are named ``embedding/<name>``, and a site's offset is ``offset/<site>``.
+        """
         tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
             for site in self.participants.sites():

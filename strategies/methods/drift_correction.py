@@ -36,7 +36,10 @@ class SCAFFOLD(FedAvg):
     beside = (CONTROL,)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and a zero control variate per trained array."""
+        """Return the network's initial weights, and a zero control variate per trained array.
+
+        Running statistics of batch norm have no control variate.
+        """
         model = self.starting_weights()
         controls = {}
         for name, array in model.items():
@@ -76,7 +79,8 @@ class SCAFFOLD(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a reply's 1 / K cannot be true, or return None if it is plausible.
 
-        K is the site's number of steps. It must be from 1 to ``most_steps`` for the site's samples.
+        K is the site's number of steps. It must be from 1 to ``most_steps`` for the site's samples,
+        up to a small rounding error. K need not be whole.
         """
         share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
         if share <= 1 and share * most >= 1 - _ROUNDING:
@@ -132,7 +136,8 @@ class FedNova(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Move the model by the mean update per step, times the sites' mean number of steps.
 
-        Both means are weighted by samples. Running statistics of batch norm become their mean.
+        A site returns its received weights plus its mean update per step. Both means are weighted
+        by samples. Running statistics of batch norm become their mean.
         """
         model = state.arrays
         trained = ask(
@@ -144,7 +149,7 @@ class FedNova(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a reply's number of steps cannot be true, or return None if it is plausible.
 
-        It must be from 1 to ``most_steps`` for the site's samples.
+        It must be from 1 to ``most_steps`` for the site's samples. It is not checked to be whole.
         """
         steps, most = reply.metrics[STEPS], most_steps(self.common, reply.examples)
         if 1 <= steps <= most:

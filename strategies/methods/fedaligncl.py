@@ -52,7 +52,10 @@ class FedAlignCL(FedAvg):
     state_class = FedAlignCLState
 
     def variant(self) -> str:
-        """Return the paper's name of the variant: Fed, Fed-Align, Fed-CL or Fed-Align-CL."""
+        """Return the paper's name of the variant: Fed, Fed-Align, Fed-CL or Fed-Align-CL.
+
+        The settings 'align' and 'curriculum' decide.
+        """
         name = "Fed"
         if self.settings.align:
             name += "-Align"
@@ -141,7 +144,8 @@ class FedAlignCL(FedAvg):
     ) -> dict[str, Any]:
         """Return forgotten.json: the variant, and epoch -> site -> share of forgotten samples.
 
-        Returns an empty mapping if no site reported a share.
+        The keys are "variant" and "epochs"; epochs are text. ``values`` is not used. Returns an
+        empty mapping if no site reported a share.
         """
         if not state.forgotten:
             return {}

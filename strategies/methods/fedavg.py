@@ -42,8 +42,9 @@ class FedAvg(Method):
     def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, Any]:
         """Return the arrays after a step from ``model`` towards the replies' mean, float32.
 
-        The step is ``rate`` times the distance, so a rate of 1 gives the mean itself. Running
-        statistics of batch norm always become the mean.
+        The step is ``rate`` times the distance, so a rate of 1 gives the mean itself, and a larger
+        rate goes beyond it. Running statistics of batch norm always become the mean. Without
+        replies the result equals ``model``.
         """
         after = self.average(replies, model)
         if rate == 1:
@@ -57,7 +58,8 @@ class FedAvg(Method):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: all weights.
 
-        With secure aggregation the keys for masks and the shares of keys are listed too.
+        With secure aggregation the weights are described as clipped and masked, and the keys for
+        masks and the shares of keys are listed too.
         """
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":
@@ -80,6 +82,7 @@ class Cyclic(FedAvg):
         """Pass the model through all silos: each trains the model that the previous silo returned.
 
         The order is drawn from the seed and the round. The last silo's model becomes the new model.
+        Nothing is averaged.
         """
         seed = derive_seed(self.common.seed, "cycle", state.round + 1)
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():

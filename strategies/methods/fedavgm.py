@@ -28,8 +28,9 @@ class FedAvgM(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, then let the server's optimiser step towards the mean.
 
-        The step treats mean - model as the gradient. Running statistics of batch norm become the
-        mean. The state also holds each array's moments, ``moments/<array>``.
+        The optimiser gets mean - model as its gradient, and its step is added to the model. Running
+        statistics of batch norm become the mean. The state also holds each array's moments,
+        ``moments/<array>``; there are none before round 1.
         """
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
@@ -61,8 +62,8 @@ class FedSWA(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Average like FedAvg, and in the last 'averaged-rounds' also update a mean over rounds.
 
-        The mean covers the models of these last rounds. Training always continues from the newest
-        model, never from the mean.
+        The mean covers the models of these last rounds with equal weights, and is stored beside the
+        newest model. Training always continues from the newest model, never from the mean.
         """
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)

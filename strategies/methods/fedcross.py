@@ -35,7 +35,7 @@ class FedCross(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def initial_state(self) -> State:
-        """Return equal models, all with the network's initial weights.
+        """Return one model per site, all with the network's initial weights.
 
         Raises:
             SettingError: a single site takes part, so no model has a collaborator.
@@ -52,8 +52,10 @@ class FedCross(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train a model drawn for it, and mix each model with its collaborator.
 
-        A model whose site gave no usable reply is mixed as it was. The mean of all models after
-        mixing is the model that is measured.
+        Sites and models are paired by a permutation from the seed and the round. A mixed model is
+        'cross-alpha' times the model plus the rest of the collaborator. A model whose site gave no
+        usable reply is mixed as it was. The mean of all models after mixing is the model that is
+        measured.
         """
         # Drawn over all sites, also those that are not asked, so that each model has one site
         models, sites = self._models(state), self.participants.sites()
@@ -66,6 +68,7 @@ class FedCross(Method):
         # Updates are measured from the drawn model, not from the mean that is sent beside it
         for site, reply in ask(TRAIN, send, reference=before).items():
             models[drawn[site]] = dict(reply.arrays)
+        # Partners are chosen after the training, so similarity counts what was learnt in this round
         partners = collaborators(_vectors(models), self.settings.collaborator, state.round + 1)
         alpha = self.settings.cross_alpha
         mixed = []
@@ -85,7 +88,10 @@ class FedCross(Method):
         return self.model(state) or state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, which another site gets nearly unchanged."""
+        """List the data sent by a site: weights, which another site gets nearly unchanged.
+
+        The sentence gives the share of another site's weights that is mixed in, 1 - 'cross-alpha'.
+        """
         share = self.settings.cross_alpha
         return Disclosures(
             "all weights and batch-norm statistics of the network as this site trained it, each "
@@ -113,7 +119,7 @@ class FedCross(Method):
 
 
 def _mean(models: list[dict[str, NDArray]], weights: list[float]) -> dict[str, NDArray]:
-    """Return the mean of models with these weights, which sum to 1, float32."""
+    """Return the weighted mean of the models, float32. ``weights`` must sum to 1."""
     mean = {}
     for name in models[0]:
         total = np.zeros(models[0][name].shape)
@@ -125,7 +131,10 @@ def _mean(models: list[dict[str, NDArray]], weights: list[float]) -> dict[str, N
 
 
 def _vectors(models: list[dict[str, NDArray]]) -> NDArray:
-    """Return the weights of each model as a row, float64, without running statistics."""
+    """Return the models' weights as a float64 matrix (models, numbers), without running statistics.
+
+    A row holds a model's arrays, flattened, in the order of their names.
+    """
     # Sorted by name, so that the same places of two rows are the same weights
     rows = []
     for model in models:

@@ -29,7 +29,10 @@ class FedDBE(FedAvg):
         return State(self.starting_weights() | {MEAN: mean})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the networks; until the mean feature is known, average that too."""
+        """Average the networks by samples; until the mean feature is known, average that too.
+
+        The mean feature counts as known if it is not all zeros. From then on it does not change.
+        """
         send = dict.fromkeys(ask.sites, state.arrays)
         # Without the mean, which is no update of weights: its length must not count as one
         before = dict.fromkeys(ask.sites, self.model(state))
@@ -41,7 +44,10 @@ class FedDBE(FedAvg):
         return replace(state, arrays=after)
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights, and once its mean feature."""
+        """List the data sent by a site: the weights, and once its mean feature.
+
+        The sentences on the weights are FedAvg's.
+        """
         mean = (
             "once, in the first round: the mean over all training samples of what the encoder "
             "makes of them, with the weights and protected like them; the mean over all sites "

@@ -58,7 +58,7 @@ class FedEFM(Decentralised):
 
         Raises:
             SettingError: the topology is invalid, or 'fedefm.emd-solver' is "cvxpylayers" and the
-                network's feature map is too large for it.
+                network's feature map has too many cells for it.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.task)
@@ -69,8 +69,9 @@ class FedEFM(Decentralised):
         """Let neighbours train each silo's model, and let the silo distil the results.
 
         In round 1 each silo trains its own model at home, because there is no model to send yet.
-        Later rounds have the phases ``overseas`` and ``distil``. If 'fedefm.visit' is "average",
-        every round mixes models like ``Decentralised``.
+        Later rounds have two phases. In ``overseas`` each silo trains its neighbours' models, and
+        in ``distil`` each silo learns from the returned copies of its own. If 'fedefm.visit' is
+        "average", every round mixes models like ``Decentralised``.
         """
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
@@ -156,10 +157,11 @@ class FedEFM(Decentralised):
     def documents(
         self, state: FedEFMState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return topology.json and closeness.json.
+        """Return topology.json and closeness.json: file name -> content for JSON.
 
         closeness.json has "owner<-host" -> round -> mean closeness, from -1 to 1, of the model that
-        the host trained for the owner. It is left out if no closeness was measured.
+        the host trained for the owner. It is left out if no round was recorded, and empty if none
+        of them measured closeness.
         """
         documents = super().documents(state, values)
         if state.closeness:

@@ -83,7 +83,8 @@ class FedEvPrompt(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Send prompts and the other sites' maps, average the prompts, and replace the maps.
 
-        A site that did not reply has no maps in the new state.
+        The prompts are weighted by samples. A site that did not reply has no maps in the new state.
+        A reply with an invalid map is unusable.
         """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}
@@ -151,7 +152,11 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 
 
 def _fault_of_maps(reply: Reply) -> str | None:
-    """Explain what is wrong with a reply's first invalid map array; None if all are valid."""
+    """Explain why a reply's first invalid attention map array is invalid; None if all are valid.
+
+    Maps must be finite and not negative, and each must sum to 1 within 0.001. Other arrays are not
+    checked. A reply without maps is valid.
+    """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):
             continue

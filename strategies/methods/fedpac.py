@@ -38,7 +38,9 @@ class FedPAC(FedProto):
     beside = (PROTOTYPE,)
 
     def initial_state(self) -> State:
-        """Return the initial weights; the classifier is there once for each site.
+        """Return the initial weights, with an equal copy of the classifier for each site.
+
+        The copies are named ``head/<site>/<array>``.
 
         Raises:
             SettingError: none or all of the network's arrays would be shared.
@@ -51,7 +53,10 @@ class FedPAC(FedProto):
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train, average shared arrays and prototypes, and mix the classifiers."""
+        """Let sites train, average shared arrays and prototypes, and mix the classifiers.
+
+        Shared arrays are weighted by samples. A site that did not reply keeps its classifier.
+        """
         send: dict[str, Arrays] = {}
         expect: dict[str, dict[str, NDArray | ArraySpec]] = {}
         before: dict[str, Arrays] = {}
@@ -79,7 +84,10 @@ class FedPAC(FedProto):
         return specs
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, and means and spread of the classes' features."""
+        """List the data sent by a site: weights, and means and spread of the classes' features.
+
+        If no site sends a class mean, a sentence says so instead of the means and spread.
+        """
         weights = Disclosures(
             "all weights and batch-norm statistics of the network, each round; "
             f"{', '.join(self._head)} go to other sites, mixed with other sites' or, where that "
@@ -94,7 +102,7 @@ class FedPAC(FedProto):
         )
 
     def _common_part(self, state: State) -> dict[str, NDArray]:
-        """Return the arrays that all sites share."""
+        """Return the arrays that all sites share: neither a site's classifier nor a prototype."""
         shared = {}
         for name, array in state.arrays.items():
             if not name.startswith((HEAD, PROTOTYPE)):
@@ -104,7 +112,8 @@ class FedPAC(FedProto):
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
         """Return the classifier for each site that replied, as ``head/<site>/<array>`` (eq. 8).
 
-        A site that sends no class mean is in no other site's mix, and keeps its own classifier.
+        ``mixing_weights`` chooses each site's weights from all sites' class statistics. A site that
+        sends no class mean is in no other site's mix, and keeps its own classifier.
         """
         arrays: dict[str, NDArray] = {}
         # Without statistics nothing says whose classifiers would help a site, or whom its own
@@ -130,7 +139,8 @@ class FedPAC(FedProto):
     def _statistics(self, site: str, reply: Reply) -> tuple[NDArray, float]:
         """Return a site's p(y) E[f | y] over all classes, (classes * d,), and its variance.
 
-        A class whose means stay at the site counts as one that it does not have.
+        p(y) is the class's share of the site's training samples, and E[f | y] the mean embedding
+        that the site sent. A class that the site does not send counts as 0.
         """
         classes, samples = self.task.classes, self.participants.facts[site].sizes()["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)
@@ -139,6 +149,7 @@ class FedPAC(FedProto):
             sent = reply.arrays[f"{RECEIVED}{label}"].astype(np.float64)
             means[label], squares[label] = sent[:-1], sent[-1]
             shares[label] = count / samples
+        # A class that was not sent has share 0 and a mean of zeros, so it adds nothing
         weighted = shares[:, None] * means
         return weighted.ravel(), variance_of(shares, means, squares, samples)
 

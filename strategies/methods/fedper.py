@@ -31,10 +31,10 @@ class FedPer(FedAvg):
         return State(shared)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the shared arrays over the sites.
+        """Average the shared arrays over the sites, weighted by samples.
 
         The first message to a site may also hold initial weights for the arrays that stay at the
-        site.
+        site. If no reply is usable, the arrays do not change.
         """
         before = dict.fromkeys(ask.sites, state.arrays)
         trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
@@ -62,10 +62,15 @@ class FedPer(FedAvg):
 
 
 def refuse_one_part(method: str, shared: int, personal: int) -> None:
-    """Check that a network has arrays of both kinds, those that are shared and the others.
+    """Check that a network has arrays of both kinds: arrays that are shared, and arrays that stay.
+
+    Args:
+        method: the method's name, for the error.
+        shared: the number of arrays that are shared.
+        personal: the number of arrays that stay at the sites.
 
     Raises:
-        SettingError: one of the two numbers of arrays is 0.
+        SettingError: one of the two numbers is 0.
     """
     if not shared or not personal:
         raise SettingError(

@@ -26,7 +26,7 @@ class Local(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train its own model; no arrays come back, and the state does not change.
 
-        The first message to a site may hold initial weights.
+        The first message to a site may hold initial weights. Sites still send their metrics.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         ask(TRAIN, send, expect={})
@@ -50,8 +50,8 @@ class Ensemble(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train its own model; in the run's last round also collect the models.
 
-        Collected models are stored as ``expert/<site>/<array>``. Before that the state has no
-        arrays.
+        Collected models are stored as ``expert/<site>/<array>``, without those of sites that did
+        not reply. Before the last round the state has no arrays.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         if state.round + 1 != self.common.rounds:
@@ -87,7 +87,11 @@ class Cross(Ensemble):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: its model, once, and all models' metrics on its data."""
+        """List the data sent by a site: its model, once, and all models' metrics on its data.
+
+        The metrics are accuracy, balanced accuracy, AUC and average precision, on the site's
+        validation and test samples.
+        """
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",
@@ -106,6 +110,7 @@ class Cross(Ensemble):
         document = {}
         for metric in CROSSED:
             matrix: list[list[float | None]] = []
+            # A metric that no site could measure would be a matrix of only None
             has_values = False
             for trained in sites:
                 key = metric_from(metric, trained)

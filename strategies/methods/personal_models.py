@@ -33,7 +33,8 @@ class PersonalState(State):
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
         """Return a copy of the state with the sites that trained a personal model added.
 
-        These are the sites whose reply says that they keep state.
+        These are the sites whose reply says that they keep state. ``personal`` stays sorted and
+        without duplicates; sites that did not reply remain in it.
         """
         personal = set(self.personal)
         for site, reply in replies.items():
@@ -53,7 +54,8 @@ class FedAvgFT(FedAvg):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
 
-        In those rounds sites return no arrays, so the global weights stay the same.
+        In those rounds sites return no arrays, so the global weights stay the same. The sites that
+        now keep a personal model are recorded in the state.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}
@@ -72,7 +74,10 @@ class FedAvgFT(FedAvg):
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the weights, only in the rounds before fine-tuning."""
+        """Say that a site sends all weights, but only in the rounds before fine-tuning.
+
+        The sentence gives the number of these rounds.
+        """
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "
@@ -111,8 +116,8 @@ class FedBABU(FedAvgFT):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average all layers but the last, or let each site fine-tune its own copy.
 
-        Sites fine-tune in the last 'finetune-rounds'. In the rounds before, they receive the fixed
-        last layer, but do not return it.
+        Sites fine-tune all layers in the last 'finetune-rounds'. In the rounds before, they receive
+        the fixed last layer, but do not return it, and the mean is weighted by samples.
         """
         if self._finetunes(state):
             return super().round(state, ask)

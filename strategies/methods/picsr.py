@@ -108,9 +108,11 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train its expert alone; in the last of these rounds also collect it.
+        """Let each site train its own expert; in the last of these rounds also collect the experts.
 
-        The replies of that round hold the expert and the site's prototype.
+        The replies of the last round hold the expert and the site's prototype. A reply whose expert
+        has no finite output for that prototype is unusable. Before, no arrays are returned, and
+        only the sites that keep an expert are recorded.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -123,7 +125,7 @@ class PICSR(Method):
         return replace(state, arrays=self._collect_experts(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
-        """Let sites measure the mixture of all experts.
+        """Let sites measure the mixture of all experts; their metrics go to the hooks.
 
         In a run that stopped before the experts were collected, each site measures its own expert,
         or the global weights if it has none.
@@ -149,7 +151,10 @@ class PICSR(Method):
         return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Explain that an expert's output for its own prototype is not finite, or return None."""
+        """Explain that an expert's output for its own prototype is not finite, or return None.
+
+        The output is not checked otherwise.
+        """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
         arrays = _to_tensors(reply.arrays)
@@ -165,7 +170,8 @@ class PICSR(Method):
     ) -> dict[str, Any]:
         """Return routing.json: routing weights between sites, and distances between prototypes.
 
-        The mapping is empty if the run stopped before the experts were collected.
+        The routing weights come from the final test metrics in ``values``. The mapping is empty if
+        the run stopped before the experts were collected.
         """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made
@@ -176,7 +182,11 @@ class PICSR(Method):
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
     def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        """Return the experts and prototypes from the replies, and a new router's weights."""
+        """Return the experts and prototypes from the replies, and a new router's weights.
+
+        They are named ``expert_array(site, ...)``, ``PROTOTYPE<site>`` and ``ROUTER...``. The
+        router is drawn from the seed, with one output per reply.
+        """
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
         arrays = with_prefix(ROUTER, initial_weights(router))
@@ -189,7 +199,8 @@ class PICSR(Method):
     def _trained_arrays(self, state: PersonalState) -> Arrays:
         """Return the arrays that the sites train in the next round.
 
-        In a warm-up round these are all arrays of the state, and later only the router's arrays.
+        In a warm-up round these are all arrays of the state, and in the router's rounds only the
+        router's arrays.
         """
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays

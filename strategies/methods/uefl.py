@@ -94,9 +94,11 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Return a warning for sites with many clusters that may be too small to be sent.
+        """Return at most one warning: some sites' clusters are probably too small to be sent.
 
-        The list is empty if there are no such sites.
+        A site has too few training features if it has fewer than 'uefl.codes' times
+        'uefl.centroid-min-count'. The list is empty without such sites, or if no setting asks for
+        K-means.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -153,7 +155,10 @@ class UEFL(Method):
         )
 
     def model_for(self, site: str, state: UEFLState) -> Arrays:
-        """Return the network and the codebooks that ``site`` has access to, sorted by name."""
+        """Return the network and the codebooks that ``site`` has access to, sorted by name.
+
+        A site without access to a codebook does not get it; every site has the first one.
+        """
         arrays: dict[str, NDArray] = {}
         for name, array in sorted(state.arrays.items()):
             book = name.removeprefix(CODEBOOK)
@@ -167,8 +172,8 @@ class UEFL(Method):
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the network averaged over all sites, and each codebook averaged over its users.
 
-        The users of a codebook are the sites that have access to it. A codebook is unchanged if
-        none of its users replied.
+        Means are weighted by samples. The users of a codebook are the sites that have access to it.
+        A codebook is unchanged if none of its users replied.
         """
         network: dict[str, NDArray] = {}
         books: dict[str, NDArray] = {}
@@ -226,8 +231,9 @@ class UEFL(Method):
     def _build_book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
         """Return a mapping with one array, ``codebook.<book>``: the codewords of a new book.
 
-        The codewords are the replies' centroids, merged by weighted K-means. If the replies have no
-        centroids, because new books are Gaussian, the codewords are drawn from the seed.
+        The codewords, (codes, dimension), are the replies' centroids, merged by weighted K-means.
+        If the replies have no centroids, because new books are Gaussian, the codewords are drawn
+        from the seed and the round.
         """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []

@@ -44,11 +44,13 @@ class Links:
 def resolve_links(
     sites: tuple[str, ...], silo_set: SiloSet | None, settings: LinkSettings
 ) -> Links:
-    """Return latency and capacity between every two of the sorted ``sites``, (sites, sites) each.
+    """Return latency and capacity between all pairs of ``sites``, and the sites' access capacity.
 
-    Latencies are in seconds. Two sites with a direct link always use it. Two sites without a direct
-    link use the path of the lowest total latency, with the capacity of the slowest link on it.
-    Missing values of a link come from ``settings``. If no links are known, every pair has a link.
+    Latencies (seconds) and capacities (Gbit/s) are (sites, sites). Two sites with a direct link
+    always use it. Two sites without one use the path of the lowest total latency, with the capacity
+    of the slowest link on it. Sites without any path between them get latency 0 and infinite
+    capacity. Missing values of a link come from ``settings``. If no links are known, every pair has
+    a link.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
@@ -148,7 +150,7 @@ class _Seconds:
     def star(self, arcs: Arcs) -> float:
         """Return the seconds to compute, send all models to the hub, and send the mean back.
 
-        The hub is the site with the most incoming arcs.
+        The hub is the site with the most incoming arcs; with equal numbers it is the first.
         """
         arcs = _without_self_arcs(arcs)
         # Every arc of a star leads to or from the hub, so most arcs enter there
@@ -186,8 +188,11 @@ def topology_document(
 ) -> dict[str, Any]:
     """Build the content of topology.json: the graph, its mixing weights, and the times of rounds.
 
-    ``cycle-times`` has the seconds of a round, by kind, for this topology and for other topologies
-    over the same links (``_build_alternatives``). It is empty if ``compute_seconds`` is None.
+    ``cycle-times`` has the seconds of a round, by kind, for this topology and for complete, ring,
+    star and matcha topologies over the same links, as far as they can be built. It is empty if
+    ``compute_seconds`` is None or empty. ``model_bytes`` and ``visit_seconds`` are those of
+    ``cycle_time``: a model's bytes on the wire, and the seconds that a site trains one visiting
+    model.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
@@ -251,7 +256,8 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 def _build_alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
     """Return the topologies to compare, by kind: complete, ring, star, matcha and this one.
 
-    All topologies use the same links. A topology is left out if it cannot be built.
+    All topologies use the same links. A topology is left out if it cannot be built. ``topology``
+    itself is not rebuilt.
     """
     alternatives = {}
     sites, seed, budget = topology.sites, topology.seed, topology.budget

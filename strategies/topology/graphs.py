@@ -51,7 +51,8 @@ class Topology:
     def mixing(self, site: str, round_: int) -> dict[str, float]:
         """Return the weights that ``site`` gives its own and its in-neighbours' models, by site.
 
-        The weights sum to 1. The site itself is always included, even with weight 0.
+        The weights sum to 1. The site itself is always included, even with weight 0. ``round_``
+        matters only for "matcha", whose matrix differs between rounds.
         """
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights: dict[str, float] = {}
@@ -170,7 +171,8 @@ def _complete(base: nx.Graph) -> _Built:
 def _build_ring(base: nx.Graph) -> _Built:
     """Connect the sites to a directed ring along a short tour, and return arcs and weights.
 
-    A site's own model and the model of its only in-neighbour have weight 1/2 each.
+    Arcs are pairs (from, to) of positions; weights are (sites, sites). A site's own model and the
+    model of its only in-neighbour have weight 1/2 each.
     """
     order = _find_tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
@@ -192,8 +194,9 @@ def _build_star(base: nx.Graph) -> _Built:
 def _build_hub(base: nx.Graph) -> _Built:
     """Connect all sites to a hub: the site with the smallest maximum latency to any other site.
 
-    If several sites have the same maximum latency, the first of them by name is the hub. The first
-    site is also the hub if the latencies are not known.
+    Returns arcs in both directions and their Metropolis-Hastings weights. If several sites have the
+    same maximum latency, the first of them by name is the hub. The first site is also the hub if
+    the latencies are not known.
     """
     latencies = _path_latencies(base)
     hub = 0
@@ -207,10 +210,10 @@ def _build_hub(base: nx.Graph) -> _Built:
 
 
 def _weigh_edges(graph: nx.Graph) -> _Built:
-    """Return the arcs of each edge in both directions, and Metropolis-Hastings weights.
+    """Return each edge as two arcs, and the Metropolis-Hastings mixing matrix (sites, sites).
 
-    Weights are (sites, sites). An edge weighs 1 / (1 + the larger degree of its ends), and a site's
-    own model weighs 1 minus the weights of the site's edges.
+    An edge between sites of degrees a and b weighs 1 / (1 + max(a, b)). The diagonal makes each row
+    sum to 1.
     """
     size = len(graph)
     weights = np.zeros((size, size))
@@ -233,7 +236,7 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 def _path_latencies(base: nx.Graph) -> Matrix | None:
     """Return the latencies of the quickest paths in milliseconds, (sites, sites).
 
-    Returns None if no link is known, or if any link has no latency.
+    Returns None if no link is known, or if any link has no latency. Two sites without a path get 0.
     """
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):

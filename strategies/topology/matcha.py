@@ -68,10 +68,11 @@ class Matcha:
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
 
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
-        """Yield the possible choices of matchings in a round, each after its probability.
+        """Yield the possible choices of matchings in a round: pairs (probability, used matchings).
 
         A choice with probability 0 is left out. If there are more than 12 matchings, the draws of
-        rounds 1 to 1000 are yielded instead, each with probability 1/1000.
+        rounds 1 to 1000 are yielded instead, each with probability 1/1000; a choice may then occur
+        again.
         """
         if len(self.matchings) > _ENUMERATED:
             for round_ in range(1, _DRAWN + 1):
@@ -116,7 +117,10 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 
 
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
-    """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency."""
+    """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency.
+
+    No edge may share a site with another edge of its matching; this is not checked.
+    """
     matrices = []
     for edges in matchings:
         laplacian = np.zeros((size, size))
@@ -130,8 +134,9 @@ def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
     """Split ``graph`` into matchings by two heuristics, and return the result with fewer matchings.
 
-    A matching is a sorted tuple of edges (a, b) with a < b. Nodes must be numbers, because sets of
-    texts have a different order in each process.
+    If both have the same number, the edge colouring is returned. A matching is a sorted tuple of
+    edges (a, b) with a < b. Nodes must be numbers, because sets of texts have a different order in
+    each process.
     """
     matchings = min([_split_by_colour(graph), _split_by_matching(graph)], key=len)
     return tuple(tuple(sorted(edges)) for edges in matchings)
@@ -140,7 +145,8 @@ def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
 def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
     """Split the edges into matchings by a greedy edge colouring.
 
-    Edges of one colour share no site, so they form a matching.
+    Edges of one colour share no site, so they form a matching. The edges (a, b) have a < b. The
+    number of matchings need not be the smallest.
     """
     colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
     matchings: dict[int, list[Edge]] = {}
@@ -177,7 +183,7 @@ def activation_probabilities(
 
     With p_j the probability and L_j the Laplacian of matching j, they maximise lambda_2(sum p_j
     L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M and 0 <= p_j <=
-    1.
+    1. ``size`` is the number of sites, and the edges in ``matchings`` join their positions.
 
     Raises:
         SettingError: the budget is so small that some sites would never meet, or the solver found
@@ -210,6 +216,7 @@ def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[flo
     Any surplus is subtracted from the largest probability.
     """
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
+    # Rounded up to whole units of the last digit, so that the sum stays within the budget
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
     largest = int(rounded.argmax())
     rounded[largest] = max(0.0, round(rounded[largest] - surplus, _DIGITS))
@@ -221,7 +228,8 @@ def algebraic_connectivity(
 ) -> float:
     """Return lambda_2, the second smallest eigenvalue of the expected Laplacian.
 
-    It is above 0 if and only if all sites are connected over time.
+    The expected Laplacian is the sum of the matchings' Laplacians, each times its probability.
+    lambda_2 is above 0 if and only if all sites are connected over time.
     """
     expected = _weighted_sum(probabilities, laplacians(size, matchings))
     return float(np.linalg.eigvalsh(expected)[1])
@@ -234,7 +242,8 @@ def step_size(
 
     It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
     Here L is the Laplacian of a round, and J has 1 / n everywhere. The program maximises 1 - rho,
-    in units of E[L]'s scale, because a small budget makes E[L] tiny.
+    in units of E[L]'s scale, because a small budget makes E[L] tiny. ``matchings`` and
+    ``probabilities`` are those of ``Matcha``, for ``size`` sites.
 
     Raises:
         SettingError: the solver found no optimum.
@@ -258,7 +267,8 @@ def _laplacian_moments(
 ) -> tuple[Matrix, Matrix]:
     """Return E[L] and E[L^2] of a round's Laplacian L, (size, size) each.
 
-    Matchings are drawn independently, and a matching's L_j^2 is 2 L_j.
+    Matchings are drawn independently, and a matching's L_j^2 is 2 L_j. Here ``matchings`` are lists
+    of edges, and ``probabilities`` has one number for each.
     """
     parts = laplacians(size, matchings)
     # Var of a drawn matching is p (1 - p), and L^2 = 2 L gives the factor 2
@@ -295,8 +305,9 @@ def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
 def _solve(problem: Any) -> None:
     """Solve a semidefinite program with SCS; its variables then hold the optimum.
 
-    Interior-point solvers fail or warn if several eigenvalues are equal at the optimum, which is
-    common here.
+    The accuracies 1e-9 and 1e-7 are tried in this order until one gives an optimum. Interior-point
+    solvers fail or warn if several eigenvalues are equal at the optimum, which is common here.
+    ``problem`` is a ``cvxpy.Problem``.
 
     Raises:
         SettingError: the solver found no optimum at any of its accuracies.

@@ -31,11 +31,12 @@ Bits = npt.NDArray[np.uint16]
 def to_bf16(values: Floats) -> Bits:
     """Round float32 values to bfloat16, to nearest, ties to even, and return the bits as uint16.
 
-    The values must be finite.
+    The values must be finite, which is not checked. Values beyond bfloat16's range become infinite.
     """
     # Adding just below half a unit, and one more if the kept part is odd, carries exactly when
     # "nearest, ties to even" rounds up. A NaN could become infinite here
     bits = values.view(np.uint32)
+    # Just under half of the dropped bits, plus 1 if the last kept bit is odd: ties go to even
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return ((bits + half) >> np.uint32(16)).astype(np.uint16)
 
@@ -86,7 +87,10 @@ class Compression:
                 packed[id(array)] = array, Array(to_bf16(np.ascontiguousarray(array)))
 
     def unpack_received(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return the received arrays, with bfloat16 bits converted back to float32."""
+        """Return the received arrays, with bfloat16 bits converted back to float32.
+
+        With 'server.wire-down' "bf16" every uint16 array is converted. Otherwise nothing is.
+        """
         usable: dict[str, NDArray] = dict(arrays)
         if self.down == "bf16":
             for name, array in arrays.items():
@@ -96,6 +100,10 @@ class Compression:
 
     def pack_updates(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
         """Return a site's arrays in their wire format: updates as bytes, other arrays unchanged.
+
+        An update is a float32 weight minus the received array of the same name and shape, in
+        'server.wire-precision'; its bytes are a uint8 vector. Batch norm's statistics are never
+        updates.
 
         Args:
             leaving: the arrays that the site returns, by name.
@@ -125,7 +133,15 @@ class Compression:
         return travelling
 
     def decode_reply(self, site: str, content: RecordDict, expected: Specs, sent: Arrays) -> Reply:
-        """Decode a reply like ``reply.decode``, and restore arrays from their updates and ``sent``.
+        """Check and decode a reply, and restore its arrays from their updates and ``sent``.
+
+        The checks are those of ``reply.decode``: names, types, shapes, and finite values.
+
+        Args:
+            site: the site that sent the reply.
+            content: the content of the site's message.
+            expected: the type and shape of each array after restoring.
+            sent: the arrays that the server sent to the site.
 
         Raises:
             SiteError: the reply is malformed, or a restored array is not finite; one line.

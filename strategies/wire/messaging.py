@@ -57,6 +57,7 @@ def send_and_receive(
     away_since: dict[int, float] = {}
     began = time.monotonic()
     while waiting and time.monotonic() < began + timeout:
+        # Only nodes that still owe a reply matter; others may come and go
         gone = set(waiting.values()) - set(grid.get_node_ids())
         if gone != away_since.keys():
             now = time.monotonic()
@@ -89,7 +90,8 @@ def retry_soon() -> bool:
     wait, so the default arguments of Flower's functions are replaced in this process.
 
     Returns:
-        Whether the waits were replaced; an unknown version of Flower keeps its own.
+        True if the waits were replaced; False for an unknown version of Flower, which stays as it
+        is.
     """
     try:
         module = importlib.import_module(_OBJECTS)

@@ -33,7 +33,8 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
         """Collect a bytes object of 64 KiB or more, and return its start and end in shared memory.
 
-        Returns None for any other object, which is then pickled as usual.
+        The object is appended to ``large``. Returns None for any other object, which is then
+        pickled as usual. pickle calls this for each object.
         """
         if type(obj) is not bytes or len(obj) < _LARGE:
             return None
@@ -66,8 +67,12 @@ class Packing:
     def pack(self, message: Message) -> Parcel:
         """Pickle a message so that another process can unpack it; large parts go to shared memory.
 
-        If the large parts are the same objects as in the last packed message, their shared memory
-        is used again.
+        Bytes objects of 64 KiB or more are large. If the large parts are the same objects as in the
+        last packed message, their shared memory is used again.
+
+        Returns:
+            The pickle, and the tensor in shared memory; None instead of a tensor without large
+            parts.
 
         Raises:
             ProcessError: shared memory has no room.
@@ -87,6 +92,8 @@ class Packing:
 
 def _share(parts: list[bytes]) -> Tensor:
     """Copy the parts, one after another, into one tensor in shared memory, uint8.
+
+    There must be at least one byte.
 
     Raises:
         ProcessError: shared memory has no room.

@@ -92,7 +92,7 @@ def packed_bytes(array: NDArray) -> int:
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """Unpack all arrays of a record, by name.
+    """Unpack all arrays of a record, by name, in the record's order. The arrays are copies.
 
     Raises:
         ArrayError: an entry is not an array of numbers.
@@ -129,8 +129,10 @@ def read_header(packed: Array) -> Header:
 def unpack(packed: Array) -> NDArray:
     """Unpack a serialised array into a new array, with the memory order that its header states.
 
+    NaN and infinity are not refused here.
+
     Raises:
-        ArrayError: the bytes are not an array of numbers.
+        ArrayError: the bytes are not an array of numbers, or are too many or too few.
     """
     header = read_header(packed)
     try:
@@ -178,9 +180,10 @@ def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
     numbers.
 
     Args:
-        content: the content of a message.
-        cache: bundles made before, which this function extends, so data for several sites are
-            serialised only once. It also holds the arrays, so no other object can get the same id.
+        content: the content of a message; it is not changed.
+        cache: bundles already made, by the ids of their arrays. New ones are added, so that data
+            for several sites is serialised only once. Keeping the arrays here stops Python from
+            reusing their ids. None for no cache.
     """
     if cache is None:
         cache = {}
@@ -207,8 +210,10 @@ def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
 def unbundle(content: RecordDict) -> RecordDict:
     """Return a message's content with each bundle replaced by the arrays in it.
 
+    A record is a bundle if its only array is named as one. Other records stay unchanged.
+
     Raises:
-        SiteError: a bundle is cut short or altered, or there are too many records.
+        SiteError: a bundle is cut short or altered, or there are more than 16 records of arrays.
     """
     refuse_many_records(content.array_records)
     unbundled = RecordDict(dict(content.items()))
@@ -275,7 +280,11 @@ def _arrays_in(data: bytes) -> dict[str, NDArray]:
 
 
 def record_bytes(content: RecordDict) -> int:
-    """Return the number of bytes of a message's content on the wire, without Flower's envelope."""
+    """Return the number of bytes of a message's content on the wire, without Flower's envelope.
+
+    Config records count the characters of their keys and of their values as text, which is an
+    estimate.
+    """
     weights = 0
     for record in content.values():
         if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text

@@ -77,6 +77,9 @@ Check = Callable[[Reply], str | None]
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """Decode a reply, and check its metrics, and the names, types and shapes of its arrays.
 
+    The reply's ``examples`` stays 1; the caller sets it. ``bytes_up`` counts a bundle's arrays as
+    if they were sent one by one.
+
     Args:
         site: the site that sent the reply.
         content: the content of the site's message.
@@ -131,8 +134,11 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Unpack the arrays of a reply, after checking that it has exactly the expected arrays.
 
+    They may be separate or one bundle. They are returned in the order of ``expected``.
+
     Raises:
-        SiteError: an array is missing, unexpected, or does not fit its spec.
+        SiteError: an array is missing, unexpected, or does not fit its spec, or a bundle is
+            damaged.
     """
     arrays: Mapping[str, Array | NDArray] = record
     if list(record) == [BUNDLE]:
@@ -213,7 +219,8 @@ class Spill:
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
         """Store the arrays of one reply in memory if the round's budget allows it, else in a file.
 
-        The file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist.
+        ``in_memory``, the rest of the budget in bytes, is reduced by arrays kept in memory. The
+        file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist.
 
         Returns:
             The same ``arrays``, or a mapping that reads them from the file, one at each access.
@@ -274,7 +281,13 @@ class SpilledArrays(Mapping[str, NDArray]):
 def _array_places(
     arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
 ) -> Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
-    """Return the place of each array in a file: name -> (offset in bytes, bytes, type, shape)."""
+    """Return the place of each array in a file: name -> (offset in bytes, bytes, type, shape).
+
+    Arrays follow one another without gaps, in the given order.
+
+    Args:
+        arrays: (name, type, shape) of each array.
+    """
     found, place = {}, 0
     for name, dtype, shape in arrays:
         size = dtype.itemsize * math.prod(shape)

@@ -90,7 +90,7 @@ def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the 32 bytes that seed the mask between two sites.
 
     Each site uses its own private key and the other site's public key, and both sites get the same
-    bytes.
+    bytes. ``context`` binds the bytes to the round and to the arrays that both sites received.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -102,6 +102,7 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the key that two sites use to seal and open each other's shares: 32 bytes in base64.
 
     Each site uses its own private key and the other site's public key, and both get the same key.
+    ``context`` binds the key to the round.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -111,6 +112,13 @@ def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
 
 def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
     """Derive a 32-byte key for the purpose ``use`` from two sites' ECDH secret, by HMAC-SHA256.
+
+    Different purposes give unrelated keys.
+
+    Args:
+        private: this site's private key.
+        public: the other site's public key.
+        use: the purpose and context, as ``words`` encodes them.
 
     Raises:
         SiteError: ``private`` or ``public`` is not a key.
@@ -184,9 +192,10 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
     so the caller must verify the result.
 
     Raises:
-        SiteError: the shares have different lengths, two shares have the same place, or the shares
-            cannot be combined.
+        SiteError: there are no shares, they have different or impossible lengths, two shares have
+            the same place, or the shares cannot be combined.
     """
+    # A share begins with its place, 4 bytes, and the secret comes in blocks of 16
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
     # A share is its place, 4 bytes, and blocks of 16 bytes; Flower's function does not check this
@@ -241,7 +250,9 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number from a record of secure aggregation. A bool does not count as a number.
+    """Read a whole number, of any sign, from a record of secure aggregation.
+
+    A bool or a float does not count as a whole number.
 
     Raises:
         SiteError: the value under ``key`` is missing, or is not a whole number.

@@ -37,10 +37,12 @@ _KEY_CODE = re.compile(r"[0-9a-f]{4}(-[0-9a-f]{4}){7}")
 
 
 def words(purpose: str, *parts: object) -> bytes:
-    """Encode values as JSON for signing or hashing; different values never give the same bytes.
+    """Encode a purpose and values as unambiguous JSON, for signing or hashing.
+
+    Bytes become hexadecimal text, so at a given position pass always bytes or always text.
 
     Args:
-        purpose: the purpose of the signature or hash, which is the first value.
+        purpose: keeps texts for different uses apart; it follows a fixed prefix.
         parts: texts, numbers, lists and bytes.
     """
     # JSON quotes every part, so no two different lists give the same text
@@ -69,7 +71,9 @@ def key_words(
 
 
 def common_splits(listed: Iterable[str]) -> list[str]:
-    """Return the splits that all sites measure, sorted. The list is empty if there are no sites.
+    """Return the splits that all sites measure, sorted.
+
+    The list is empty if there are no sites, or if a site measures no split. Names are not checked.
 
     Args:
         listed: for each site, its splits joined by commas, such as "test,val".
@@ -99,7 +103,10 @@ def context_of(
 
 
 def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
-    """Return the SHA-256 of arrays, including their names, types and shapes, 32 bytes."""
+    """Return the SHA-256 of arrays, including their names, types and shapes, 32 bytes.
+
+    The order of the mapping and the arrays' memory order do not matter.
+    """
     total = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -166,7 +173,8 @@ def sign_text(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
 def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
     """Tell whether ``signature`` of ``text`` was made with the private half of ``public``.
 
-    Also returns False if ``public`` is not an elliptic-curve key in OpenSSH's form.
+    The signature is ECDSA with SHA-256. Also returns False if ``public`` is not an elliptic-curve
+    key in OpenSSH's form.
     """
     try:
         key = load_ssh_public_key(public)

@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from fedsilo.client_app.privacy.declared_data import declared_data
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -399,6 +400,25 @@ def test_a_plug_is_a_data_set_or_its_class(plugged: ModuleType, name: str) -> No
     assert silo_names(settings) == ["east", "west"]
     assert len(load_silo("west", settings).train) == 6
     check_data_settings(settings)
+
+
+def test_a_plug_that_lists_settings_by_their_former_names_reads_them(
+    plugged: ModuleType, tmp_path: Path
+) -> None:
+    former = {"settings": frozenset({"data-dir", "image-size"})}
+    plugged.Former = type("Former", (_Ward,), former)  # type: ignore[attr-defined]
+    data = data_set("ward_data:Former")
+    assert data.settings == {"data.dir", "data.image-size"}
+    settings = CommonSettings(dataset="ward_data:Former", image_size=24)
+    check_data_settings(settings)
+    assert declared_data(tmp_path, settings, lambda: load_silo("east", settings)).classes == 2
+
+
+def test_a_plug_that_lists_an_unknown_setting_is_refused(plugged: ModuleType) -> None:
+    unknown = {"settings": frozenset({"data.color"})}
+    plugged.Unknown = type("Unknown", (_Ward,), unknown)  # type: ignore[attr-defined]
+    with refuses(SettingError, "ward_data:Unknown", "data.color"):
+        data_set("ward_data:Unknown")
 
 
 @pytest.mark.parametrize(

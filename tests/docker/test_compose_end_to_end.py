@@ -144,6 +144,7 @@ def compose_command() -> tuple[str, ...]:
 def settings(folder: Path) -> dict[str, str]:
     """Return the variables of a federation whose hospitals hold the silos of digits."""
     given = {"FEDSILO_KITS": str(folder / "kits"), "FEDSILO_TAG": "test"}
+    given["FEDSILO_TRUST"] = "server"
     for number, site in enumerate(SITES, start=1):
         given |= {f"SITE_{number}": site, f"DATA_{number}": str(folder / "data" / site)}
         given |= {f"SITE_FILE_{number}": str(folder / "site.yaml")}

@@ -70,6 +70,11 @@ def test_no_secret_is_in_the_environment(compose: dict[str, Any]) -> None:
         assert set(service.get("environment", {})) <= allowed
 
 
+def test_no_level_of_trust_is_chosen_for_a_hospital(compose: dict[str, Any]) -> None:
+    for name in HOSPITALS:
+        assert compose["services"][name]["environment"]["FEDSILO_TRUST"] == "${FEDSILO_TRUST:-}"
+
+
 def test_data_are_read_only_and_volumes_a_hospitals_own(compose: dict[str, Any]) -> None:
     seen: list[str] = []
     for number, name in enumerate(HOSPITALS, start=1):

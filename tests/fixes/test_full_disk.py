@@ -33,6 +33,7 @@ OWN_WRITERS = {
     "datasets/images/arrays.py": "within build_folder",
     "datasets/shifted/pools.py": "within build_folder",
     "datasets/silo/silos.py": "within build_folder",
+    "fedsilo/cli/main.py": "writes to the null device",
     "fedsilo/comparison/trials.py": "writes to the null device",
     "fedsilo/core/files/atomic_files.py": "is the writer",
     "fedsilo/core/files/unpacked_size.py": "its caller names the folder",

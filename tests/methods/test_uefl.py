@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -177,6 +177,19 @@ def test_layer_normalised_tokens_have_mean_zero_and_deviation_one() -> None:
     tokens = _network(token_norm="layer").encode(_images())
     assert torch.allclose(tokens.mean(dim=-1), torch.zeros(6, 4), atol=1e-5)
     assert torch.allclose(tokens.std(dim=-1, unbiased=False), torch.ones(6, 4), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "passes"),
+    [({"train": 9, "val": 3}, True), ({"train": 9, "val": 0}, False), ({"train": 9}, False)],
+)
+def test_a_site_without_validation_samples_is_refused(
+    sizes: Mapping[str, int], passes: bool
+) -> None:
+    own = UEFLSettings(max_iterations=2, refresh="none")
+    with nullcontext() if passes else refuses(SettingError, "north", "split.val-folds"):
+        own.refuse_small("north", sizes, 1000)
+    own.refuse_small("sums", {}, 1000)  # it reports no sizes
 
 
 def test_few_centroids_are_said_where_codes_times_floor_exceed_the_features() -> None:

@@ -28,14 +28,18 @@ ALIGNED = {
     "train.batch-size": 32,
     "train.optimiser": "adam",
     "train.learning-rate": 0.01,
-    "fedaligncl.align": False,
+    "fedaligncl.shared-embeddings": 12,
+    "fedaligncl.alignment-weight": 0.5,
     "fedaligncl.warmup-epochs": 1,
     "fedaligncl.noise-variance": 0.0,
 }
+PROTO = {"fedproto.class-min-count": 1, "fedproto.prototype-weight": 1.0}
+DISTILL = {"feddistill.class-min-count": 1, "feddistill.logit-weight": 1.0}
+PAC = {"fedpac.class-min-count": 1, "fedpac.alignment-weight": 1.0}
+EFM = {"fedefm.emd-grid": 0, "fedefm.distillation-beta": 0.4, "train.learning-rate": 0.05}
 
 CASES = (
     Case("fedavg", averaging.fedavg),
-    Case("fedavg", averaging.fedavg, NORMED, "fedavg, batch norm"),
     Case("fedprox", averaging.fedprox, {"fedprox.proximal-mu": 0.5}),
     Case("fedavgm", averaging.fedavgm, {"fedavgm.momentum": 0.5} | NORMED),
     Case("fedadam", averaging.fedadam, ADAPTIVE),
@@ -51,9 +55,11 @@ CASES = (
     Case("moon", averaging.moon, {"moon.contrast-mu": 1.0}),
     Case("distrans", personal.distrans, {"distrans.offset-learning-rate": 0.1}),
     Case("fedcross", recent.fedcross, {"fedcross.cross-alpha": 0.8}),
-    Case("fedpac", recent.fedpac, {"fedpac.class-min-count": 1, "fedpac.head-share": 0.4}),
+    Case("fedpac", recent.fedpac, PAC),
     Case("feddbe", recent.feddbe, {"feddbe.mean-weight": 2.0, "feddbe.mean-momentum": 0.6}),
     Case("local", personal.local),
+    Case("ensemble", personal.local),
+    Case("cross", personal.local),
     Case("fedper", personal.fedper),
     Case("fedrep", personal.fedrep),
     Case("fedbn", personal.fedbn, NORMED),
@@ -61,13 +67,13 @@ CASES = (
     Case("fedbabu", personal.fedbabu, FINE),
     Case("ditto", personal.ditto, {"ditto.personal-lambda": 0.5}),
     Case("apfl", personal.apfl, {"apfl.mixing-alpha": 0.4}),
-    Case("fedproto", personal.fedproto, {"fedproto.class-min-count": 1}),
-    Case("feddistill", personal.feddistill, {"feddistill.class-min-count": 1}),
+    Case("fedproto", personal.fedproto, PROTO),
+    Case("feddistill", personal.feddistill, DISTILL),
     Case("ring", personal.ring),
     Case("matcha", personal.matcha, {"matcha.budget": 0.5}),
-    Case("cdl", personal.cdl),
+    Case("cdl", personal.cdl, {"cdl.divergence-beta": 0.4}),
     Case("uefl", papers.uefl, UEFL),
     Case("picsr", papers.picsr, PICSR),
-    Case("fedefm", papers.fedefm, {"fedefm.emd-grid": 0, "train.learning-rate": 0.05}),
-    Case("fedaligncl", papers.fedaligncl, ALIGNED, "fedaligncl, no alignment"),
+    Case("fedefm", papers.fedefm, EFM),
+    Case("fedaligncl", papers.fedaligncl, ALIGNED),
 )

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.methods import adversarial_alignment
+from fedsilo.client_app.methods.adversarial_alignment import Aligner
 from fedsilo.client_app.training import loop
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings_schema import Value
@@ -70,6 +72,9 @@ class Noted:
     trainings: dict[tuple[int, str], list[list[Batch]]]
     order: dict[int, list[str]]
     received: dict[tuple[int, str], list[Weights]]
+    discriminators: dict[str, Weights] = field(default_factory=dict)
+    targets: dict[tuple[int, str], list[list[Tensor]]] = field(default_factory=dict)
+    now: tuple[int, str] = (0, "")  # round and site of the training that began last
 
 
 @contextmanager
@@ -85,6 +90,7 @@ def noting() -> Iterator[Noted]:
         if site not in noted.order[number]:
             noted.order[number].append(site)
         self.noted, self.split = [], training.split
+        noted.now = (number, site)
         noted.trainings[number, site].append(self.noted)
 
     def noting_take(self: Any, batches: list[Tensor]) -> None:
@@ -97,7 +103,21 @@ def noting() -> Iterator[Noted]:
         arrays = {name: array.double() for name, array in self.arrays().items()}
         noted.received[self.instruction.round, self.site].append(arrays)
 
+    align, judge = Aligner._train_discriminator, adversarial_alignment.discriminator_loss
+
+    def noting_align(self: Aligner, own: Tensor) -> None:
+        start = {n: a.double().clone() for n, a in self.discriminator.state_dict().items()}
+        noted.discriminators.setdefault(noted.now[1], start)
+        noted.targets.setdefault(noted.now, []).append([])
+        align(self, own)
+
+    def noting_judge(discriminator: Any, own: Tensor, other: Tensor) -> Tensor:
+        noted.targets[noted.now][-1].append(other.double().clone())
+        return judge(discriminator, own, other)
+
     with (
+        mock.patch.object(Aligner, "_train_discriminator", noting_align),
+        mock.patch.object(adversarial_alignment, "discriminator_loss", noting_judge),
         mock.patch.object(steps, "__init__", noting_begin),
         mock.patch.object(steps, "take", noting_take),
         mock.patch.object(Lab, "__init__", noting_receive),
@@ -134,9 +154,12 @@ def problem_of(settings: RunSettings, noted: Noted) -> Problem:
         validation=validation,
         rate=settings.common.learning_rate,
         rounds=settings.common.rounds,
-        trainings=noted.trainings,
+        # A reference takes batches out of its own lists
+        trainings={key: list(trainings) for key, trainings in noted.trainings.items()},
         order=noted.order,
         received=noted.received,
+        discriminators=noted.discriminators,
+        targets={key: list(batches) for key, batches in noted.targets.items()},
         own=own,
     )
 
@@ -151,15 +174,50 @@ def outcome_of(directory: RunDirectory) -> Outcome:
     return outcome
 
 
-def deviation(case: Case, folder: Path) -> float:
-    """Return the largest deviation of a method from its reference, over all arrays.
+@dataclass(frozen=True)
+class Compared:
+    """A method beside its reference.
 
-    An array's is the largest difference divided by its largest absolute value, or by 0.01 if that
-    is less. An array that the method lacks is an error; those that it has beside do not count.
+    Attributes:
+        deviation: the largest deviation over all arrays. An array's is the largest difference
+            divided by the largest absolute value, or by 0.01 if that is less.
+        changed: the same with one of the case's settings a tenth larger in the reference alone, by
+            the setting's key; empty if the method has no number of its own among them.
+    """
+
+    deviation: float
+    changed: Mapping[str, float] = field(default_factory=dict)
+
+
+def compare(case: Case, folder: Path, also_changed: bool = False) -> Compared:
+    """Run a method and its reference; with ``also_changed`` the reference with other settings too.
+
+    Raises:
+        AssertionError: the reference did not use all batches.
     """
     os.environ.setdefault("FEDSILO_CACHE", str(folder / "cache"))
     settings, directory, noted = run_method(case, folder)
-    wanted, found = case.reference(problem_of(settings, noted)), outcome_of(directory)
+    problem, found = problem_of(settings, noted), outcome_of(directory)
+    plain = _deviation(case.reference(problem), found)
+    left = [key for key, batches in problem.trainings.items() if batches]
+    if left:
+        raise AssertionError(f"{case.title}: the reference did not use all batches: {left[:3]}")
+    changed = {}
+    if also_changed:
+        for key, value in case.settings.items():
+            if isinstance(value, float) and value and not key.startswith("train."):
+                other = problem_of(settings, noted)
+                own = {**other.own, key.partition(".")[2]: 1.1 * value}
+                changed[key] = _deviation(case.reference(replace(other, own=own)), found)
+    return Compared(plain, changed)
+
+
+def _deviation(wanted: Outcome, found: Outcome) -> float:
+    """Return the largest deviation over all arrays of ``wanted``; what else was found is left out.
+
+    Raises:
+        KeyError: a wanted array was not found.
+    """
     pairs = [(wanted.shared, found.shared)]
     for site, arrays in wanted.personal.items():
         pairs.append((arrays, found.personal[site]))
@@ -168,7 +226,4 @@ def deviation(case: Case, folder: Path) -> float:
         for name, array in expected.items():
             scale = max(float(array.abs().max()), 0.01)
             worst.append(float((array - arrays[name].double()).abs().max()) / scale)
-    left = [key for key, batches in noted.trainings.items() if batches]
-    if left:
-        raise AssertionError(f"{case.title}: the reference did not use all batches: {left[:3]}")
     return max(worst)

@@ -3,6 +3,9 @@
 FedEvPrompt has none: its paper's parts are tested one by one in tests/methods/test_fedevprompt.py.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -14,17 +17,18 @@ class Adam:
     """Adam with its usual decays (Kingma and Ba 2015)."""
 
     def __init__(self, rate: float) -> None:
-        self.rate, self.count, self.m, self.v = rate, 0, Weights(), Weights()
+        self.rate, self.m, self.v = rate, Weights(), Weights()
+        self.counts: dict[str, int] = {}
 
     def step(self, weights: Weights, gradients: Weights) -> Weights:
         """Return the weights after a step."""
-        self.count += 1
         after = copied(weights)
         for name, g in gradients.items():
+            count = self.counts[name] = self.counts.get(name, 0) + 1
             self.m[name] = 0.9 * self.m.get(name, 0.0) + 0.1 * g
             self.v[name] = 0.999 * self.v.get(name, 0.0) + 0.001 * g**2
-            m = self.m[name] / (1 - 0.9**self.count)
-            v = self.v[name] / (1 - 0.999**self.count)
+            m = self.m[name] / (1 - 0.9**count)
+            v = self.v[name] / (1 - 0.999**count)
             after[name] = weights[name] - self.rate * m / (v.sqrt() + 1e-8)
         return after
 
@@ -182,18 +186,64 @@ def _entropy(p: Problem, y: Weights, site: str) -> float:
 
 
 def fedaligncl(p: Problem) -> Outcome:
-    """Jimenez-Sanchez et al. 2023, algorithm 1 without alignment and without noise.
+    """Jimenez-Sanchez et al. 2023, algorithm 1 without noise.
 
     The curriculum decides the order of samples, which is part of the batches. Adam goes on over
-    rounds at each site, and sites weigh the same.
+    rounds at each site, and sites weigh the same. Ours: the others' embeddings are those of the
+    last round, and in eq. 3 a site's own D judges the same samples the other way round.
     """
     w, optimisers = p.start, {site: Adam(p.rate) for site in p.sites}
+    judges = {site: Adam(p.rate) for site in p.sites}
+    embeddings = Weights()
+    discriminators = {site: p.discriminators.get(site, Weights()) for site in p.sites}
     for number in range(1, p.rounds + 1):
         trained = {}
         for site in p.sites:
-            y = w
+            y, adam, d = w, optimisers[site], discriminators[site]
             for inputs, labels in p.batches(number, site):
-                y = optimisers[site].step(y, p.gradients(y, inputs, labels, p.loss))
-            trained[site] = y
+                y = adam.step(y, p.gradients(y, inputs, labels, p.loss))
+                targets: list[Tensor] = []
+                if p.targets.get((number, site)):
+                    targets = p.targets[number, site].pop(0)
+                others = [other for other in p.sites if other != site]
+                for other, target in zip(others, targets, strict=bool(targets)):
+                    own, sent = p.features(y, inputs).mean(1).detach(), embeddings[other]
+                    # Which samples' embeddings is drawn; their values are those of this loop
+                    near = sent[torch.cdist(target, sent).argmin(1)]
+                    d = judges[site].step(d, _slopes(d, partial(_tell_apart, own, near)))
+                if targets:
+                    fool = partial(_confuse, p, d, inputs, p.own["alignment-weight"])
+                    y = adam.step(y, _slopes(y, fool))
+            trained[site], discriminators[site] = y, d
         w = mean(trained, dict.fromkeys(p.sites, 1.0))
-    return Outcome(w)
+        for site in p.sites:
+            embeddings[site] = p.features(trained[site], p.data[site][0]).mean(1)
+    personal = {}
+    for site in p.sites:
+        personal[site] = {f"discriminator/{n}": a for n, a in discriminators[site].items()}
+    return Outcome(w, personal)
+
+
+def _logits(d: Weights, rows: Tensor) -> Tensor:
+    """Return the discriminator's logit of each row: a layer of four with ReLU, and one output."""
+    hidden = (rows @ d["layers.0.weight"].T + d["layers.0.bias"]).relu()
+    return hidden @ d["layers.2.weight"].T + d["layers.2.bias"]
+
+
+def _tell_apart(own: Tensor, others: Tensor, d: Weights) -> Tensor:
+    """Return eq. 2: the discriminator finds the site's own embeddings among the others'."""
+    sigmoid = nn.functional.logsigmoid
+    return -sigmoid(_logits(d, own)).mean() - sigmoid(-_logits(d, others)).mean()
+
+
+def _confuse(p: Problem, d: Weights, inputs: Tensor, weight: float, y: Weights) -> Tensor:
+    """Return eq. 3 at one site."""
+    logits, sigmoid = _logits(d, p.features(y, inputs).mean(1)), nn.functional.logsigmoid
+    return weight * (-sigmoid(logits).mean() - sigmoid(-logits).mean())
+
+
+def _slopes(weights: Weights, loss: Callable[[Weights], Tensor]) -> Weights:
+    """Return the gradient of ``loss`` at the weights on which it depends."""
+    leaves = {n: a.detach().requires_grad_() for n, a in weights.items()}
+    found = torch.autograd.grad(loss(leaves), list(leaves.values()), allow_unused=True)
+    return {n: g for n, g in zip(leaves, found, strict=True) if g is not None}

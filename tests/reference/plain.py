@@ -39,6 +39,8 @@ class Problem:
         trainings: (round, site) -> the batches of each training in it, in order.
         order: round -> the sites in the order in which they trained.
         received: (round, site) -> the arrays of each message, for what is drawn at the server.
+        discriminators: site -> the start of Fed-Align-CL's discriminator; empty without.
+        targets: (round, site) -> for each batch the embeddings that it aligns to, by other site.
         own: the run's settings, by key without the group.
     """
 
@@ -52,6 +54,8 @@ class Problem:
     trainings: Mapping[tuple[int, str], list[list[Batch]]]
     order: Mapping[int, list[str]]
     received: Mapping[tuple[int, str], list[Weights]]
+    discriminators: Mapping[str, Weights]
+    targets: Mapping[tuple[int, str], list[list[Tensor]]]
     own: Mapping[str, float]
 
     @property

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.reference.cases import CASES
-from tests.reference.harness import Case, deviation
+from tests.reference.harness import Case, compare
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_all_weights_are_the_references(case: Case, tmp_path: Path) -> None:
-    assert deviation(case, tmp_path) < 1e-5
+    assert compare(case, tmp_path).deviation < 1e-5

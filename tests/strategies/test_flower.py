@@ -14,6 +14,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies import UEFL, FedAvg
 from fedsilo.strategies.flower import FlowerStrategy
+from tests.support.errors import refuses
 
 Tiny = Callable[..., dict[str, Value]]
 
@@ -75,6 +76,11 @@ def test_strategy_refuses_what_its_method_refuses_in_a_run(
 ) -> None:
     with pytest.raises(SettingError, match=told):
         UEFL(changes)
+
+
+def test_strategy_refuses_an_unknown_key_with_the_nearest_one() -> None:
+    with refuses(SettingError, "train.learning-rat", "train.learning-rate"):
+        UEFL({"train.learning-rat": 0.1})
 
 
 def test_every_method_is_a_flower_strategy() -> None:

@@ -51,6 +51,7 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
     try:
         with zipfile.ZipFile(path) as archive:
             entries = _find_members(path, archive, names)
+            # The sizes are only stated here; reading an array checks that its size is true
             for entry in entries.values():
                 if entry.file_size > most:
                     raise DataError(f"{path}: {entry.filename} is larger than {most} bytes")
@@ -94,6 +95,7 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
     # Memory is reserved only after this check, so a false header cannot exhaust it
     with archive.open(entry) as member:
         start = member.read(npy.MAGIC_LEN)
+        # The last two bytes are the version, which the header's reader checks
         if start[: npy.MAGIC_LEN - 2] != npy.MAGIC_PREFIX:
             raise DataError(f"{path}: {entry.filename.removesuffix('.npy')} is not an array")
         shape, fortran, dtype = _read_header(member, start)

@@ -200,6 +200,10 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
     By default the function waits for other processes. It returns False if the file system does not
     support locks or, with ``LOCK_NB`` in ``operation``, if another process holds the lock. Other
     OSErrors are raised.
+
+    Args:
+        handle: the descriptor of the open file or folder. Closing it ends the lock.
+        operation: flags as for ``fcntl.flock``.
     """
     try:
         fcntl.flock(handle, operation)

@@ -65,10 +65,10 @@ class FileModel(BaseModel):
 
     @classmethod
     def _find_key_fault(cls, content: Any) -> str | None:
-        """Return the first fault in the content's keys as a predicate; None if all keys are right.
+        """Return the first fault in the content's keys; None if all keys are right.
 
-        An example is "lacks the key 'mean'". Unknown keys are reported before missing keys. Content
-        that is not a mapping is a fault too.
+        The fault follows the content's name, as in "lacks the key 'mean'". Unknown keys are
+        reported before missing keys. Content that is not a mapping is a fault too.
         """
         is_required = {}
         for field in cls.model_fields.values():
@@ -77,6 +77,7 @@ class FileModel(BaseModel):
             return f"must be a mapping with the keys {', '.join(is_required)}"
         for key in content:
             if key not in is_required:
+                # A misspelt key is likelier than an invented one, so the nearest known key is named
                 hint = f"allowed: {', '.join(is_required)}"
                 near = difflib.get_close_matches(str(key), is_required, n=1)
                 if near:

@@ -102,6 +102,7 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
             fact = f"{target} cannot be written ({one_line(error.strerror or error)})"
             raise DataError(f"{fact}: set 'data.cache-dir' or $FEDSILO_CACHE to another") from None
         return
+    # The folder exists, but somebody may have changed a file in it
     reason = fault(target)
     if reason is None:
         return

@@ -186,6 +186,7 @@ def read_rows(
         raise DataError(f"{path}, line 1: {fault}")
     rows = []
     for number, line in lines[1:]:
+        # A missing delimiter would shift all later values into the wrong columns
         if len(line) != len(header):
             raise DataError(
                 f"{path}, line {number}: {len(line)} values, but line 1 names {len(header)} columns"

@@ -241,6 +241,7 @@ def parse_structure(key: str, text: str, example: str) -> Any:
     Raises:
         SettingError: the text is not valid YAML, or its content has another type.
     """
+    # The example serves two purposes: it has the wanted type, and errors show it to the user
     kind: type = type(parse_yaml(example))
     try:
         content = parse_yaml(text)

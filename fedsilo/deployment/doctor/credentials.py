@@ -27,16 +27,24 @@ _RENEW = "renew it ('fedsilo deploy renew server')"
 _CLOCK = "set this machine's clock"
 _PATIENCE = 3.0  # seconds that the server has to answer
 _UNKNOWN = "Invalid node ID"  # Flower's answer about a node that is not registered with the key
+# OpenSSL's codes for a certificate that another authority signed, as a firewall's that inspects TLS
+_OTHER_AUTHORITY = (18, 19, 20, 21)
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC obeys, in this order
 
 
 def check_secret(path: Path, marker: str, private: bool) -> Path:
     """Check that a secret is readable and contains the text ``marker``, and return its path.
 
-    If ``private`` is True, the check also fails if other users may access the file.
+    The content is not checked further.
+
+    Args:
+        path: the secret's file, which may be a link.
+        marker: a text that such a file has, such as the first line of a PEM file.
+        private: whether the file must be closed to all users except its owner (no bits in 0o077).
 
     Raises:
-        Refused: the secret fails a check.
+        Refused: the file is missing, not readable, a pipe, or larger than 1 GiB, lacks the marker,
+            or is open to other users.
     """
     # Before the file is read, because reading a pipe would wait for ever
     fault = file_fault(path)
@@ -51,8 +59,12 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
 def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
     """Describe why a secret's file is unusable, and the fix; both are empty for a usable file.
 
-    The file must be readable and contain ``marker``. If ``private``, only its owner may have
-    access.
+    The first text follows the words "secret PATH".
+
+    Args:
+        path: the file. It must not be a pipe, which would be waited for.
+        marker: a text that the file must contain.
+        private: whether only the file's owner may have access.
     """
     try:
         text = path.read_text(encoding="ascii", errors="replace")
@@ -61,6 +73,7 @@ def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
         return "is missing", "copy the file there, or mount it"
     except PermissionError:
         return f"is not readable by user {os.getuid()}", "chown it to that user"
+    # A wrong file, such as the key in place of the certificate, is the commonest mistake
     if marker not in text:
         return f"does not contain '{marker}'", "mount the right file there"
     if private and mode & 0o077:
@@ -70,7 +83,7 @@ def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Read a certificate in PEM format. Its dates are not checked.
+    """Read a certificate in PEM format. Its dates and its signature are not checked.
 
     Raises:
         Refused: the certificate is missing or damaged.
@@ -108,8 +121,10 @@ def check_certificate(path: Path, now: datetime | None = None) -> Path:
 def check_lasting_certificate(path: Path, now: datetime, days: int) -> str:
     """Check that a certificate is valid for at least ``days`` more days, and describe its validity.
 
+    Days are whole days from ``now``, rounded down.
+
     Raises:
-        Refused: the certificate ends sooner, or fails ``check_certificate``.
+        Refused: the certificate ends sooner, is missing, damaged or not valid yet.
     """
     end = read_certificate(check_certificate(path, now)).not_valid_after_utc
     left = (end - now).days
@@ -142,7 +157,7 @@ def check_matching_key(path: Path, certificate_path: Path) -> Path:
 
 
 def check_signature(path: Path, authority: Path) -> None:
-    """Check that ``authority`` has signed the certificate in ``path``.
+    """Check that ``authority`` has signed the certificate in ``path``. Dates are not checked.
 
     Hospitals do not trust a certificate from any other authority.
 
@@ -161,8 +176,9 @@ def check_signature(path: Path, authority: Path) -> None:
 def check_handshake(address: str, authority: Path) -> None:
     """Check that a server answers a TLS connection with a trusted certificate.
 
-    The check is made before Flower connects, because Flower would retry for ever without an error.
-    ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
+    Nothing is sent after the handshake, and the connection is closed. The server has 3 seconds to
+    answer. The check is made before Flower connects, because Flower would retry for ever without an
+    error. ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
     authority's certificate, which must have signed the server's certificate.
 
     Raises:
@@ -172,26 +188,48 @@ def check_handshake(address: str, authority: Path) -> None:
     host, port = split_address(address)
     context = ssl.create_default_context(cafile=str(authority))
     context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
+    is_connected = False
     try:
-        with (
-            socket.create_connection((host, port), timeout=_PATIENCE) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            return
-    # All four are OSErrors, so the most special error comes first
-    except ssl.SSLCertVerificationError as error:
+        with socket.create_connection((host, port), timeout=_PATIENCE) as plain:
+            is_connected = True
+            with context.wrap_socket(plain, server_hostname=host):
+                return
+    except OSError as error:
+        raise _refusal_of(error, address, authority, is_connected) from None
+
+
+def _refusal_of(error: OSError, address: str, authority: Path, is_connected: bool) -> Refused:
+    """Name the cause of a TLS connection that failed with ``error``, and what to do.
+
+    ``is_connected`` tells whether the TCP connection was made, so that only TLS failed.
+    """
+    # The most general cause first; the classes below are all OSErrors
+    fault = f"does not answer ({error.strerror or error})"
+    fix = "ask the operator whether it runs, and whether a firewall blocks this machine"
+    if isinstance(error, socket.gaierror):
+        fault = f"has a name that this machine cannot resolve ({error.strerror})"
+        fix = "correct this machine's DNS, or add the name to /etc/hosts"
+    elif isinstance(error, TimeoutError) and is_connected:
+        fault = "accepts connections, but does not answer the TLS handshake"
+        fix = (
+            "ask your network's operator whether a firewall holds TLS back, or a tunnel is too "
+            "narrow for the packets (MTU)"
+        )
+    elif isinstance(error, ssl.SSLCertVerificationError):
         fault = f"cannot be trusted by {authority}: {error.verify_message}"
         fix = "send nothing, and ask the server's operator"
-    except ssl.SSLEOFError:
+        if error.verify_code in _OTHER_AUTHORITY:
+            fix = (
+                "send nothing; if your network inspects TLS, let it leave out "
+                f"{address}, otherwise ask the server's operator"
+            )
+    elif isinstance(error, ssl.SSLEOFError | ConnectionResetError):
         fault = "does not answer (it closes connections)"
-        fix = "wait: it is starting or ending"
-    except ssl.SSLError as error:
+        fix = "wait: it is starting or ending; or ask whether a firewall closes TLS connections"
+    elif isinstance(error, ssl.SSLError):
         fault = f"does not speak TLS ({error.reason})"
         fix = "name the port of its Fleet API"
-    except OSError as error:
-        fault = f"does not answer ({error.strerror or error})"
-        fix = "ask the operator whether it runs, and whether a firewall blocks this machine"
-    raise Refused(f"server {address} {fault}", fix)
+    return Refused(f"server {address} {fault}", fix)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -212,6 +250,12 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     Flower admits a hospital only if the signed time is at most some minutes off. The check signs a
     heartbeat with the hospital's ``key``, for node 0, which does not exist. The server's refusal
     shows whether it rejected the time or, having accepted the time, the node.
+
+    Args:
+        address: the server's Fleet API, host:port.
+        authority: the file of the authority's certificate.
+        key: the file of the hospital's private key.
+        now: the time to sign, in UTC.
 
     Raises:
         Refused: the clocks differ too much, or the call does not reach the server.
@@ -238,11 +282,18 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 
 
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
-    """Tell whether the hospital's node is connected to the server now.
+    """Return whether the hospital's node is connected to the server now.
 
     First, a heartbeat with an impossible interval shows whether the key is registered for the node;
     it does not keep a killed node online. Then the check tries to activate the node. If the server
     refuses, the node is already connected. Otherwise the node is deactivated again at once.
+
+    Args:
+        address: the server's Fleet API, host:port.
+        authority: the file of the authority's certificate.
+        key: the file of the hospital's private key.
+        node: the hospital's node id at the server.
+        now: the time to sign the calls with, in UTC.
 
     Raises:
         Refused: the key is not registered for this node, or the server gives an unclear answer or
@@ -302,11 +353,11 @@ class _Fleet:
         self._stub, self.close = FleetStub(channel), channel.close
 
     def refusal(self, name: str, request: object) -> str:
-        """Make a call and return the text with which the server refuses it.
+        """Call the server, and return the text with which it refuses the call.
 
         Args:
             name: the name of a method of Flower's Fleet API.
-            request: the message of that method.
+            request: the message of that method. The server has 3 seconds to answer.
 
         Returns:
             The server's text, or an empty text if the server accepts the call.

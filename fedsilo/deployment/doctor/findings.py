@@ -49,7 +49,8 @@ def require(value: T | None, reason: str) -> T:
     """Return ``value``, or skip the current check if ``value`` is None, empty, 0 or false.
 
     Raises:
-        Skipped: ``value`` is one of these. ``reason`` is the error's text.
+        Skipped: ``value`` is one of these. ``reason``, one sentence, is the error's text. The
+            check's caller turns it into a finding.
     """
     if not value:
         raise Skipped(reason)
@@ -104,8 +105,13 @@ def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[F
     """Run checks in order on a setup and yield their findings.
 
     A failed check does not stop later ones. A check is skipped if a check that it needs has not
-    passed, so it must come after the checks that it needs. ``about`` names the site of the setup,
-    or is empty. Errors of a check become findings and are not raised.
+    passed with all its findings. Errors of a check become findings and are not raised. A check runs
+    only when its finding is requested.
+
+    Args:
+        checks: the checks, each after the checks that it needs.
+        setup: what the checks examine, passed to each of them.
+        about: the site of the setup, which each finding names; empty for none.
     """
     passed: set[str] = set()
     for check in checks:
@@ -143,7 +149,7 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Return the fault and the fix for an error that a check raised.
+    """Return the fault and the fix, two texts, for an error that a check raised.
 
     The fix is empty for any ``FedsiloError`` other than ``Refused``. For an ``OSError`` the fix is
     about a full disk or access rights. Any other error is reported as a bug of the check.
@@ -179,7 +185,11 @@ _WIDTH = 12  # characters; the names of checks are padded to this column width
 
 
 def format_finding(finding: Finding) -> Iterator[str]:
-    """Yield one line with a finding and its fix, then an indented line for each detail."""
+    """Yield one line with a finding and its fix, then an indented line for each detail.
+
+    The line has the status, the check's name in a column of fixed width, the site if any, the
+    sentence and, after "--", the fix.
+    """
     text = finding.said
     if finding.about:
         text = f"{finding.about}: {text}"
@@ -197,7 +207,15 @@ def summarise(findings: Iterable[Finding]) -> str:
 
 
 def build_document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Build the JSON document of ``--json``; ``target`` is ``site``, ``server`` or ``run``."""
+    """Build the JSON document of ``--json``.
+
+    The keys are "target", "fedsilo" (the version), "exit-code", "count" (status -> number of
+    findings) and "findings" (a mapping for each).
+
+    Args:
+        target: ``site``, ``server`` or ``run``.
+        findings: the findings, in the order in which they are shown.
+    """
     count = Counter(finding.status for finding in findings)
     return {
         "target": target,

@@ -12,13 +12,18 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 
 
 def check_gpu(device: str) -> Passed | Failed:
-    """Check and describe the device of a node config: auto, cpu, cuda or cuda:N.
+    """Check and describe the device of a node config.
 
     The result is ``Failed`` if PyTorch does not find that GPU, or if a convolution on it differs
-    from the CPU's result. The device auto means the first GPU.
+    from the CPU's result by 1 % or more. Torch's global generator is seeded with 0.
+
+    Args:
+        device: auto, cpu, cuda or cuda:N, which is not checked for other forms. auto and cuda mean
+            the first GPU.
 
     Raises:
-        Refused: the GPU has too little free memory, or PyTorch cannot compute on it.
+        Refused: the GPU has less than 2 GB of free memory, PyTorch was not built for it, or PyTorch
+            cannot compute on it.
         Skipped: the device is cpu, or it is auto and PyTorch finds no GPU.
     """
     require(device != "cpu", "the node config's 'device' is cpu")
@@ -32,6 +37,7 @@ def check_gpu(device: str) -> Passed | Failed:
             f"'device' is {device}, but PyTorch finds only {count} GPUs",
             "name one of them, counted from 0",
         )
+    # The order is that of the remedies: another PyTorch, other programs, another driver
     capability = _built_for(index)
     memory = _free_memory(index)
     difference = _difference(index)
@@ -50,7 +56,11 @@ def check_gpu(device: str) -> Passed | Failed:
 
 
 def _why_none() -> str:
-    """Explain why PyTorch finds no GPU."""
+    """Explain in one clause why PyTorch finds no GPU.
+
+    It was built without CUDA, or the clause is the first sentence of CUDA's own error. If CUDA
+    gives no error, the clause is "PyTorch finds no GPU".
+    """
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
     try:
@@ -61,10 +71,10 @@ def _why_none() -> str:
 
 
 def _free_memory(index: int) -> str:
-    """Describe the free memory of a GPU.
+    """Describe the free memory of GPU ``index``, as in "30.1 of 80.0 GB free".
 
     Raises:
-        Refused: the free memory is too little for a run.
+        Refused: less than 2 GB are free.
     """
     free_bytes, total_bytes = torch.cuda.mem_get_info(index)
     free, total = free_bytes / GIGABYTE, total_bytes / GIGABYTE
@@ -97,7 +107,7 @@ def _built_for(index: int) -> str:
 
 
 def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
-    """Tell whether code for ``built``, such as sm_80 or compute_90, runs on a given GPU.
+    """Return whether code for ``built``, such as sm_80 or compute_90, runs on a given GPU.
 
     ``capability`` is the GPU's (major, minor). Machine code (sm) runs on GPUs with the same major
     number and an equal or higher minor number. Code that is compiled at first use (compute) also
@@ -118,7 +128,8 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 def _difference(index: int) -> float:
     """Compute the largest difference between a convolution on the GPU ``index`` and on the CPU.
 
-    The difference is relative to the largest absolute value of the CPU's result.
+    The difference is relative to the largest absolute value of the CPU's result. Torch's global
+    generator is seeded with 0, and stays so.
 
     Raises:
         Refused: the GPU cannot compute the convolution.

@@ -68,7 +68,9 @@ class HospitalRequest:
 
 
 def refuse_failing(setup: SiteSetup) -> None:
-    """Check that no check of the doctor fails, and that the hospital is not already connected.
+    """Run the doctor's checks of a hospital, and refuse a failure or an existing connection.
+
+    Checks that are skipped do not count. The connection is asked for only if no check failed.
 
     Raises:
         KitError: a check failed (the message names the first one), or the hospital is connected.
@@ -98,6 +100,9 @@ def prepare_node(
     check_setup: Callable[[SiteSetup], None] = refuse_failing,
 ) -> SiteSetup:
     """Check a kit and everything that its node needs, open the kit, and return the node's setup.
+
+    Nothing is written in the hospital's folder before the operator has confirmed. An older kit
+    there is replaced, but its rules, state and signing key stay. The node is not started.
 
     Args:
         request: the kit and the operator's options.
@@ -144,9 +149,21 @@ def _confirm_rules(
 ) -> str:
     """Check a kit, let the operator confirm it, and return the text of the hospital's rules.
 
-    No file in ``home`` is changed. ``previous`` is the kit in ``home``, or None if the folder is
-    new. ``confirm`` is called only if something must be confirmed. The errors are those of
-    ``prepare_node``.
+    The rules are those of the requested site file, else of the site file in ``home``, else made
+    from the options.
+
+    Args:
+        request: the kit and the operator's options.
+        kit: the new kit.
+        previous: the kit in ``home``, or None if the folder is new.
+        home: the hospital's folder, in which no file is changed.
+        confirm: gets the sentences, and raises an error unless the operator agrees. It is called
+            only if something must be confirmed.
+        check_setup: raises an error for a setup that cannot start.
+
+    Raises:
+        KitError: a check failed, or a file cannot be read.
+        RulesError: the rules cannot be used.
     """
     rules = _rules_of(request, kit, home)
     sentences = _check_in_scratch(request, kit, rules, home, check_setup)
@@ -180,7 +197,7 @@ def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
 def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
     """Make the node's state folders, ``opened.json`` and signing key, and return the node's setup.
 
-    An existing signing key is kept.
+    An existing signing key is kept. ``opened.json`` notes the inode of ``home``.
     """
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
@@ -202,7 +219,8 @@ def _check_in_scratch(
     """Check the kit and the rules in a temporary folder; return sentences that explain the rules.
 
     Raises:
-        KitError: a check failed.
+        KitError: a check or ``check_setup`` failed. Paths of the temporary folder in its text are
+            replaced by the kit's path.
     """
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
     with open_temporarily(kit, rules) as scratch:
@@ -243,7 +261,9 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
 
 
 def _opened_here(home: Path) -> OwnFile[int]:
-    """Return the file that stores the inode of ``home`` if the kit was opened on this disk.
+    """Return the file ``opened.json``, which stores the inode of ``home`` if it was opened here.
+
+    The file is neither read nor written here.
 
     An attacker could send an opened folder, with rules and keys, in place of a kit. The attacker
     cannot know the inode that this disk gives to the copy, so a different inode shows that the
@@ -258,6 +278,12 @@ def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[
     Before the first start on this disk, these are the kit's code and all rules. For a kit that
     replaces ``previous``, they are only its code and the differences. The list is empty if ``home``
     already has this kit.
+
+    Args:
+        kit: the new kit.
+        previous: the kit in ``home``, or None if the folder is new.
+        home: the hospital's folder.
+        sentences: the rules in words, one sentence each.
     """
     site, code = kit.card.site, kit.code
     is_opened_here = previous is not None and _opened_here(home).read(0) == home.stat().st_ino
@@ -278,6 +304,7 @@ def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[
         for sentence in sentences:
             lines.append(f"  {sentence}")
         return lines
+    # The operator has confirmed this kit and these rules already
     if previous.card.seal == kit.card.seal:
         return []
     return [
@@ -306,8 +333,8 @@ def _differences(previous: Kit, kit: Kit) -> list[str]:
 def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
     """Write the kit's files into a temporary folder, and yield the folder's path.
 
-    Only the owner can read the folder, and it is removed after the block. ``rules`` is the text of
-    the site file. If it is empty, no site file is written.
+    Only the owner can read the folder, and it is removed after the block. The private key is in the
+    folder too. ``rules`` is the text of the site file. If it is empty, no site file is written.
     """
     with tempfile.TemporaryDirectory(prefix="fedsilo-kit-") as folder:
         kit.write(Path(folder))
@@ -319,10 +346,19 @@ def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
 def build_setup(
     kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
 ) -> SiteSetup:
-    """Build the setup of a kit's node whose files are in ``home``.
+    """Build the setup of the node that a kit describes.
 
-    ``node_config`` has entries key=value, which override the defaults. ``settings`` are the
-    settings of the run, or None without a run. The node gets a port that is free now.
+    By default the node keeps its state in ``home``/state, uses the site file there if one exists,
+    and chooses the device automatically. It gets a port that is free now. Nothing is written.
+
+    Args:
+        kit: the kit, for the hospital's name, node id and server.
+        home: the folder with the kit's files.
+        node_config: entries key=value, which override the defaults.
+        settings: the settings of the run; None without a run.
+
+    Raises:
+        SettingError: ``node_config`` cannot be parsed.
     """
     own: dict[str, Value] = {"site": kit.card.site, "state-dir": str(home / "state")}
     if (home / SITE).is_file():  # before the first start, a folder does not contain a site file
@@ -379,6 +415,9 @@ def _lock_during(home: Path, site: str) -> Iterator[None]:
 
 def lock_kit_folder(home: Path, site: str) -> int:
     """Lock a kit's folder and return the lock's file descriptor, which ``exec`` keeps open.
+
+    The lock ends when the descriptor is closed, or when the process ends. The call does not wait
+    for a lock that is taken.
 
     Raises:
         KitError: another process has locked the folder.

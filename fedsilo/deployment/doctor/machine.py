@@ -62,8 +62,13 @@ def check_software() -> Passed:
 def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
     """Compare Python and the installed packages with the requirements in pyproject.toml.
 
+    Args:
+        project: the table [project] of pyproject.toml. Only its "requires-python" and
+            "dependencies" are read, not its extras.
+
     Returns:
-        Each wrong or missing package (or Python) -> the requirement to install instead.
+        A text such as "torch 2.0" or "no torch" -> the requirement to install instead. It is empty
+        if all versions are right.
     """
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
@@ -78,13 +83,14 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
         except PackageNotFoundError:
             wrong[f"no {wanted.name}"] = text
             continue
+        # A build of PyTorch may be a pre-release, which specifiers exclude by default
         if not wanted.specifier.contains(found, prereleases=True):
             wrong[f"{wanted.name} {found}"] = text
     return wrong
 
 
 def check_writable_folder(path: Path, what: str) -> Path:
-    """Check that this user can write into a folder, and return its path.
+    """Check that this user can write into a folder, and return its path. Nothing is written.
 
     ``what`` names the folder in errors, such as "the database's folder".
 
@@ -104,6 +110,8 @@ def check_writable_folder(path: Path, what: str) -> Path:
 def check_data_folder(path: Path) -> Path:
     """Check that a folder of data is readable and not empty, and return its path.
 
+    Files in it are not read.
+
     Raises:
         Refused: the folder is missing, empty or not readable.
     """
@@ -122,7 +130,7 @@ def check_data_folder(path: Path) -> Path:
 
 
 def has_site_file(path: Path) -> bool:
-    """Tell whether a site file exists at ``path``.
+    """Return whether a site file exists at ``path``.
 
     A device such as /dev/null counts as a missing file, because Docker Compose mounts it if there
     is no site file.
@@ -145,10 +153,11 @@ def has_site_file(path: Path) -> bool:
 def check_disk_space(folders: Iterable[Path], least: float) -> str:
     """Describe the free space of each folder, after writing a test file of 1 MiB to it.
 
-    The test file is removed again.
+    The test file is removed again. Without folders the result is empty.
 
     Raises:
-        Refused: a folder has less than ``least`` gigabytes free, or cannot be written.
+        Refused: a folder has less than ``least`` gigabytes (10^9 bytes) free, or cannot be written.
+            Later folders are then not checked.
     """
     said = []
     for folder in folders:
@@ -241,10 +250,10 @@ def check_port(host: str, port: int, what: str, own: str) -> str:
 
 
 def runs_on(port: int, own: str) -> bool:
-    """Tell whether a program that listens on ``port`` has the word ``own`` in its command line.
+    """Return whether a program that listens on ``port`` has the word ``own`` in its command line.
 
-    The command lines of the program's ancestors count too. The answer is False for an empty
-    ``own``.
+    A word is a whole argument. The command lines of the program's ancestors count too. The answer
+    is False for an empty ``own``.
     """
     process = _listener(port)
     return bool(process and _is_of(process, own))
@@ -264,7 +273,7 @@ def _listener(port: int) -> psutil.Process | None:
 
 
 def _is_of(process: psutil.Process, word: str) -> bool:
-    """Tell whether ``word`` is in the command of a process or of one of its ancestors.
+    """Return whether ``word`` is an argument in the command of a process or of an ancestor of it.
 
     For an empty ``word`` the answer is False.
     """

@@ -45,7 +45,11 @@ class RunSetup:
 
     @cached_property
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
-        """The run's settings, and the resources of a simulation (empty for a deployment)."""
+        """The run's settings, and the resources of a simulation (empty for a deployment).
+
+        They are computed once. A simulation's data must be on this machine, a deployment's need
+        not.
+        """
         seed: dict[str, Value] = {}
         if self.seed is not None:
             seed["seed"] = self.seed
@@ -57,7 +61,8 @@ class RunSetup:
     def meeting(self) -> Meeting:
         """The answers of the sites, which are asked only at the first use.
 
-        For a deployment the errors of ``meet`` are raised.
+        The sites of a simulation are opened in this process, with their data. If asking raises an
+        error, the next use asks again.
         """
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
@@ -67,13 +72,12 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The sites' answers, if the check ``sites`` has received them.
+        """Return the sites' answers to the check ``sites``, without asking again.
 
-        The sites are not asked a second time, because that would take as long as the failed
-        attempt.
+        If that check failed, a second attempt would take as long.
 
         Raises:
-            Skipped: the check ``sites`` received no answers.
+            Skipped: the check has no answers.
         """
         require("meeting" in vars(self), "the sites could not be asked")
         return self.meeting
@@ -93,8 +97,8 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
     """Check a simulation's settings, and the files that they name.
 
     Returns:
-        A failed finding for each problem that would end the simulation at its start, or one
-        sentence without problems.
+        A failed finding for each problem that would end the simulation at its start; if there are
+        no problems, one sentence that says so.
 
     Raises:
         Skipped: the sites belong to a deployment.
@@ -128,7 +132,7 @@ def _members(setup: RunSetup) -> Passed | Failed:
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
-    """Return a finding for each site: passed if it can take part, failed if it cannot.
+    """Return a finding for each site: passed if it sent its facts, failed if it did not.
 
     Raises:
         Skipped: the server of the deployment is down.
@@ -147,8 +151,12 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _content(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
-    ``facts`` is the site's entry in silos.json: sample counts, label counts, left-out samples and,
-    for a real hospital, software versions.
+    The distribution is named if it differs from the site's name. Versions are cut to 12 characters.
+
+    Args:
+        site: the site's name, which is left out of the line.
+        facts: the site's entry in silos.json: sample counts, label counts, left-out samples and,
+            for a real hospital, software versions.
     """
     sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
     text = sizes or "does not say how many samples it has"

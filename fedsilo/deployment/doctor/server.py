@@ -49,7 +49,7 @@ class ServerSetup:
 
     @classmethod
     def of(cls, deployment: Deployment) -> ServerSetup:
-        """Build the setup of a deployment's server."""
+        """Build the setup of a deployment's server. Whether the files exist is not checked."""
         secrets = deployment.secrets
         hospitals: list[tuple[str, Path | None]] = []
         for site in (*deployment.sites, *deployment.hospitals):
@@ -164,7 +164,10 @@ def _refuse_damaged(database: Path) -> None:
 def commit_seconds(folder: Path) -> list[float]:
     """Measure how many seconds each of 20 commits to a scratch database in ``folder`` takes.
 
-    The database is removed afterwards.
+    The database is removed afterwards. ``folder`` must exist.
+
+    Returns:
+        The 20 durations, in the order of the commits.
     """
     seconds = []
     with (

@@ -60,7 +60,12 @@ class SiteSetup:
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
         """Build the setup of a deployment's site.
 
-        ``settings`` are the settings of a run, or None if no experiment is named.
+        A site that is not registered yet gets the node id 0.
+
+        Args:
+            deployment: the deployment.
+            site: the name of a site on this machine.
+            settings: the settings of a run, or None if no experiment is named.
         """
         secrets, ports = deployment.secrets, deployment.ports
         return cls(
@@ -101,7 +106,8 @@ class SiteSetup:
     def site(self) -> OpenedSite:
         """The site, opened as at the first message of a run.
 
-        Raises ``Skipped`` if no experiment is named. ``open_site`` raises its own errors.
+        Its data are loaded. Raises ``Skipped`` if no experiment is named, and a FedsiloError if the
+        data or settings cannot be used.
         """
         from fedsilo.client_app.opening import open_site  # PyTorch, which takes seconds
 
@@ -300,7 +306,8 @@ def _data(setup: SiteSetup) -> Passed:
 def _unlike_columns(setup: SiteSetup) -> list[str]:
     """Describe the columns whose means differ so much from the schema's that the unit may differ.
 
-    The list is empty if the schema does not declare means.
+    The list has a sentence for each such column. It is empty if the schema does not declare means.
+    Columns with fewer than 'privacy.sums-min-count' values are not compared.
     """
     silo = setup.site.silo
     if silo.declared is None:
@@ -318,10 +325,14 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 
 
 def _requests(setup: SiteSetup) -> Verdict:
-    """Make every request of a run that the hospital may refuse, and describe what would be sent.
+    """Check the run's requests against the hospital's rules, and describe what would be sent.
 
-    The verdict is ``Failed`` if the method cannot use the site's data. A refused request raises the
-    hospital's own error.
+    Nothing is trained or sent. The verdict is ``Failed`` if the method cannot use the site's data.
+    Otherwise it is ``Passed``, with a sentence for each kind of data that leaves as details.
+
+    Raises:
+        FedsiloError: the rules refuse a request; this is the error that a run would get.
+        Skipped: no experiment is named.
     """
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import SiteSession
@@ -350,8 +361,8 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
     """List the names of the records that a site sends in the first round, and describe the data.
 
     Returns:
-        The sorted names, in the form of the site file's rule 'records' such as
-        ``arrays/head.weight``; then sentences about the data.
+        The sorted names, such as ``arrays/head.weight``, as the site file's rule 'records' has
+        them; then sentences about the data, each beginning with "leaves".
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

@@ -38,7 +38,15 @@ _PATIENCE = 10.0  # seconds that a process has to end by itself
 def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
     """Build the commands of SuperNode and worker from the arguments of ``flower-supernode``.
 
-    Both processes read the file ``secret``; ``pid`` is the id of this process.
+    Nothing is started.
+
+    Args:
+        arguments: the arguments of ``flower-supernode``. All are passed to the SuperNode.
+        secret: the file of the secret that both processes read.
+        pid: the id of this process, whose end ends the worker.
+
+    Returns:
+        The words of the SuperNode's command, then those of the worker's.
 
     Raises:
         SettingError: an argument is reserved for fedsilo, the host is not the loopback, or the node
@@ -52,6 +60,7 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
                 f"--{option.replace('_', '-')} is set by fedsilo, because SuperNode and worker "
                 "communicate on the loopback with their own secret: remove it"
             )
+    # Anybody who reaches the Runtime API could take a hospital's messages
     if given.host not in ("127.0.0.1", "::1", "localhost"):
         fault = f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
     if fault:
@@ -72,8 +81,11 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
 
-    ``arguments`` are those of ``flower-supernode``; None for the process's own. An error is
-    printed, and the code is then 2.
+    The code is the SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An
+    error at the start is printed, and the code is then 2.
+
+    Args:
+        arguments: those of ``flower-supernode``; None for the process's own.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -92,9 +104,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return no_proxy variables that keep calls to this machine away from a proxy.
+    """Return the variables no_proxy and NO_PROXY, which keep calls to this machine from a proxy.
 
-    The hosts in no_proxy and NO_PROXY of ``environment`` are kept in them.
+    Both have the same value: 127.0.0.1, localhost, and the hosts in both variables of
+    ``environment``, separated by commas. ``environment`` is not changed.
     """
     direct = ["127.0.0.1", "localhost"]
     for name in ("no_proxy", "NO_PROXY"):
@@ -105,8 +118,9 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
 
-    The wait before a restart doubles each time, up to a limit, and is short again after the worker
-    has run steadily. Before the function returns, it ends both processes.
+    The wait before a restart is 2 s at first, doubles each time up to 30 s, and is 1 s if the
+    worker has run for a minute. SIGTERM and SIGINT are handled from then on. Before the function
+    returns, it ends both processes.
 
     Returns:
         The SuperNode's exit code, 0 after SIGTERM or SIGINT, or ``CANNOT`` if the worker ended with
@@ -149,7 +163,7 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
 
 
 def _tell_restart(code: int, pause: float) -> None:
-    """Print that the worker ended and will be restarted in ``pause`` seconds.
+    """Print to stderr that the worker ended and will be restarted in ``pause`` seconds.
 
     ``code`` is its exit code, or -N if signal N ended it.
     """
@@ -165,7 +179,7 @@ def _tell_restart(code: int, pause: float) -> None:
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Reap ended child processes whose ids are not in ``known``.
+    """Reap ended child processes of this one whose ids are not in ``known``. It does not wait.
 
     In a container this process is process 1 and inherits the processes that a killed worker left.
     """
@@ -207,7 +221,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
     """Parse node config texts with entries key=value, using Flower's parser.
 
-    Empty texts are skipped. Strings must be quoted as in TOML.
+    Empty texts are skipped. Strings must be quoted as in TOML. One text may have several entries,
+    separated by blanks. Keys are not checked.
 
     Raises:
         SettingError: the texts cannot be parsed.

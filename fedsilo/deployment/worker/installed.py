@@ -45,13 +45,16 @@ class InstalledApp:
     project: Mapping[str, Any]  # the content of pyproject.toml, as a bundle has it
 
     def refuse_other(self, bundle: bytes) -> None:
-        """Check that a run's app, the zip ``bundle``, is the installed app.
+        """Check that a run's app, the zip ``bundle``, equals the installed app.
 
-        The files in ``ROOMS`` and pyproject.toml are compared. Python files in folders that fedsilo
-        does not have count as different; all other files are ignored.
+        All files in fedsilo's own folders (``ROOMS``) and pyproject.toml must be equal; of
+        pyproject.toml only the content counts. A Python file elsewhere is refused too, because it
+        could replace an installed package, unless its folder is one that fedsilo has or knows, such
+        as tests. Other files are ignored.
 
         Raises:
-            RefusedError: files differ (the message names them), or the bundle cannot be read.
+            RefusedError: files differ (the message names up to three), or the bundle cannot be
+                read.
         """
         files = _unpack(bundle)
         theirs: dict[str, str] = {}
@@ -73,9 +76,11 @@ class InstalledApp:
             raise RefusedError(self._refusal(other))
 
     def _is_strange(self, name: str) -> bool:
-        """Tell whether a bundle's file is a Python file outside all folders of fedsilo.
+        """Return whether a bundle's file is a Python file outside all folders of fedsilo.
 
-        At the server such a file could replace an installed package, for example ``torch.py``.
+        Such a file could replace an installed package, for example ``torch.py``. Folders of a
+        checkout that are known, such as tests and docs, are not strange, nor are names that begin
+        with a dot.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -98,7 +103,7 @@ class InstalledApp:
 
 
 def installed_app(folder: Path | None = None) -> InstalledApp:
-    """Read the installed fedsilo.
+    """Read the installed fedsilo: the SHA-256 of its files, and its pyproject.toml.
 
     Args:
         folder: the folder of pyproject.toml; None for the one that contains this module.
@@ -115,6 +120,7 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
             f"no installed fedsilo: {folder / PYPROJECT} cannot be read ({error.strerror}); a "
             "hospital's worker needs fedsilo's checkout or the hospital's image"
         ) from None
+    # A checkout has the package below pyproject.toml; an installed fedsilo is the package itself
     package = folder / _PACKAGE
     if not package.is_dir():
         package = folder
@@ -145,7 +151,7 @@ def _digests_of(room: Path, above: Path) -> dict[str, str]:
 def refuse_other_flower() -> None:
     """Check that the installed Flower version is the one that the worker supports.
 
-    Only the major and minor number are compared.
+    Only the first two numbers of the version are compared.
 
     Raises:
         SettingError: another version is installed.
@@ -163,7 +169,9 @@ def refuse_other_flower() -> None:
 def local_changes(folder: Path) -> list[str]:
     """Return the files of a checkout that git reports as changed or untracked.
 
-    The list is empty if git fails or is missing.
+    Returns:
+        Paths relative to the repository's root, as git prints them. The list is empty if git fails,
+        is missing, or takes more than 20 seconds.
     """
     command = ("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=all")
     try:
@@ -204,7 +212,8 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
     """Unpack the files of a bundle in memory, by path without 'fedsilo/'.
 
     Raises:
-        RefusedError: the bundle is not a zip, is too large, or has two files for one path.
+        RefusedError: the bundle is not a zip, states more than 64 MiB of unpacked files, or has two
+            files for one path.
     """
     fault = ""
     files: dict[str, bytes] = {}

@@ -21,15 +21,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-from flwr.app import Context, Error, Message
+from flwr.app import ConfigRecord, Context, Error, Message
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TaskType
@@ -46,12 +46,15 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 from fedsilo.client_app.app import app, refuse
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, error_line
 from fedsilo.core.files.atomic_files import read_regular
+from fedsilo.core.messages import CONFIG
+from fedsilo.core.one_line import one_line
 from fedsilo.core.processes import end_with
 from fedsilo.deployment.worker.hospital import CANNOT
 from fedsilo.deployment.worker.installed import InstalledApp, installed_app
 from fedsilo.deployment.worker.supernode import PollInterval
 from fedsilo.strategies.wire.messaging import retry_soon
 
+_LONGEST_NAME = 100  # characters of a run's name in a log line
 _RENEWED_AFTER = 1000  # tasks after which the worker is restarted
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # The first message would import these; torch's optimisers import torch._dynamo
@@ -87,7 +90,10 @@ class HospitalWorker:
     started: int = 0  # the number of tasks since the worker began
 
     def start(self, token: str) -> None:
-        """Fork a process that answers the task of ``token``, and add the process to ``running``."""
+        """Fork a process that answers the task of ``token``, and add the process to ``running``.
+
+        The call returns at once in this process. The new process never returns from it.
+        """
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
         sys.stderr.flush()
@@ -123,9 +129,9 @@ class HospitalWorker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Tell whether the worker should be restarted.
+        """Return whether the worker should be restarted.
 
-        It should be restarted after many tasks, or if it has started a task and has more than one
+        It should be restarted after 1000 tasks, or if it has started a task and has more than one
         thread. A fork copies only the thread that calls it, so other threads would be missing in
         the child. OpenBLAS's threads do not count, because its pool ends itself before a fork.
         """
@@ -134,7 +140,11 @@ class HospitalWorker:
 
 
 def preload() -> None:
-    """Import the modules that messages need, so that forked processes share them."""
+    """Import the modules that messages need, so that forked processes share them.
+
+    Their objects are then exempt from garbage collection (``gc.freeze``), which would copy the
+    shared pages. All objects of the process at that moment are exempt.
+    """
     for name in _MODULES:
         importlib.import_module(name)
     for package in _PACKAGES:
@@ -149,6 +159,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
     fail again. Otherwise it is 0. SIGTERM ends the process with code 0.
+
+    Args:
+        arguments: the worker's arguments; None for the process's own.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -159,6 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
         return CANNOT
+    # The digests are computed once, before the first fork, and every task uses them
     by_installed = answer_by(installed)
 
     def answer(token: str) -> int:
@@ -187,9 +201,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
-    """Request tasks and start them while the process with id ``hospital`` is this one's parent.
+    """Request tasks from the SuperNode, and start a process for each, until the parent ends.
 
     A worn worker without running tasks replaces itself by a new process.
+
+    Args:
+        worker: starts and reaps the processes that answer.
+        client: the client of the SuperNode's Runtime API.
+        hospital: the id of the hospital's process, which is this one's parent. When it is not any
+            more, the call returns.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -215,6 +235,8 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
     """Ask for a task; the response may contain none. Return None if the SuperNode does not answer.
 
+    Any other HTTP error counts as no answer.
+
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
     """
@@ -232,7 +254,7 @@ def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 
 def runs_any_app(site_file: Path) -> bool:
-    """Tell whether a site file allows executing a run's own app (its key 'app' is "any").
+    """Return whether a site file allows executing a run's own app (its key 'app' is "any").
 
     Returns False if the file cannot be read or parsed.
     """
@@ -248,7 +270,7 @@ def runs_any_app(site_file: Path) -> bool:
 def _become_task(answer: Callable[[str], int], token: str) -> None:
     """Answer the task in this new process, then end it without the parent's cleanup.
 
-    The exit code is that of ``answer``, or 1 after an error, which is logged.
+    It never returns. The exit code is that of ``answer``, or 1 after an error, which is logged.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code = 1
@@ -266,7 +288,12 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Replace this process by Flower's own, which executes the app received with the run.
 
-    If Flower's command is not installed, the function returns.
+    Only if Flower's command is not installed, the function returns.
+
+    Args:
+        address: the address of the SuperNode's Runtime API.
+        token: identifies the task at the SuperNode.
+        hospital: the id of the process whose end ends Flower's process.
     """
     # Next to this Python first: another Flower on the PATH may have another version
     command = shutil.which(TaskType.CLIENT_APP.value)
@@ -281,7 +308,16 @@ def _run_theirs(address: str, token: str, hospital: int) -> None:
 def _runtime_client(
     address: str, component: str, interceptor: Any, **options: Any
 ) -> RuntimeHttpClient:
-    """Return a client of the SuperNode's Runtime API that presents itself as ``component``."""
+    """Return a client of the SuperNode's Runtime API that presents itself as ``component``.
+
+    It uses plain HTTP, because it stays on the loopback.
+
+    Args:
+        address: the Runtime API's address, host:port.
+        component: the name that the SuperNode checks, such as "flwr-clientapp".
+        interceptor: adds the token or secret to each request.
+        options: further arguments of Flower's client.
+    """
     return RuntimeHttpClient.from_server_address(
         server_address=address,
         insecure=True,  # it stays on the loopback
@@ -292,24 +328,31 @@ def _runtime_client(
 
 
 def answer_task(address: str, token: str, answer: Answer) -> bool:
-    """Fetch a task's message from the SuperNode and answer it; tell whether a reply was sent.
+    """Fetch a task's message from the SuperNode, answer it, and return whether a reply was sent.
 
     Errors are logged and not raised. The SuperNode is told in every case that the task has ended.
 
     Args:
         address: the address of the SuperNode's Runtime API, on the loopback.
         token: identifies the task at the SuperNode.
-        answer: makes a reply from the message, the context and the run's app.
+        answer: makes a reply from the message, the context and the run's app. If it raises an
+            error, the reply is an error with only the type.
     """
     by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
     client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
     heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    # Without a sign of life the SuperNode would give the task up during a long training
     heartbeat.start()
     context, status, details = None, SubStatus.FAILED, "the task was not answered"
     try:
         message, context, _, fab = pull_task_input(client)
-        reply = _answer(message, context, fab.content, answer)
-        push_message(client, reply, context)
+        with naming_run(message):
+            reply = _answer(message, context, fab.content, answer)
+            push_message(client, reply, context)
+            outcome = "answered"
+            if reply.has_error():
+                outcome = "not answered"
+            _log.info("%s: %s", message.metadata.message_type, outcome)
         status, details = SubStatus.COMPLETED, ""
     except Exception:  # no error may pass here: the SuperNode must hear that the task has ended
         _log.exception("fedsilo: a task could not be answered")
@@ -318,6 +361,32 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
         heartbeat.stop()
         client.close()
     return status == SubStatus.COMPLETED
+
+
+@contextmanager
+def naming_run(message: Message) -> Iterator[None]:
+    """Put the run's name and the round of a message before every line logged during the block.
+
+    Both come from the server, so they are shortened, and shown on one line. A message without a
+    run's name gets no mark.
+    """
+    config = ConfigRecord()
+    if message.has_content():
+        config = message.content.config_records.get(CONFIG, config)
+    run = one_line(config.get("run-name", ""), _LONGEST_NAME)
+    mark = ""
+    if run:
+        mark = f"[{run} round {one_line(config.get('round', 0), _LONGEST_NAME)}] "
+
+    def add_mark(record: logging.LogRecord) -> bool:
+        record.msg, record.args = f"{mark}{record.getMessage()}", None
+        return True
+
+    _log.addFilter(add_mark)
+    try:
+        yield
+    finally:
+        _log.removeFilter(add_mark)
 
 
 def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
@@ -357,7 +426,7 @@ def _client(address: str, secret: bytes) -> RuntimeHttpClient:
 
 
 def _read_secret(path: Path) -> bytes:
-    """Read the secret that the worker shares with the SuperNode.
+    """Read the secret that the worker shares with the SuperNode: the whole file, as bytes.
 
     Raises:
         SettingError: the file is empty or unreadable.

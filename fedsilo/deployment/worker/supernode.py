@@ -95,6 +95,10 @@ class ShortWaits:
 def shorten_waits(version: str, module: ModuleType) -> str | None:
     """Make the message loop in ``module`` poll more often, if this Flower version is known.
 
+    Args:
+        version: the installed version of Flower.
+        module: Flower's module with the loop. On success, two of its names are replaced.
+
     Returns:
         None on success. Otherwise a sentence that says why Flower's own waits remain: ``version``
         or the contents of ``module`` are not those that fedsilo knows.
@@ -114,8 +118,9 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 def give_up_unanswered(state: Any) -> int:
     """Reply with an error to messages that no task will answer, and return their number.
 
-    While any task is unfinished, nothing is done and the number is 0. ``state`` is the SuperNode's
-    ``InMemoryNodeState`` of Flower 1.39.0.
+    While any task is unfinished, nothing is done and the number is 0, because it may still answer.
+    A number above 0 is logged as an error. ``state`` is the SuperNode's ``InMemoryNodeState`` of
+    Flower 1.39.0.
     """
     # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):
@@ -163,9 +168,10 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with its arguments.
+    """Run ``flower-supernode`` with the arguments of this process, polling more often.
 
-    The process ends with code 1 when it loses the server.
+    It never returns. The process ends with code 1 when it loses the server or its parent process.
+    If Flower's own waits remain, a line on stderr says why.
     """
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode

@@ -141,7 +141,7 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 
 
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
-    """Build a row per site and class: samples, sensitivity, specificity and AUC as text.
+    """Build a row per site and class: samples and the estimates of ``clinic.COLUMNS`` as text.
 
     A class is left out if none of its metrics may be shown.
     """

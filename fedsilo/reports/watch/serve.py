@@ -47,7 +47,10 @@ def watch_page(view: View) -> str:
         "site_columns": SITE_COLUMNS,
         "sites": view.site_rows(),
         "members": members,
+        "hospital": None,
     }
+    if view.hospital:
+        data["hospital"] = view.hospital.facts()
     return render_page("watch.html", view.title, data, subtitle=view.line(), foot=_FOOT)
 
 
@@ -113,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "fedsilo", ""
 
     def do_GET(self) -> None:
-        """Answer ``/`` with the page, or with the reason why it cannot be built.
+        """Answer ``/`` with the page and ``/metrics`` with metrics, or with why there are none.
 
         The answer is 404 for any other path, and 403 for any path if the request's host name is not
         one of this machine's.
@@ -121,10 +124,26 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
             # A web page of another name that resolves to this address must not read this one
             self.send_error(HTTPStatus.FORBIDDEN)
-        elif self.path != "/":
-            self.send_error(HTTPStatus.NOT_FOUND)
-        else:
+        elif self.path == "/":
             self._answer()
+        elif self.path == "/metrics":
+            self._answer_metrics()
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def _answer_metrics(self) -> None:
+        """Answer with the metrics in Prometheus's text format; they are empty before a run."""
+        status = HTTPStatus.OK
+        try:
+            text = self.server.look().metrics_text()
+        except (FedsiloError, OSError) as error:
+            status, text = HTTPStatus.SERVICE_UNAVAILABLE, f"# {error}\n"
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def _answer(self) -> None:
         status, csp = HTTPStatus.OK, "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -20,12 +20,15 @@ from fedsilo.core.one_line import as_word, format_count
 from fedsilo.core.processes import process_of
 from fedsilo.deployment.deployment import read_deployment
 from fedsilo.pages.page import at_most
+from fedsilo.reports.watch.hospital import HospitalReader, HospitalState
 from fedsilo.server_app.records.progress import (
     FILE,
     Progress,
     Status,
     bytes_text,
     clock,
+    format_metrics,
+    metrics_text,
     read_progress,
 )
 from fedsilo.server_app.records.run_directory import refuse_links
@@ -213,12 +216,29 @@ class View:
     run: Watched | None  # None: the deployment has not run anything yet
     # A deployment's server and sites, each with whether its process runs
     members: tuple[tuple[str, bool], ...] = ()
+    hospital: HospitalState | None = None  # set for a hospital's node, which has no run directory
+
+    def metrics_text(self) -> str:
+        """Build the metrics for Prometheus: of the run, the deployment's members, the hospital."""
+        text = ""
+        if self.run:
+            text += metrics_text(self.run.progress)
+        if self.members:
+            up = [({"member": member}, int(is_running)) for member, is_running in self.members]
+            meaning = "Whether the member's process runs on this machine."
+            text += format_metrics([("fedsilo_member_up", meaning, up)], {})
+        if self.hospital:
+            text += format_metrics(self.hospital.metrics(), {"site": self.hospital.site})
+        return text
 
     def line(self) -> str:
         """Summarise the state in one line, with the members of a deployment that are down."""
         parts = [f"{self.title}: no run yet"]
         if self.run:
             parts = [self.run.line()]
+        if self.hospital:
+            facts = ", ".join(f"{name} {text}" for name, text in self.hospital.facts())
+            parts = [f"{self.title}: {facts}"]
         down = [member for member, runs in self.members if not runs]
         if down:
             parts.append(f"down: {' '.join(down)}")
@@ -276,6 +296,12 @@ def look_at_deployment(folder: Path) -> View:
         return View(f"deployment {deployment.folder}", None, members)
     run = look_at(newest)
     return View(run.progress.title, run, members)
+
+
+def look_at_hospital(reader: HospitalReader) -> View:
+    """Read the state of a hospital's node. Raises OSError if a file cannot be read."""
+    state = reader.read()
+    return View(f"hospital {state.site}", None, hospital=state)
 
 
 def _doing(site: str, run: Watched) -> str:

@@ -116,7 +116,7 @@ def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     other than the background.
 
     Args:
-        logits: (batch, classes, h, w).
+        logits: (batch, classes, h, w), with at least two classes.
         masks: (batch, h, w), each pixel's class; 0 is the background.
     """
     truth = masks.long()

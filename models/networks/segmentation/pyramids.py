@@ -106,7 +106,7 @@ class ViTPyramid(Pyramid):
         self.project = nn.ModuleList(nn.Conv2d(channels, w, 1) for w in self.widths[1:])
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images to maps at 1/1, 1/2, ... of their size, finest first.
+        """Map images (batch, channels, h, w) to maps at 1/1, 1/2, ... of their size, finest first.
 
         The first map is a convolution of the image, and the last map is the grid of patches.
         """
@@ -155,7 +155,7 @@ class TransPyramid(Pyramid):
         self.project = nn.Conv2d(vit.embed_dim, self.widths[-1], 1)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images to maps at 1/1, 1/2, ... of their size, finest first.
+        """Map images (batch, channels, h, w) to maps at 1/1, 1/2, ... of their size, finest first.
 
         All are convolutional maps except the last, which is the ViT's, with one cell per patch.
         """
@@ -198,7 +198,7 @@ def _halvings(patch: int) -> int:
 def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
     """Build a 3x3 convolution from ``before`` to ``after`` channels, with batch norm and ReLU.
 
-    At stride 1 the maps keep their size.
+    At stride 1 the maps keep their size, and at stride 2 they have half of it, rounded up.
     """
     return nn.Sequential(
         nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False),
@@ -217,7 +217,8 @@ def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
 def pixel_head(channels: int, classes: int) -> nn.Conv2d:
     """Build the last layer, a 1x1 convolution from maps to the logits of each pixel.
 
-    Its initial bias makes the network predict background almost everywhere.
+    Class 0 is the background. The initial bias, 0 for it and -4 for others, makes the network
+    predict background almost everywhere.
     """
     head = nn.Conv2d(channels, classes, 1)
     head.bias = nn.Parameter(torch.tensor([0.0] + [-_RARE] * (classes - 1)))

@@ -30,8 +30,13 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
     The first map, at 1/4 of the image's size, has about ``6 * width`` channels; each further map
     has half the size and twice the channels.
 
+    Args:
+        in_channels: the channels of an image.
+        size: (height, width) of an image in pixels.
+        width: the setting 'network.width'.
+
     Raises:
-        SettingError: the image is too small, or its sides are not multiples of 8.
+        SettingError: a side is below 16 pixels, or not a multiple of 8.
     """
     stages, window = swin_shape(size)
     import timm  # takes seconds
@@ -75,7 +80,11 @@ class SwinPyramid(Pyramid):
             self.project.append(nn.Conv2d(before, after, 1))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images to maps at 1/1, 1/2, 1/4, ... of their size, finest first."""
+        """Map images (batch, channels, h, w) to maps, finest first.
+
+        The maps have 1/1, 1/2, 1/4 and so on of the images' size. The first two come from
+        convolutions, the others from Swin. All are channels first.
+        """
         fine = self.stem(images)
         maps = [fine, self.halved(fine)]
         for deep, project in zip(self.swin(images), self.project, strict=True):
@@ -157,7 +166,13 @@ class PatchExpand(nn.Module):
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
     """Build two Swin blocks for the decoder, on the grid of the encoder's ``stage`` (from 0).
 
-    ``size`` is the (height, width) of the image in pixels.
+    The window is that of the encoder.
+
+    Args:
+        channels: the channels of the maps, in and out.
+        size: (height, width) of the image in pixels.
+        stage: the encoder's stage, from 0, whose grid the maps have.
+        heads: the number of attention heads.
     """
     from timm.models.swin_transformer import SwinTransformerStage
 
@@ -180,6 +195,9 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     and the last grid must have at least 4 cells per side. The window is the largest number up to 8
     that divides the last grid, and therefore all grids. Images of 224 pixels get four stages and a
     window of 7, as published; images of 64 pixels get three stages and a window of 4.
+
+    Returns:
+        The number of stages (1 to 4) and the side of the window in cells (1 to 8).
 
     Raises:
         SettingError: the image is too small, or its sides are not multiples of 8.

@@ -305,6 +305,14 @@ def test_valid_and_invalid_are_classes(tmp_path: Path) -> None:
     assert load_silo("north", settings(data)).class_names() == ("invalid", "valid")
 
 
+def test_a_class_in_two_unicode_forms_is_one_class(tmp_path: Path) -> None:
+    data = write_sorted(tmp_path / "data")
+    (data / "north" / "b").rename(data / "north" / "b\u00f6se")
+    (data / "south" / "b").rename(data / "south" / "bo\u0308se")
+    for site in ("north", "south"):
+        assert load_silo(site, settings(data)).class_names() == ("a", "b\u00f6se")
+
+
 def test_files_that_are_not_read_are_counted_by_reason(tmp_path: Path) -> None:
     data = write_sorted(tmp_path / "data")
     save(data / "north" / "a" / "second series", 1, 2, 3)

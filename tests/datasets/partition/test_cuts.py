@@ -50,10 +50,16 @@ def test_shares_of_a_label_are_one_in_all(classes: int, silos: int, concentratio
     shares = dirichlet_shares(classes, silos, concentration, _draw())
     assert shares.shape == (classes, silos)
     assert (shares >= 0).all()
-    if concentration > 1e-3:
-        np.testing.assert_allclose(shares.sum(axis=1), 1)
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    if concentration == 1e-300:
+        assert (shares.max(axis=1) == 1).all(), "one silo has all of a label"
     if concentration == 1e300:
         np.testing.assert_allclose(shares, 1 / silos)
+
+
+def test_near_concentration_0_each_silo_is_as_likely_to_have_a_label() -> None:
+    owners = dirichlet_shares(3000, 3, 1e-300, _draw()).argmax(axis=1)
+    assert np.bincount(owners).min() > 900  # 1,000 expected, with a deviation of 26
 
 
 @given(classes=st.integers(2, 12), silos=st.integers(1, 12), held=st.integers(1, 12))

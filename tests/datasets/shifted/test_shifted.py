@@ -9,7 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import rotate
 
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places
@@ -18,6 +21,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.shifted.pools import cut_by_track
 from fedsilo.datasets.shifted.shifted import distributions, shift, silo_names
 from fedsilo.datasets.shifted.signs import decode_signs
+from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
 from fedsilo.models.networks.kinds import Task
 from tests.support.colour import write_cifar10, write_gtsrb
@@ -104,6 +108,26 @@ def test_a_spot_at_the_top_goes_50_degrees_clockwise_or_120_counter_clockwise(
     row, column = _centroid(rotated[0, 0])
     assert row == pytest.approx(14 - 10 * math.sin(math.radians(direction)), abs=0.3)
     assert column == pytest.approx(14 + 10 * math.cos(math.radians(direction)), abs=0.3)
+
+
+@pytest.mark.parametrize(("distribution", "angle"), [("D2", -50.0), ("D3", 120.0)])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 29, 18, 3)])
+def test_rotated_pixels_are_torchvisions_to_the_bit(
+    shape: tuple[int, ...], distribution: str, angle: float
+) -> None:
+    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    pixels = torch.from_numpy(images).float().reshape(*shape[:3], -1).permute(0, 3, 1, 2)
+    expected = rotate(pixels, angle, InterpolationMode.BILINEAR)
+    assert torch.equal(shift(images, distribution, noise=False, key="k"), expected)
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    pool = SOURCES["digits"].decode(Path())
+    images, labels = load_digits(return_X_y=True)
+    assert np.array_equal(np.concatenate([pool.train_labels, pool.test_labels]), labels)
+    # A corner of an enlarged image is the corner of the image
+    corners = np.concatenate([pool.train_images, pool.test_images])[:, ::15, ::15].reshape(-1, 4)
+    assert np.array_equal(corners, (images[:, [0, 7, 56, 63]] * (255 / 16)).astype(np.float32))
 
 
 def test_noise_has_deviation_ten_and_comes_on_d3_alone() -> None:

@@ -66,7 +66,8 @@ def test_a_word_that_no_setting_has_is_refused_with_the_nearest() -> None:
 
 
 def test_there_are_about_170_settings() -> None:
-    assert 160 <= len(known_defaults()) <= 182
+    """FedPAC, FedDBE and FedCross of 2023 and 2024 brought seven, FedEFM's gradient one."""
+    assert 160 <= len(known_defaults()) <= 191
 
 
 def test_an_experiment_is_listed_with_the_numbers_that_it_runs_with() -> None:
@@ -100,6 +101,22 @@ def test_experiments_are_listed_under_a_line_about_their_method(tmp_path: Path) 
     assert "fedsilo simulate fedprox" in none
     with pytest.raises(SettingError, match="unknown method 'rign'; did you mean 'ring'"):
         list(experiments(file=file, method="rign"))
+
+
+def test_only_experiments_whose_data_are_here_are_listed_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSILO_DATA", str(tmp_path))
+    file = tmp_path / "simulation.yaml"
+    file.write_text(
+        "experiments:\n  a: {config: {method: star}}\n"
+        "  b: {config: {method: star, dataset: mnist}}\n"
+        "  c: {config: {method: ring, dataset: mnist}}\n"
+    )
+    lines = experiments(file=file, here=True)
+    assert [line.split()[0] for line in lines] == ["star:", "a"]
+    with pytest.raises(SettingError, match="--here"):
+        list(experiments("a", file=file, here=True))
 
 
 def test_the_cells_of_a_matrix_share_a_line_for_each_method(tmp_path: Path) -> None:

@@ -145,12 +145,12 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         (
             "compare",
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
-            "median tests paired unequal no-floor csv markdown latex picture dry-run",
+            "median tests paired unequal no-floor csv markdown latex picture json dry-run",
         ),
         ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
         (
             "crossvalidate",
-            "folds repeats unequal csv markdown set config out file plugin jobs slurm",
+            "folds repeats unequal csv markdown json set config out file plugin jobs slurm",
         ),
         ("fetch", "data-dir base-url accept-licence"),
         ("datasets", "data-dir json"),
@@ -165,13 +165,13 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
             "port hospital json",
         ),
         ("doctor run", "deployment set config file plugin supernodes seed json"),
-        ("deploy status", "deployment"),
+        ("deploy status", "deployment json"),
         ("privacy plan", "samples epsilon delta counts-noise set config file plugin"),
         ("pretrain", "set config out file plugin save-as"),
         ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
         ("attention", "site split images data-dir state-dir pictures plugin"),
         ("settings", "pyproject"),
-        ("experiments", "method check file"),
+        ("experiments", "method here check file"),
         ("methods", "plugin"),
         ("report", "for out audit-log site-file overwrite by decisions data-dir plugin"),
         (

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fedsilo.cli.main import main
+from fedsilo.comparison import jobs
 from fedsilo.comparison.jobs import Job
 from fedsilo.comparison.over_seeds import _results
 from fedsilo.comparison.results import refuse_unmeasured
@@ -180,6 +182,27 @@ def _comparison(folder: Path, **configs: str) -> list[str]:
     return [*named, "--jobs", "1", "--markdown", str(folder / "t.md")]
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished comparison of 'slow' and 'fast' over three seeds."""
+    folder = tmp_path_factory.mktemp("finished")
+    command = _comparison(folder, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
+    command[command.index("--seeds") + 1] = "3"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "make_pool", lambda *_, **__: ThreadPoolExecutor(1))
+        patch.setattr(jobs, "draw_pictures", lambda *_: None)
+        assert main(command) == 0
+    return folder
+
+
+def _again(finished: Path, folder: Path, seeds: int) -> list[str]:
+    """Copy the runs of a finished comparison, and return the command that compares them."""
+    shutil.copytree(finished / "out", folder / "out")
+    command = _comparison(folder, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
+    command[command.index("--seeds") + 1] = str(seeds)
+    return command
+
+
 def _json_runs(folder: Path, metric: str, **metrics: list[float]) -> None:
     """Write metrics over those of finished runs."""
     for name, values in metrics.items():
@@ -190,12 +213,10 @@ def _json_runs(folder: Path, metric: str, **metrics: list[float]) -> None:
             path.write_text(json.dumps(summary))
 
 
-@pytest.mark.usefixtures("in_process")
 def test_tests_stand_below_the_table_and_in_the_markdown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = _comparison(tmp_path, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
-    command[command.index("--seeds") + 1] = "3"
+    command = _again(finished, tmp_path, seeds=3)
     assert main(command) == 0
     assert not (tmp_path / "t-tests.csv").exists()
     metrics = {"slow": [0.5, 0.6, 0.7], "fast": [0.7, 0.8, 0.9]}
@@ -225,12 +246,10 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     assert "two-sided paired t-tests, by seed, over 3 seeds" in (tmp_path / "t.md").read_text()
 
 
-@pytest.mark.usefixtures("in_process")
 def test_means_are_over_the_sites_that_every_run_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = _comparison(tmp_path, slow="learning-rate: 0.001", fast="learning-rate: 0.1")
-    command[command.index("--seeds") + 1] = "2"
+    command = _again(finished, tmp_path, seeds=2)
     picture = tmp_path / "t.png"
     command += ["--metrics", "accuracy,entropy", "--csv", str(tmp_path / "t.csv")]
     command += ["--picture", str(picture)]
@@ -261,23 +280,22 @@ def test_means_are_over_the_sites_that_every_run_has(
     assert "(1 of 2 seeds)" in (tmp_path / "t.md").read_text()
 
 
-@pytest.mark.usefixtures("in_process")
 def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+    tmp_path: Path,
+    finished: Path,
+    capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
 ) -> None:
-    command = _comparison(tmp_path, here="learning-rate: 0.1", there="learning-rate: 0.1")
-    command[command.index("--seeds") + 1] = "2"
-    assert main(command) == 0
-    _json_runs(tmp_path, "auc", here=[0.75, 0.75], there=[0.75, 0.75])
-    capsys.readouterr()
+    command = _again(finished, tmp_path, seeds=2)
+    _json_runs(tmp_path, "auc", slow=[0.75, 0.75], fast=[0.75, 0.75])
     recwarn.clear()
     assert main([*command, "--tests", "auc"]) == 0
     said = capsys.readouterr()
     assert "one-way ANOVA n/a: no value varies over seeds" in said.out
-    assert "n/a, there against here: neither varies over seeds" in said.out
+    assert "n/a, fast against slow: neither varies over seeds" in said.out
     assert "arn" not in said.err
     assert not [warning for warning in recwarn if "scipy" in str(warning.filename)]
-    assert "| there | n/a |" in (tmp_path / "t.md").read_text()
+    assert "| fast | n/a |" in (tmp_path / "t.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -375,14 +393,14 @@ def _run_of(folder: Path, digests: dict[str, str], counts: tuple[int, int] = (1,
 def test_predicting_one_class_is_scored_on_each_split_there_is(
     tmp_path: Path, digests: str, seeds: int, mean: float
 ) -> None:
-    jobs = []
+    planned = []
     for seed, counts in enumerate([(6, 2), (2, 6)]):  # groups of patients are of several sizes
         _run_of(tmp_path / f"x-{seed}", {"test": digests[seed]}, counts)
         keys = {"run.out": str(tmp_path), "run.name": f"x-{seed}", "seed": seed}
-        jobs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), {}, "inline"))
+        planned.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), {}, "inline"))
     metrics = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
-    runs = [job.directory for job in jobs]
-    table = over_seeds(_results(jobs, runs, {"x": {0: metrics, 1: metrics}}, "test", "accuracy"))
+    runs = [job.directory for job in planned]
+    table = over_seeds(_results(planned, runs, {"x": {0: metrics, 1: metrics}}, "test", "accuracy"))
     constant = table[(table["method"] == "constant") & (table["group"] == "all")].iloc[0]
     assert (constant["mean"], constant["seeds"]) == (mean, seeds)
 
@@ -456,10 +474,12 @@ def test_rows_that_were_tuned_over_other_numbers_of_points_are_refused(
 
 # A script without 'if __name__ == "__main__"', because workers must not import and so repeat it
 SCRIPT = """
+import multiprocessing
 import sys
 import fedsilo
 print("begun")
 fedsilo.compare(["own"], file=sys.argv[1], out=sys.argv[2], seeds=1, jobs=1, tell=print)
+print("the next process:", multiprocessing.Process().name)
 """
 
 
@@ -481,7 +501,8 @@ def test_a_run_is_a_silent_process_of_its_own_that_knows_a_plugins_method(tmp_pa
         check=True,
     )
     assert done.stderr == ""
-    assert done.stdout.splitlines() == ["begun", "1 run, 1 at once", "1/1 own-seed0"]
+    told = ["begun", "1 run, 1 at once", "1/1 own-seed0"]
+    assert done.stdout.splitlines() == [*told, "the next process: Process-2"], "one for one run"
     run = RunDirectory(tmp_path / "out" / "own-seed0")
     assert run.has_ended()
     assert (run.path / "curves.png").is_file()

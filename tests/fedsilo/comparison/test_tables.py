@@ -139,7 +139,7 @@ def test_a_metric_that_is_undefined_for_a_group_has_no_row_and_is_not_available(
         "test accuracy",
         "test auc",
     ]
-    assert list(columns[3].cells) == ["0.700 ± 0.141", "", "0.700 ± 0.141"]
+    assert list(columns[3].cells) == ["0.700 ± 0.141", "n/a", "0.700 ± 0.141"]
 
 
 def test_a_metric_that_only_some_seeds_have_is_over_those() -> None:

@@ -15,6 +15,7 @@ from fedsilo.cli.main import main
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.core.processes import app_folder, end_trees, free_ports, process_of, runs
+from fedsilo.deployment import commands
 from fedsilo.deployment import flower_commands as flower
 from fedsilo.deployment.commands import (
     MemberStatus,
@@ -23,6 +24,7 @@ from fedsilo.deployment.commands import (
     prepare,
     requested_node_config,
     status,
+    up,
 )
 from fedsilo.deployment.deployed_run import resume_command
 from fedsilo.deployment.deployment import (
@@ -36,6 +38,7 @@ from fedsilo.deployment.deployment import (
 )
 from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.server_app.config.operator_files import REGISTRY, read_registry
+from tests.support.errors import refuses
 
 
 @pytest.fixture
@@ -96,6 +99,7 @@ def test_members_reach_each_other_without_the_proxy_of_this_shell(
 def test_the_commands_that_start_nothing_do_not_import_pytorch() -> None:
     code = (
         "import sys, fedsilo.deployment.commands, fedsilo.deployment.joining\n"
+        "import fedsilo.deployment.backup.backup\n"
         "print([name for name in ('torch', 'flwr', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -131,7 +135,7 @@ def test_the_registry_binds_each_name_to_its_key_and_the_server_reads_it(
     done = subprocess.run(said, capture_output=True, text=True, check=True)
     assert json.loads(planned.registry.read_text())["west"]["key"] == done.stdout.split()[1]
     (planned.secrets / "west.pub").write_text("no key")
-    with pytest.raises(DeploymentError, match=r"west\.pub cannot be read, or is no public key"):
+    with pytest.raises(DeploymentError, match=r"west\.pub"):
         registered.write_registry()
 
 
@@ -377,3 +381,16 @@ def test_a_whole_tree_of_processes_is_ended() -> None:
 
 def test_ports_are_free_and_differ() -> None:
     assert len(set(free_ports(5))) == 5
+
+
+def test_up_does_not_ignore_an_experiment_of_other_silos(
+    planned: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(planned)
+    monkeypatch.setattr(commands, "refuse_other_flower", lambda: None)
+    monkeypatch.setattr(commands, "_start_missing", lambda deployment, say: deployment)
+    with refuses(SettingError, "fedavg-digits", "s1a", "north, west", "--deployment"):
+        up(planned.folder, "fedavg-digits", DeploymentOptions(), print)
+    assert up(planned.folder, None, DeploymentOptions(), print).sites == ["north", "west"]
+    monkeypatch.setattr(commands, "_silos", lambda *_: ["west", "north"])
+    assert up(planned.folder, "own", DeploymentOptions(), print).sites == ["north", "west"]

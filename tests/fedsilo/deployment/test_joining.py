@@ -9,6 +9,7 @@ import pytest
 from cryptography import x509
 
 from fedsilo.core.errors import FedsiloError
+from fedsilo.deployment import joining
 from fedsilo.deployment.certificates import sign_server
 from fedsilo.deployment.commands import hospital_address
 from fedsilo.deployment.deployment import (
@@ -68,6 +69,29 @@ def test_renew_gives_another_key_and_unregisters_the_old(
     assert after.card.made > before.card.made
     assert sorted(superlink.keys) == ["101", "102"]
     assert read_registry(deployment.registry).nodes == {"north": 102, "south": 101}
+
+
+def test_renew_that_cannot_register_the_new_key_changes_nothing(
+    deployment: Deployment,
+    kit: Path,
+    superlink: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def contents() -> dict[Path, bytes]:
+        files = [path for path in deployment.folder.rglob("*") if path.is_file()]
+        return {path: path.read_bytes() for path in files}
+
+    def refuse(deployment: Deployment, *words: str, say: object = None) -> dict[str, str]:
+        if words[1] == "register":
+            raise DeploymentError("the SuperLink is full")
+        answer: dict[str, str] = superlink.flwr(deployment, *words)
+        return answer
+
+    before, keys = contents(), dict(superlink.keys)
+    monkeypatch.setattr(joining, "flwr", refuse)
+    with pytest.raises(DeploymentError, match="the SuperLink is full"):
+        renew(deployment.folder, "north", print)
+    assert (contents(), superlink.keys) == (before, keys)
 
 
 def test_revoke_removes_both_registrations_kit_and_key_and_frees_the_name(

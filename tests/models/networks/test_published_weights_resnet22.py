@@ -117,8 +117,12 @@ def test_fill_published_head_of_a_broken_classifier_raises(
     saved: Callable[[Any], Path],
 ) -> None:
     chosen = settings(saved(spoil(_with_head(published))), classifier="published")
+    network = build_classifier(chosen, TASK)
+    before = {name: array.clone() for name, array in network.head.state_dict().items()}
     with refuses(SettingError, *told):
-        load_backbone(build_classifier(chosen, TASK), chosen)
+        load_backbone(network, chosen)
+    for name, array in network.head.state_dict().items():
+        assert torch.equal(array, before[name]), "no part of a head is loaded alone"
 
 
 def test_published_head_of_three_classes_raises() -> None:

@@ -37,5 +37,5 @@ def test_hidden_metrics_are_named_with_their_sites_and_the_floor() -> None:
     hidden = find_hidden({"a": row, "b": row, "c": row}, shown, ["auc", "accuracy"])
     assert hidden == {"auc": ["b", "c"], "accuracy": ["c"]}
     first, second = describe_hidden(hidden, CommonSettings(sums_min_count=7))
-    assert first.startswith("n/a at b, c: auc, which rests on fewer than 7 ")
-    assert second.startswith("n/a at c: accuracy, which ")
+    assert first.startswith("n/a at b, c: auc (on fewer than 7 samples")
+    assert second.startswith("n/a at c: accuracy (")

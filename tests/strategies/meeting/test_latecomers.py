@@ -18,6 +18,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.strategies.meeting import hello
 from fedsilo.strategies.meeting.participants import Participants, meet_latecomers, meet_sites
 from tests.strategies.meeting.test_participants import hello_app
 from tests.support.soak import in_soak
@@ -57,6 +58,19 @@ def test_where_nobody_is_new_nobody_is_asked() -> None:
     grid.connected = [1001]  # and one may be away
     assert meet_latecomers(grid, participants) == (participants, [])
     assert grid.asked == []
+
+
+def test_a_new_node_is_given_up_after_the_time_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, participants = met({"site": "s1a"}, {"site": "s2a"}, at_first=1)
+    waits: list[float] = []
+
+    def send(grid: object, messages: object, timeout: float, away: float) -> Iterable[Any]:
+        waits.append(away)
+        return []
+
+    monkeypatch.setattr(hello, "send_and_receive", send)
+    meet_latecomers(grid, participants, away_timeout=7.0)
+    assert waits == [7.0]
 
 
 def test_new_sites_join_sorted_by_name_and_only_they_are_asked() -> None:

@@ -236,8 +236,8 @@ def test_a_hello_that_lacks_a_key_stops_the_run_and_names_the_key(key: str) -> N
 @pytest.mark.parametrize(
     ("said", "fault"),
     [
-        ({"train": [1] * 9}, "of train are 9 of 10 classes"),
-        ({"train": [1] * 10, "test": [1] * 11}, "of test are 11 of 10 classes"),
+        ({"train": [1] * 9}, "of train have 9 numbers, not 10"),
+        ({"train": [1] * 10, "test": [1] * 11}, "of test have 11 numbers, not 10"),
         ({"train": [1] * 9 + [-1]}, "of train are not whole numbers of 0 or more"),
         (
             {"train": [1] * 9 + [0.5]},

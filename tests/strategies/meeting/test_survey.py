@@ -1,5 +1,6 @@
 """Asking for surveys: who answers, who is left out and why, each in one line."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedsilo.core.errors import SiteError
 from fedsilo.core.messages import SURVEYED
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
+from fedsilo.strategies.meeting import hello
 from fedsilo.strategies.meeting.checks import Registry
 from fedsilo.strategies.meeting.survey import read_survey, survey_sites
 from fedsilo.strategies.wire.messaging import send_and_receive
@@ -45,6 +47,21 @@ def test_answers_are_by_site_and_sorted() -> None:
     surveyed = survey_sites(grid, SETTINGS)
     assert list(surveyed.answers) == ["north", "south"]
     assert surveyed.refused == ()
+
+
+def test_a_node_is_given_up_after_the_time_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+
+    def send(grid: object, messages: object, timeout: float, away: float) -> list[Any]:
+        waits.append(away)
+        return []
+
+    monkeypatch.setattr(hello, "send_and_receive", send)
+    with pytest.raises(SiteError):
+        survey_sites(_grid({1001: _content()}), dataclasses.replace(SETTINGS, away_timeout=7.0))
+    assert waits == [7.0]
 
 
 def test_who_refuses_or_says_what_cannot_be_is_left_out_in_one_line() -> None:

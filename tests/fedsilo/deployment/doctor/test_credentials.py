@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedsilo.deployment.doctor import credentials
 from fedsilo.deployment.doctor.credentials import check_clock, check_handshake, is_online
 from fedsilo.deployment.doctor.findings import Refused
 from tests.fedsilo.deployment.doctor.conftest import listening
@@ -106,3 +107,20 @@ def test_a_server_that_does_not_answer_is_silent(secrets: Path) -> None:
         port = listener.getsockname()[1]
     with pytest.raises(Refused, match="does not answer"):
         check_handshake(f"127.0.0.1:{port}", secrets / "ca.crt")
+
+
+def test_the_causes_in_a_network_are_told_apart(
+    secrets: Path, other_secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixes = set()
+    monkeypatch.setattr(credentials, "_PATIENCE", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent, listening(None) as plain:
+        held_back = f"127.0.0.1:{silent.getsockname()[1]}"  # accepts, and answers no handshake
+        for address in ("no-such-host.invalid:9092", held_back, plain, "127.0.0.1:1"):
+            with pytest.raises(Refused) as told:
+                check_handshake(address, secrets / "ca.crt")
+            fixes.add(told.value.fix)
+    with listening(_context(other_secrets)) as address, pytest.raises(Refused) as told:
+        check_handshake(address, secrets / "ca.crt")
+    fixes.add(told.value.fix)
+    assert len(fixes) == 5, "DNS, MTU, no TLS, no answer and an inspecting firewall"

@@ -1,0 +1,1 @@
+"""A server or a hospital as a service of systemd: unit files, their installation, log lines."""

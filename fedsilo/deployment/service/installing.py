@@ -1,0 +1,128 @@
+"""Installs and uninstalls a unit with systemd's own command."""
+
+import os
+import pwd
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from fedsilo.core.files.atomic_files import read_regular, write_atomically
+from fedsilo.core.one_line import one_line
+from fedsilo.deployment.service.units import MARK, ServiceError, Unit
+
+UNITS = Path("/etc/systemd/system")
+RUNS_HERE = Path("/run/systemd/system")  # this folder exists if systemd runs the machine
+_NAME = re.compile(r"[A-Za-z0-9:_.-]{1,200}")
+
+
+def install(unit: Unit) -> str:
+    """Write a unit, start the service now and at each boot, and return a sentence.
+
+    Raises:
+        ServiceError: systemd does not run here, the user does not exist or does not own the
+            folder, another program has a unit of the name, or systemd refuses the unit.
+    """
+    path = _find_path(unit.name)
+    _refuse_user(unit)
+    if path.exists():
+        _refuse_foreign(path)
+    _write(path, unit.text(_systemd_version()))
+    _systemctl("daemon-reload")
+    _systemctl("enable", "--now", path.name)
+    return f"{path.name} is installed and started: systemctl status {unit.name}"
+
+
+def uninstall(name: str) -> str:
+    """Stop a service, remove its unit, and return a sentence. The service's folder stays.
+
+    Raises:
+        ServiceError: systemd does not run here, there is no such unit, fedsilo did not write it, or
+            this user may not remove it.
+    """
+    path = _find_path(name)
+    if not path.exists():
+        raise ServiceError(f"there is no {path}: nothing was changed")
+    _refuse_foreign(path)
+    _systemctl("disable", "--now", path.name)
+    try:
+        path.unlink()
+    except PermissionError:
+        raise _not_permitted(path) from None
+    _systemctl("daemon-reload")
+    return f"{path.name} is stopped and removed; its folder stays"
+
+
+def _find_path(name: str) -> Path:
+    fault = ""
+    if not _NAME.fullmatch(name):
+        fault = (
+            f"'{one_line(name)}' cannot be the name of a service: rename the folder to letters, "
+            "digits, '.', '_' and '-'"
+        )
+    elif not RUNS_HERE.is_dir() or not shutil.which("systemctl"):
+        fault = "systemd does not run this machine: print the unit, and install it where it runs"
+    if fault:
+        raise ServiceError(fault)
+    return UNITS / f"{name}.service"
+
+
+def _refuse_user(unit: Unit) -> None:
+    """Check that the service's user is not root, exists and owns the folder."""
+    fault = ""
+    try:
+        found = pwd.getpwnam(unit.user)
+    except KeyError:
+        fault = (
+            f"there is no user '{unit.user}': make one by 'useradd --system {unit.user}', then "
+            f"'chown -R {unit.user} {unit.folder}'"
+        )
+    else:
+        if found.pw_uid == 0:
+            fault = "the service would run as root: name another user by --user"
+        elif unit.folder.stat().st_uid != found.pw_uid:
+            fault = (
+                f"{unit.folder} does not belong to the user '{unit.user}': chown -R {unit.user} "
+                f"{unit.folder}"
+            )
+    if fault:
+        raise ServiceError(fault)
+
+
+def _refuse_foreign(path: Path) -> None:
+    if not read_regular(path).decode("utf-8", errors="replace").startswith(MARK):
+        raise ServiceError(f"{path} was not written by fedsilo: rename it, or remove it yourself")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except PermissionError:
+        raise _not_permitted(path) from None
+
+
+def _not_permitted(path: Path) -> ServiceError:
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    return ServiceError(f"{user} may not change {path}: give the command with sudo")
+
+
+def _systemd_version() -> int:
+    """Return the number of systemd's version, or 0 if its answer is not understood."""
+    found = re.search(r"systemd (\d+)", _systemctl("--version"))
+    if found is None:
+        return 0
+    return int(found[1])
+
+
+def _systemctl(*words: str) -> str:
+    """Run ``systemctl`` and return its output.
+
+    Raises:
+        ServiceError: it failed; the message has its last line.
+    """
+    # systemctl explains itself on the last line of standard error
+    done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise ServiceError(f"'systemctl {' '.join(words)}' failed: {one_line(lines[-1], 400)}")
+    return done.stdout

@@ -1,0 +1,62 @@
+"""The server of a deployment in the foreground, as a service runs it.
+
+    python -m fedsilo.deployment.service.serve /srv/deployment
+
+``fedsilo deploy status``, ``run`` and ``add`` then work as after ``fedsilo deploy up``. Sites on
+this machine are not started.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsilo.core.errors import FedsiloError, error_line
+from fedsilo.deployment.commands import make_secrets
+from fedsilo.deployment.deployment import SERVER, DeploymentError, open_locked
+from fedsilo.deployment.service.journal import LogLines, RunningRuns, run_logged
+from fedsilo.deployment.worker.installed import refuse_other_flower
+
+
+def serve(folder: Path) -> int:
+    """Run the server of the deployment in ``folder`` until it ends; return its exit code.
+
+    Raises:
+        FedsiloError: there is no usable deployment, its server already runs, or Flower's version is
+            not supported.
+    """
+    refuse_other_flower()
+    with open_locked(folder) as deployment:
+        running = deployment.process(SERVER)
+        if running:
+            raise DeploymentError(
+                f"the server of {deployment.folder} already runs as process {running.pid}: end it "
+                "by 'fedsilo deploy down'"
+            )
+        make_secrets(deployment)
+        deployment.write_connection()
+        deployment.write_registry()
+        # This process counts as the server's: it passes signals on and ends with the server
+        deployment.with_started(SERVER, os.getpid())
+    return run_logged(
+        deployment.superlink_command(),
+        LogLines(RunningRuns(deployment.runs)),
+        sys.stdout,
+        deployment.environment(SERVER),
+        deployment.home(SERVER),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve the deployment in the only argument; an error is printed, and the code is then 1."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    try:
+        return serve(Path(arguments[0]))
+    except FedsiloError as error:
+        print(error_line(error), file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
