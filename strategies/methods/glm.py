@@ -56,13 +56,13 @@ DOCUMENT = "fit.json"
 
 # A step below this share of the largest coefficient ends the fit; Newton's method is then nearer
 _TOLERANCE = 1e-8
-_FIRST_SCALE = 2.0**16  # of the moments of columns in their own units
+_FIRST_SCALE = 2.0**16  # scale of the first moments, whose columns are in their own units
 _RESCALED = 16.0  # factor by which sums are made smaller if a site had to clip them
 _MOST_RESCALED = 1e12
 # Standardised columns need deviations of about 1; others are measured again in new units
 _FIT = (0.1, 10.0)
 _SHRUNK = 1e-3  # the most by which units become smaller in one round
-_MOST_UNITS = 4  # rounds
+_MOST_UNITS = 4  # the most rounds that ask for moments
 
 
 @dataclass(frozen=True)
