@@ -235,6 +235,7 @@ class WorkerPool(ProcessPoolExecutor):
     """
 
     def __init__(self, workers: int, runs_per_worker: int | None = None) -> None:
+        self._one_run = runs_per_worker == 1
         super().__init__(
             workers,
             # A forked process would lack PyTorch's threads and could hang
@@ -263,7 +264,7 @@ class WorkerPool(ProcessPoolExecutor):
         A process for one run is started only if a run waits for it. Python's pool would replace the
         last ones too, and its end would wait until these processes have imported everything.
         """
-        if self._max_tasks_per_child != 1 or len(self._pending_work_items) > len(self._processes):
+        if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
