@@ -33,10 +33,12 @@ from fedsilo.models.methods.glm import (
     BETA,
     BETA_REST,
     CENTERS,
+    CONSTANT,
     DEVIATIONS,
     ESTIMATES,
     OWN_FIT,
     SUMS,
+    UNCLIPPED,
     USABLE,
     VARIANCES,
     GLMSettings,
@@ -113,7 +115,8 @@ class GLMSite(SiteMethod):
             weight = min(weight, lab.session.limits.secure_samples)
         parts = split_numbers(vector / (weight * notes.scale), notes.grid)
         lab.metrics[TRAIN_LOSS] = loss  # every reply to this phase has one
-        return Outgoing(send=dict(zip(SUMS, map(torch.from_numpy, parts), strict=True)))
+        send = dict(zip(SUMS, map(torch.from_numpy, parts), strict=True))
+        return Outgoing(send={**send, UNCLIPPED: torch.tensor([CONSTANT])})
 
     def own_fit(self, lab: Lab) -> Outgoing:
         """Send the coefficients of this site's patients alone, and their variances.

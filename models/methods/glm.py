@@ -17,6 +17,8 @@ from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 
 SUMS = ("sums/1", "sums/2", "sums/3")  # the three parts of the sums, (m,) float32 each
+# A constant, (1,), whose mean over sites shows whether a site had to clip its numbers
+UNCLIPPED, CONSTANT = "sums/unclipped", 0.125
 BETA, BETA_REST = "beta", "beta-rest"  # the coefficients, (k,) float32, and their rounding error
 CENTERS, DEVIATIONS = "centers", "deviations"  # the units of outcome and columns, (k,) float32
 ESTIMATES, VARIANCES, USABLE = "estimates", "variances", "usable"  # a site's own fit
@@ -73,6 +75,11 @@ class GLMSettings(OwnSettings):
             raise SettingError(
                 f"method 'glm' fits columns of a table, but data set '{common.dataset}' has "
                 "images: choose another"
+            )
+        if self.family != "logistic" and not self.outcome:
+            raise SettingError(
+                f"a {self.family} regression does not explain the label, which is a class: name a "
+                "numeric column as 'glm.outcome'"
             )
         if common.secure_aggregation != "none" and common.clip_norm != CLIP_NORM:
             raise SettingError(

@@ -9,10 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import ConfigRecord
 
 from fedsilo.core.errors import SiteError
-from fedsilo.core.messages import Notes
+from fedsilo.core.messages import NUM_EXAMPLES, Notes
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
@@ -113,6 +114,32 @@ def weighted_mean(
             total = part if total is None else total + part
         mean[name] = np.asarray(total).astype(np.float32)
     return mean
+
+
+def weighted_sums(
+    replies: Replies, names: Iterable[str]
+) -> tuple[float, dict[str, npt.NDArray[np.float64]]]:
+    """Return all sites' samples, and the sum of each array over sites, weighted by samples.
+
+    Sums are float64, also after a secret sum. Each site counts by the samples that it reports.
+
+    Args:
+        replies: the replies, at least one; each must have the named arrays, or all a secret sum.
+        names: the names of the arrays to sum.
+    """
+    if replies.exact is not None:
+        exact = replies.exact
+        return exact.samples, {name: exact.samples * exact.mean[name] for name in names}
+    samples = 0.0
+    sums: dict[str, Any] = dict.fromkeys(names, 0.0)
+    for site in sorted(replies):
+        reply = replies[site]
+        # Not 'examples', which 'run.site-weights' may replace
+        weight = reply.metrics[NUM_EXAMPLES]
+        samples += weight
+        for name in sums:
+            sums[name] = sums[name] + weight * reply.arrays[name].astype(np.float64)
+    return samples, sums
 
 
 @dataclass(frozen=True)

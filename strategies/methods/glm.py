@@ -2,9 +2,9 @@
 
 Messages to sites: ``beta`` (k,) and ``beta-rest`` (k,), float32, which add up to the coefficients
 in float64, and zeros for the arrays that return. Notes: ``scale`` and ``grid``. Replies:
-``sums/1`` to ``sums/3``, (m,) float32 each (``models.privacy.fixed_point``), unmasked or masked for
-a secret sum. At trust 'server' each site then sends a fit of its own, in the phase
-``own-fit``.
+``sums/1`` to ``sums/3``, (m,) float32 each (``models.privacy.fixed_point``), and the constant
+``sums/unclipped``, (1,), unmasked or masked for a secret sum. At trust 'server' each site then
+sends a fit of its own, in the phase ``own-fit``.
 
 The first rounds ask for each column's moments, until its values are in units in which they have
 about mean 0 and deviation 1. The document ``fit.json`` has the coefficients in the columns' own.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.core.errors import FitError
-from fedsilo.core.messages import NUM_EXAMPLES, TRAIN
+from fedsilo.core.messages import TRAIN
 from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import SERVER
 from fedsilo.models.maths.glm import (
@@ -36,10 +36,12 @@ from fedsilo.models.methods.glm import (
     BETA_REST,
     CENTERS,
     CLIP_NORM,
+    CONSTANT,
     DEVIATIONS,
     ESTIMATES,
     OWN_FIT,
     SUMS,
+    UNCLIPPED,
     USABLE,
     VARIANCES,
     ChosenColumns,
@@ -49,14 +51,15 @@ from fedsilo.models.methods.glm import (
 )
 from fedsilo.models.privacy.fixed_point import LARGEST_NORM, grid_of, join_sums
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
-from fedsilo.strategies.loop.ask import Replies
+from fedsilo.strategies.loop.ask import weighted_sums
 from fedsilo.strategies.loop.method import ArraySpec, Ask, Capabilities, Disclosures, Method, State
 
 DOCUMENT = "fit.json"
 
 # A step below this share of the largest coefficient ends the fit; Newton's method is then nearer
 _TOLERANCE = 1e-8
-_FIRST_SCALE = 2.0**16  # scale of the first moments, whose columns are in their own units
+# Scales of the columns' moments: first in their own units, up to 30 million, then in better ones
+_FIRST_SCALE, _LATER_SCALE = 2.0**30, 2.0**16
 _RESCALED = 16.0  # factor by which sums are made smaller if a site had to clip them
 _MOST_RESCALED = 1e12
 # Standardised columns need deviations of about 1; others are measured again in new units
@@ -142,7 +145,10 @@ class GLM(Method):
         vector = self._ask_vector(state, ask)
         if vector is None:
             if state.scale > _MOST_RESCALED:
-                raise FitError("the sums are too large for a secret sum: rescale the columns")
+                raise FitError(
+                    "the sums are too large for a secret sum: give columns in larger units, and "
+                    "leave 'secure-samples' of the site files at 16384 or less"
+                )
             return replace(state, scale=state.scale * _RESCALED)
         if not state.beta:
             return self._find_units(state, Moments.from_vector(vector))
@@ -165,12 +171,13 @@ class GLM(Method):
             means[0], deviations[0] = 0.0, 1.0
         is_fit = (deviations > _FIT[0]) & (deviations < _FIT[1]) & (np.abs(means) < _FIT[1])
         if is_fit.all() and state.units_asked:
+            self._refuse_one_outcome(moments)
             beta = start_from(self.settings.family, moments, len(state.centers)).tolist()
             scale = (len(beta) + 3.0) / LARGEST_NORM
             return replace(state, beta=beta, before=beta, scale=scale)
-        self._refuse_one_outcome(moments)
         if state.units_asked >= _MOST_UNITS:
             names = ["outcome", *self.names[1:]]
+            self._refuse_one_outcome(moments)
             constant = join_names([n for n, fit in zip(names, is_fit, strict=True) if not fit])
             raise FitError(
                 f"no regression: {constant} is the same for all patients: leave it out of "
@@ -188,6 +195,7 @@ class GLM(Method):
             centers=centers.astype(np.float32).tolist(),
             deviations=(before * shrunk).astype(np.float32).tolist(),
             units_asked=state.units_asked + 1,
+            scale=_LATER_SCALE,
         )
 
     def _step(self, state: GLMState, sums: GLMSums) -> GLMState:
@@ -232,9 +240,10 @@ class GLM(Method):
             BETA: single,
             BETA_REST: (beta - single).astype(np.float32),
             **dict.fromkeys(SUMS, empty),
+            UNCLIPPED: np.zeros(1, np.float32),
         }
         grid = self._grid(len(ask.sites))
-        expect = dict.fromkeys(SUMS, ArraySpec(empty.shape))
+        expect = {**dict.fromkeys(SUMS, ArraySpec(empty.shape)), UNCLIPPED: ArraySpec((1,))}
         replies = ask(
             TRAIN,
             dict.fromkeys(ask.sites, send),
@@ -247,8 +256,11 @@ class GLM(Method):
                 "a site could not answer, and a regression is of the patients of all sites: repair "
                 "the site and resume, or start again without it"
             )
-        joined = join_sums(_sum_parts(replies), grid)
-        if joined is None:
+        samples, parts = weighted_sums(replies, (*SUMS, UNCLIPPED))
+        constant = float(parts[UNCLIPPED][0])
+        joined = join_sums([parts[name] for name in SUMS], grid)
+        # A clipped site sends less of everything, so of the constant too
+        if joined is None or abs(constant - samples * CONSTANT) > grid:
             return None
         return joined * state.scale
 
@@ -378,19 +390,3 @@ def _units(state: GLMState) -> Units:
     """Return the units of the coefficients."""
     centers, deviations = np.array(state.centers), np.array(state.deviations)
     return Units(centers[1:], deviations[1:], float(centers[0]), float(deviations[0]))
-
-
-def _sum_parts(replies: Replies) -> list[Floats]:
-    """Return the sums of the three parts over all sites, weighted by samples, float64 (m,) each."""
-    if replies.exact is not None:
-        exact = replies.exact
-        return [exact.samples * exact.mean[name] for name in SUMS]
-    parts = []
-    for name in SUMS:
-        total: Any = 0.0
-        for site in sorted(replies):
-            reply = replies[site]
-            # Not 'examples', which an agreement may replace
-            total = total + reply.metrics[NUM_EXAMPLES] * reply.arrays[name].astype(np.float64)
-        parts.append(total)
-    return parts

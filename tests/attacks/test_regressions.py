@@ -14,6 +14,7 @@ from fedsilo.models.methods.glm import (
     CENTERS,
     DEVIATIONS,
     SUMS,
+    UNCLIPPED,
     ScaleNotes,
 )
 from fedsilo.models.privacy.fixed_point import join_sums
@@ -33,6 +34,7 @@ def asked(site: Hospital, beta: np.ndarray[Any, Any], round_: int = 1) -> GLMSum
         BETA: single,
         BETA_REST: beta - single,
         **dict.fromkeys(SUMS, np.zeros(sums_length(SIZE))),
+        UNCLIPPED: np.zeros(1),
     }
     notes = ScaleNotes(False, 2.0**16, GRID).to_values()
     reply = site.send(TRAIN, arrays, evaluate=False, notes=notes, round=round_)

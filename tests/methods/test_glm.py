@@ -63,8 +63,13 @@ def pooled(folder: Path, family: str, names: list[str], outcome: str) -> tuple[A
         columns.append(rows[:, [silo.features.index(name) for name in names]])
         outcomes.append(rows[:, silo.features.index(outcome)] if outcome else labels)
     x, y = np.concatenate(columns), np.concatenate(outcomes)
-    beta, covariance = fit_alone(family, np.column_stack([np.ones(len(x)), x]), y)
-    return beta, np.sqrt(np.diag(covariance))
+    # In standard units, where no coefficient is large, and then back
+    means, deviations = x.mean(axis=0), x.std(axis=0)
+    design = np.column_stack([np.ones(len(x)), (x - means) / deviations])
+    beta, covariance = fit_alone(family, design, y)
+    back = np.diag(np.concatenate([[1.0], 1 / deviations]))
+    back[0, 1:] = -means / deviations
+    return back @ beta, np.sqrt(np.diag(back @ covariance @ back.T))
 
 
 @pytest.mark.parametrize(
@@ -105,22 +110,22 @@ def _same(value: Any) -> Any:
     return {site: {"b": np.full(80, value)} for site in SITES}
 
 
-@pytest.mark.parametrize("trust", ["server", "sums"])
 @pytest.mark.parametrize(
-    ("changes", "column"),
+    ("changes", "trust"),
     [
-        (_same(3.25), "b"),
-        ({site: {"b": (rows_of(site)["a"] - 50) / 8} for site in SITES}, "b"),
+        (_same(3.25), "server"),
+        (_same(3.25), "sums"),
+        ({site: {"b": (rows_of(site)["a"] - 50) / 8} for site in SITES}, "server"),
         (
             {site: {"b": rows_of(site)["ill"] * 2.0 - rows_of(site)["a"] / 100} for site in SITES},
-            "b",
+            "server",
         ),
     ],
-    ids=["constant", "collinear", "separated"],
+    ids=["constant", "constant, sums", "collinear", "separated"],
 )
-def test_columns_without_a_coefficient_leave_no_half_fit(tmp_path, changes, column, trust):
+def test_columns_without_a_coefficient_leave_no_half_fit(tmp_path, changes, trust):
     floor = {"privacy.sums-min-count": 1}
-    with pytest.raises(FitError, match=f"{column}"):
+    with pytest.raises(FitError, match="b"):
         fitted(write(tmp_path, changes), columns="a,b", trust=trust, settings=floor)
     assert not list(tmp_path.rglob("fit.json"))
 
@@ -156,6 +161,18 @@ def test_missing_values_are_the_mean_or_leave_the_patient_out(tmp_path):
     kept = fitted(folder, columns="a,b")
     dropped = fitted(folder, columns="a,b", settings={"glm.missing": "drop"})
     assert (kept.document["patients"], dropped.document["patients"]) == (240, 228)
+
+
+def test_columns_of_very_different_sizes_are_fitted_at_sums(tmp_path):
+    changes = {}
+    for site in SITES:
+        rows = rows_of(site)
+        changes[site] = {"a": rows["a"] * 1e4, "b": rows["b"] / 100}
+    folder = write(tmp_path, changes)
+    rows = fitted(folder, columns="a,b", trust="sums").coefficients
+    beta, errors = pooled(folder, "logistic", ["a", "b"], "")
+    np.testing.assert_allclose([row["estimate"] for row in rows], beta, rtol=1e-6)
+    np.testing.assert_allclose([row["standard-error"] for row in rows], errors, rtol=1e-6)
 
 
 def test_few_incomplete_patients_cannot_be_found_by_another_fit(tmp_path):
