@@ -18,7 +18,7 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-kernels test-sse test-pythons test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
+.PHONY: run test test-kernels test-sse test-pythons test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist audit licences
 
 run: setup  ## train UEFL over nine silos of embedded real digits
 	$(BIN)/python -m fedsilo.cli simulate $(EXPERIMENT)
@@ -96,10 +96,16 @@ lock: setup  ## the images' dependencies resolved again: versions and hashes
 	$(BIN)/uv --no-config pip compile pyproject.toml --upgrade --quiet --generate-hashes --no-annotate --no-emit-index-url --python-version 3.11 --python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock$(if $(TORCH), TORCH=$(TORCH))" $(if $(TORCH),--torch-backend $(TORCH)) --output-file $(LOCK)
 	$(if $(TORCH),sed -i '1i --extra-index-url $(TORCH_INDEX)' $(LOCK))
 
-dist: setup  ## wheel and sdist in dist/, checked as before an upload (docs/release.md)
+# The time of the last commit stands in both archives, so that two builds of a commit are the same bytes
+dist: setup  ## wheel and sdist in dist/, checked as before an upload (docs/release.md), and the bill of materials
 	rm -rf dist
-	$(BIN)/uv --no-config build --quiet
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/uv --no-config build --quiet
 	$(BIN)/uv --no-config tool run twine check --strict dist/*
+	mkdir dist/sbom
+	$(BIN)/uv --no-config tool run --from cyclonedx-bom==7.5.0 cyclonedx-py requirements $(LOCK) --pyproject pyproject.toml --output-reproducible --output-format JSON --output-file dist/sbom/fedsilo.cdx.json
+
+audit: setup  ## the images' dependencies against the published vulnerabilities; asks pypi.org
+	$(BIN)/uv --no-config tool run pip-audit==2.10.1 --requirement $(LOCK) --require-hashes --disable-pip --progress-spinner off
 
 licences: setup  ## the page of the dependencies' licences; needs an environment with all extras
 	$(BIN)/python release/licences.py > docs/licences.new

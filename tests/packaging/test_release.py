@@ -1,5 +1,6 @@
 """What a release is made of: one version, the citation, the conda recipe, the licences."""
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -140,3 +141,23 @@ def test_the_licence_of_each_dependency_is_listed() -> None:
     direct = {canonicalize_name(Requirement(text).name) for text in texts}
     assert len(locked) > 100
     assert (locked | direct) - listed == set(), "run 'make licences'"
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not shutil.which("uv"), reason="uv builds the archives, and is not installed")
+def test_two_builds_of_a_commit_are_the_same_bytes(tmp_path: Path) -> None:
+    digests = []
+    for name, umask in (("one", 0o022), ("other", 0o077)):
+        # Another time, another folder and other modes of files must not be seen in the archives
+        clone = tmp_path / name
+        command = ["git", "clone", "--quiet", str(ROOT), str(clone)]
+        subprocess.run(command, check=True, umask=umask)
+        environment = os.environ | {"SOURCE_DATE_EPOCH": "1700000000"}
+        build = ["uv", "--no-config", "build", "--quiet", "--out-dir", str(clone / "dist")]
+        done = subprocess.run(build, cwd=clone, env=environment, capture_output=True, check=False)
+        if done.returncode:
+            pytest.skip("the build needs a package index")
+        archives = sorted((clone / "dist").glob("fedsilo-*"))
+        assert len(archives) == 2
+        digests.append([hashlib.sha256(path.read_bytes()).hexdigest() for path in archives])
+    assert digests[0] == digests[1]

@@ -32,6 +32,7 @@ _BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "release", 
 # File types that Flower bundles
 _BUNDLED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 _LARGEST = 64 * 2**20  # the most bytes of an app's unpacked files; fedsilo has 3 MiB
+_LONGEST_VERSION = 20  # characters
 _NAMED = 3  # the most files named in a refusal
 
 
@@ -70,10 +71,11 @@ class InstalledApp:
             if self.digests.get(name) != theirs.get(name):
                 other.append(name)
         other += sorted(strange)
-        if _project(files.get(PYPROJECT, b""), "the run's") != self.project:
+        project = _project(files.get(PYPROJECT, b""), "the run's")
+        if project != self.project:
             other.append(PYPROJECT)
         if other:
-            raise RefusedError(self._refusal(other))
+            raise RefusedError(self._refusal(other, _version_of(project)))
 
     def _is_strange(self, name: str) -> bool:
         """Return whether a bundle's file is a Python file outside all folders of fedsilo.
@@ -87,7 +89,11 @@ class InstalledApp:
         top = name.split("/")[0]
         return top not in ROOMS and not (self.package / top).exists()
 
-    def _refusal(self, other: Sequence[str]) -> str:
+    def _refusal(self, other: Sequence[str], version: str) -> str:
+        """Describe a refused app: both versions, the files that differ, and what to do.
+
+        ``version`` is that of the run's app.
+        """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
         if len(other) > _NAMED:
@@ -97,7 +103,8 @@ class InstalledApp:
         if local:
             own = f"; of these {', '.join(local[:_NAMED])} was changed here"
         return (
-            f"the run's app is not this hospital's version: {names} differ{own}; start the "
+            f"the run's app (fedsilo {version}) is not this hospital's (fedsilo "
+            f"{_version_of(self.project)}): {names} differ{own}; start the "
             "run from the fedsilo that is installed here, or have the hospital install the run's"
         )
 
@@ -182,6 +189,14 @@ def local_changes(folder: Path) -> list[str]:
         return []
     # Each line has two letters for the kind of change and a space before the name
     return [line[3:] for line in done.stdout.splitlines()]
+
+
+def _version_of(project: Mapping[str, Any]) -> str:
+    """Return the version in a pyproject.toml, which may be a server's, or "unknown"."""
+    try:
+        return _printable(str(project["project"]["version"])[:_LONGEST_VERSION])
+    except (KeyError, TypeError):
+        return "unknown"
 
 
 def _common_name(name: str) -> str:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.versions import FEDSILO
 from fedsilo.deployment.worker.installed import ROOMS, installed_app, local_changes
 from tests.support.errors import refuses
 
@@ -107,6 +108,15 @@ def test_an_altered_app_is_refused_by_the_files_name(
     assert named in str(refused.value)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 400
+
+
+def test_a_refusal_names_both_versions(files: Mapping[str, bytes]) -> None:
+    own = FEDSILO.encode()
+    newer = files["pyproject.toml"].replace(b'version = "' + own, b'version = "9.8.7', 1)
+    with pytest.raises(RefusedError) as refused:
+        installed_app().refuse_other(_zip({**files, "pyproject.toml": newer}))
+    assert "9.8.7" in str(refused.value)
+    assert FEDSILO in str(refused.value)
 
 
 def test_many_files_are_counted() -> None:
