@@ -12,7 +12,7 @@ from typing import Any, cast
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places, find_places
 from fedsilo.core.files.sealed_folders import json_digest
-from fedsilo.core.methods import METHODS
+from fedsilo.core.methods import OURS
 from fedsilo.core.plugins import (
     PluginPlace,
     find_plugins,
@@ -117,7 +117,7 @@ def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
 
 # Settings field that may name a plugin -> the names that fedsilo itself defines
 _OURS: Mapping[str, Collection[str]] = {
-    "method": METHODS,
+    "method": OURS,
     "network": OWN_NETWORKS,
     "dataset": DATA_SETS,
     "partition": cuts.PARTITIONS,

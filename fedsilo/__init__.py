@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         survey,
     )
     from fedsilo.api.privacy import plan as privacy_plan
-    from fedsilo.api.running import new, pretrain, resume, simulate, watch
+    from fedsilo.api.running import fit, new, pretrain, resume, simulate, watch
     from fedsilo.api.running import runs as list_runs
     from fedsilo.core.errors import FedsiloError
     from fedsilo.runs.finished_run import FinishedRun as Run
@@ -121,6 +121,7 @@ __all__ = [
     "export",
     "fetch",
     "finetune",
+    "fit",
     "gradcam",
     "histograms",
     "hospital_counts",

@@ -8,7 +8,7 @@ from typing import Any
 from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.files.yaml_text import YamlError, parse_yaml, with_numbers
 from fedsilo.core.messages import ARRAYS, CONFIG, METRICS, SURVEYED
-from fedsilo.core.methods import METHODS
+from fedsilo.core.methods import OURS
 from fedsilo.core.settings_schema import as_mapping, build_from_file
 from fedsilo.datasets.registry import DATA_SETS
 from fedsilo.strategies.wire.secure_keys import SECURE
@@ -41,7 +41,7 @@ def read_rules(text: str, kind: type) -> Any:
     for key in _LISTS:
         if key in content:
             lists[key] = _texts(key, content[key])
-    _refuse_unknown("method", lists.get("methods", ()), METHODS)
+    _refuse_unknown("method", lists.get("methods", ()), OURS)
     _refuse_unknown("data set", lists.get("datasets", ()), DATA_SETS)
     for key in ("records", "refused-records"):
         _refuse_rootless(key, lists.get(key, ()))

@@ -14,7 +14,7 @@ import typer.main
 from fedsilo.api.table import public_names
 from fedsilo.cli.main import make_app
 from fedsilo.core import errors
-from fedsilo.core.methods import METHODS, about, class_name, settings_class, title_of
+from fedsilo.core.methods import METHODS, OURS, about, class_name, settings_class, title_of
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import SettingRule, defaults, groups_of, keys_in, rule_of
 
@@ -80,7 +80,7 @@ def settings_page() -> str:
 def _own_settings() -> dict[str, tuple[list[str], dict[str, tuple[object, SettingRule]]]]:
     """Return the methods' own settings by their group: the methods that have it, and its keys."""
     found: dict[str, tuple[list[str], dict[str, tuple[object, SettingRule]]]] = {}
-    for method in METHODS:
+    for method in OURS:
         cls = settings_class(method)
         for key, default in defaults(cls).items():
             users, keys = found.setdefault(key.partition(".")[0], ([], {}))

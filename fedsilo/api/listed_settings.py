@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import tomli_w
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.methods import METHODS, about, settings_class
+from fedsilo.core.methods import OURS, about, settings_class
 from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED
@@ -203,12 +203,12 @@ def _collect_settings() -> tuple[dict[str, Value], dict[str, SettingRule], dict[
     known: dict[str, Value] = {}
     rules: dict[str, SettingRule] = {}
     sentences: dict[str, str] = {}
-    classes: list[type] = [CommonSettings, *map(settings_class, METHODS)]
+    classes: list[type] = [CommonSettings, *map(settings_class, OURS)]
     for cls in classes:
         known |= defaults(cls)
         rules |= rules_of(cls)
         for group, owner in groups_of(cls).items():
             # A method is described by its table entry, other groups by a docstring's first line
             first = (owner.__doc__ or "").strip().partition("\n")[0]
-            sentences.setdefault(group, about(group) if group in METHODS else first)
+            sentences.setdefault(group, about(group) if group in OURS else first)
     return known, rules, sentences

@@ -60,6 +60,8 @@ T = TypeVar("T")
 
 
 Engine = Literal["auto", "processes", "ray", "inline"]
+Family = Literal["logistic", "linear", "poisson"]
+Trusted = Literal["server", "sums"]
 Layer = Literal["embedding", "penultimate"]
 Reader = Literal["research", "clinic", "dpo"]
 Split = Literal["train", "val", "test"]

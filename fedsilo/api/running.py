@@ -1,9 +1,10 @@
-"""Starts, resumes and watches one run; also makes projects and pretrains backbones."""
+"""Starts, resumes and watches one run or regression; makes projects, pretrains backbones."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree, ignore_patterns
@@ -30,6 +31,7 @@ from fedsilo.runs.finished_run import FinishedRun, load_run
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 if TYPE_CHECKING:
+    from fedsilo.reports.regression import Regression
     from fedsilo.reports.watch.run_list import ListedRun
     from fedsilo.reports.watch.view import View
     from fedsilo.server_app.records.run_directory import RunDirectory
@@ -259,6 +261,48 @@ def resume(
     )
     directory = start(settings, resources, engine or before, ray_address)
     return _finish(directory)
+
+
+@options.command
+def fit(
+    family: Annotated[options.Family, "logistic (odds ratios), linear, or poisson (rate ratios)"],
+    *,
+    dataset: Annotated[str | None, "the table (default: the settings' own)"] = None,
+    outcome: Annotated[str, "the column that is explained (default: the table's label)"] = "",
+    columns: Annotated[str, "the columns that explain it, with commas between (default: all)"] = "",
+    trust: Annotated[
+        options.Trusted, "server: it sees each hospital's sums; sums: only those over all hospitals"
+    ] = "server",
+    deployment: options.OptionalDeployment = None,
+    name: options.RunName = None,
+    tell: Tell = silent,
+    **sources: Unpack[options.Sources],
+) -> Regression:
+    """Fit a regression to the patients of all hospitals.
+
+    Hospitals send sums of gradients and Hessians, so coefficients and standard errors are those of
+    the pooled data.
+
+    Returns:
+        The regression: ``document`` has all numbers, ``coefficients`` a row per coefficient.
+
+    Raises:
+        FedsiloError: a setting or the data cannot be used; the patients determine no regression
+            (FitError); or the run failed.
+    """
+    from fedsilo.engines.regressions import regression_changes, run_regression
+    from fedsilo.reports.regression import Regression
+
+    given = options.run_sources(sources)
+    changes = regression_changes(family, outcome, columns, trust)
+    if dataset is not None:
+        changes.append(f"dataset={dataset}")
+    given = replace(given, changes=(*changes, *given.changes))
+    if deployment is not None:
+        from fedsilo.deployment.deployed_run import run
+
+        return Regression.read(run("glm", Path(deployment), given, tell, name=name))
+    return Regression.read(run_regression(given, name))
 
 
 @options.command

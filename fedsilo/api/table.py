@@ -39,6 +39,10 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         ),
         "resume": Command("fedsilo.api.running:resume", "resume runs/uefl-digits"),
         "watch": Command("fedsilo.api.running:watch", "watch runs/uefl-digits"),
+        "fit": Command(
+            "fedsilo.api.running:fit",
+            "fit logistic --dataset heart-synthetic --columns age,sex,cp,thalach",
+        ),
         "pretrain": Command(
             "fedsilo.api.running:pretrain", "pretrain fedavg-skin --set data.dir=data"
         ),

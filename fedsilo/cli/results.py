@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fedsilo.inference.predict.calibration import Calibration
     from fedsilo.inference.predict.predicted_masks import MaskPredictions
     from fedsilo.reports.audit import Audit
+    from fedsilo.reports.regression import Regression
     from fedsilo.reports.watch.view import View
     from fedsilo.runs.finished_run import FinishedRun
 
@@ -95,6 +96,27 @@ def simulate(run: FinishedRun) -> None:
 
 
 resume = simulate
+
+
+def fit(
+    result: Regression,
+    *,
+    csv: Annotated[
+        MaybePath, "also write coefficients, and each hospital's own, as CSV with all digits"
+    ] = None,
+    latex: Annotated[MaybePath, "also write the coefficients as LaTeX (booktabs)"] = None,
+    picture: Annotated[
+        MaybePath, "also draw a forest plot of the hospitals (.png, .svg or .pdf)"
+    ] = None,
+) -> None:
+    """Print a regression; write files and draw its forest plot if asked."""
+    print_result(result.lines())
+    result.write(path_of(csv), path_of(latex))
+    if picture is not None:
+        from fedsilo.pictures.forest import draw_forest
+
+        draw_forest(result.document, result.effect, result.ratio, Path(picture))
+        line(f"picture: {picture}")
 
 
 def compare(

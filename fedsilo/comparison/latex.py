@@ -104,7 +104,9 @@ class _ResultsTable:
                 columns.append("published")
         best = _find_best(spreads, self.median)
         rows = list(self._rows(spreads, metrics, known, best))
-        return _table(" ".join(self._caption(spreads, best)), "tab:comparison", columns, rows, 2)
+        return build_table(
+            " ".join(self._caption(spreads, best)), "tab:comparison", columns, rows, 2
+        )
 
     def _rows(
         self, spreads: pd.DataFrame, metrics: Sequence[str], known: set[str], best: set[Any]
@@ -253,10 +255,11 @@ def _tests_table(test: Tested, split: str) -> str:
     caption += [f"{reason}." for reason in test.reasons()]
     cells = [[escape_latex(cell) for cell in row] for row in rows]
     text = escape_latex(" ".join(caption))
-    return _table(text, "tab:p-" + re.sub(r"[^a-z0-9]+", "-", test.metric), columns, cells, 1)
+    label = "tab:p-" + re.sub(r"[^a-z0-9]+", "-", test.metric)
+    return build_table(text, label, columns, cells, 1)
 
 
-def _table(
+def build_table(
     caption: str, label: str, columns: Sequence[str], rows: Sequence[Sequence[str]], names: int
 ) -> str:
     r"""Build a table with booktabs' rules.

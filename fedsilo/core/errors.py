@@ -115,6 +115,16 @@ class EpsilonSpentError(RefusedError):
     code = "epsilon-spent"
 
 
+class FitError(FedsiloError):
+    """The patients of all sites together determine no regression, so no coefficient is reported.
+
+    Fix: leave out the column that the message names, or choose another outcome. A column that is
+    constant, follows from others, or separates the outcomes has no coefficient.
+    """
+
+    code = "fit"
+
+
 class CheckpointError(FedsiloError):
     """A stored state is cut short, altered, or belongs to another run.
 

@@ -8,6 +8,7 @@ suits it, and whether secure sums are enough for it. Classes are imported when t
 A method that is not in the table is a plugin, whose classes ``plugin_methods`` finds.
 """
 
+from collections import ChainMap
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -184,10 +185,21 @@ METHODS = {
     ),
 }
 
+# Methods that train no network, so they are not compared with those above: commands of their own
+# run them, such as ``fedsilo fit``
+ESTIMATORS = {
+    "glm": Entry(
+        "fedsilo.models.methods.glm:GLMSettings",
+        "Regression by sums of gradients and Hessians, with standard errors (fedsilo fit).",
+    ),
+}
+# A view of both tables, those of METHODS first when iterated
+OURS: Mapping[str, Entry] = ChainMap(ESTIMATORS, METHODS)
+
 
 def class_name(name: str) -> str:
     """Return the class name of a method's server side: ``FedProx`` for ``fedprox``."""
-    return METHODS[name].settings.partition(":")[2].removesuffix("Settings")
+    return OURS[name].settings.partition(":")[2].removesuffix("Settings")
 
 
 def title_of(name: str) -> str:
@@ -200,7 +212,7 @@ def title_of(name: str) -> str:
         SettingError: no method has that name, or its plugin cannot be imported.
     """
     settings = settings_class(name)
-    if name in METHODS:
+    if name in OURS:
         return settings.title
     # A plugin without settings of its own borrows a built-in class, whose title would be wrong here
     server = plugin_server(name, METHODS)
@@ -218,8 +230,8 @@ def about(name: str) -> str:
     Raises:
         SettingError: no method has that name.
     """
-    if name in METHODS:
-        return METHODS[name].description
+    if name in OURS:
+        return OURS[name].description
     doc = import_module(plugin_server(name, METHODS).__module__).__doc__ or ""
     return doc.strip().partition("\n")[0]
 
@@ -231,7 +243,7 @@ def why_not_private(name: str) -> str | None:
     as private only if that class sets ``bounded_per_patient``. A plugin without one has the answer
     of the built-in method that it extends.
     """
-    if name in METHODS:
+    if name in OURS:
         return settings_class(name).why_not_private
     site, extended = site_class(name), _parent_method(plugin_server(name, METHODS))
     if site is site_class(extended):
@@ -252,7 +264,7 @@ def needs_sums_only(name: str) -> bool:
     value of the method that it extends.
     """
     settings = settings_class(name)
-    if name in METHODS:
+    if name in OURS:
         return settings.sums_suffice
     for cls in settings.__mro__:
         # The value that every class inherits from OwnSettings is not a statement of this plugin
@@ -269,10 +281,10 @@ def settings_class(name: str) -> type[OwnSettings]:
     Raises:
         SettingError: no method has that name, or the class in the method's entry does not exist.
     """
-    if name not in METHODS:
+    if name not in OURS:
         plugged: type[OwnSettings] = _plugin_class(name, "models", "Settings")
         return plugged
-    place = METHODS[name].settings
+    place = OURS[name].settings
     settings: type[OwnSettings] = _import_class(
         place, f"method '{name}' in fedsilo/core/methods.py"
     )
@@ -286,7 +298,7 @@ def known_defaults() -> dict[str, Value]:
     with these defaults.
     """
     known = defaults(CommonSettings)
-    for method in METHODS:
+    for method in OURS:
         known |= defaults(settings_class(method))
     return known
 
@@ -321,7 +333,7 @@ def _class_of_side(name: str, side: str) -> type[Any]:
         SettingError: no such method exists, its class does not exist, or the class leaves an
             abstract function undefined.
     """
-    if name not in METHODS:
+    if name not in OURS:
         if side == "site":
             plugged: type[Any] = _plugin_class(name, "client_app", "Site")
             return plugged
@@ -373,7 +385,7 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
         SettingError: a file has the name of a built-in method or another digest than its pin, or
             cannot be executed.
     """
-    load_plugins(named, {name.replace("-", "_") for name in METHODS}, pins)
+    load_plugins(named, {name.replace("-", "_") for name in OURS}, pins)
 
 
 def _parent_method(server: type) -> str:
@@ -382,7 +394,7 @@ def _parent_method(server: type) -> str:
     The result is 'fedavg' if the class extends no built-in method.
     """
     # The classes are in the order Python looks up functions, so the nearest parent decides
-    names = {class_name(name): name for name in METHODS}
+    names = {class_name(name): name for name in OURS}
     for cls in server.__mro__:
         is_ours = cls.__module__.startswith("fedsilo.strategies.methods.")
         if is_ours and cls.__name__ in names:

@@ -16,7 +16,7 @@ from fedsilo.core.errors import SettingError, unknown_key, unknown_name
 from fedsilo.core.files.declarations import FileModel, check_content, misfit, within
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
-from fedsilo.core.methods import METHODS
+from fedsilo.core.methods import OURS
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.plugins import find_plugins, module_of, plugin_entries
 from fedsilo.core.settings.removed import with_current_keys
@@ -312,9 +312,9 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
     file = open_simulation(path)
     if file.has(name):
         return file.find(name)
-    methods = {*METHODS, *plugins}
+    methods = {*OURS, *plugins}
     if name not in methods:
-        methods |= find_plugins("method", METHODS).keys()
+        methods |= find_plugins("method", OURS).keys()
     if name in methods:
         return Experiment(config={"method": name})
     if name.isidentifier() and Path(f"{name}.py").is_file():

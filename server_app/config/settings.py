@@ -19,7 +19,7 @@ from fedsilo.core import plugins
 from fedsilo.core.errors import RunDirectoryError, SettingError, unknown_key
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.text_files import file_fault
-from fedsilo.core.methods import METHODS, known_defaults, load_plugin_files, settings_class
+from fedsilo.core.methods import OURS, known_defaults, load_plugin_files, settings_class
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED, current_settings, tell_renamed
@@ -225,7 +225,7 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
             str(values["plugin"]), plugins.stated_digests(str(values.get(plugins.PINS, "")))
         )
     method = str(values.get("method", CommonSettings.method))
-    if method not in METHODS:
+    if method not in OURS:
         known |= _plugin_defaults(method, known)
     for key in values:
         if key not in known:
@@ -288,7 +288,7 @@ def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value
         before_dot, dot, _ = key.partition(".")
         if dot:
             ours.add(before_dot)
-    if group in {*ours, *METHODS} and not cls.__module__.startswith("fedsilo."):
+    if group in {*ours, *OURS} and not cls.__module__.startswith("fedsilo."):
         raise SettingError(
             f"method '{method}': the group '{group}' of its settings is taken; give class "
             f"{cls.__name__} another 'group'"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.methods import METHODS, site_class
+from fedsilo.core.methods import OURS, site_class
 from fedsilo.core.one_line import join_names, quote_value
 from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
@@ -106,7 +106,7 @@ def _check_vectorised(common: CommonSettings) -> None:
     """
     values, fault = as_mapping(common), ""
     # A plugin may extend a method that trains plainly, and do more
-    if common.method not in METHODS or not site_class(common.method).trains_plainly:
+    if common.method not in OURS or not site_class(common.method).trains_plainly:
         fault = (
             f"a site of method '{common.method}' does more than train the received model: set "
             "'machine.vectorised' to 1"

@@ -27,11 +27,26 @@ class TooFewSitesError(SiteError):
         self.codes = frozenset(codes)
 
 
+@dataclass(frozen=True)
+class ExactSum:
+    """A secret sum before it is rounded to float32.
+
+    Attributes:
+        samples: the number of samples that all sites count for together.
+        mean: the mean update of each array, float64, weighted by samples.
+    """
+
+    samples: int
+    mean: Mapping[str, NDArray]
+
+
 class Replies(dict[str, Reply]):
     """The replies of a phase, by site name, sorted."""
 
     # After a secure sum only the mean over sites is known: the replies hold no arrays
     sums: Mapping[str, NDArray] | None = None
+    # The same sum in float64; None if nothing was summed in secret
+    exact: ExactSum | None = None
     # The same holds for metrics that were summed in secret
     means: Mapping[str, float] = MappingProxyType({})
     # The number of sites that added 0 to the secret sum because they could not answer
@@ -41,8 +56,8 @@ class Replies(dict[str, Reply]):
         """Return the replies of the given sites, in the order of this object.
 
         A given site without a reply is skipped. If arrays or metrics were summed in secret
-        (``sums``, ``means``, ``failed``), the result has the same values, which still cover all
-        sites.
+        (``sums``, ``exact``, ``means``, ``failed``), the result has the same values, which still
+        cover all sites.
         """
         wanted = set(sites)
         chosen = Replies()
@@ -50,6 +65,7 @@ class Replies(dict[str, Reply]):
             if site in wanted:
                 chosen[site] = reply
         chosen.sums, chosen.means, chosen.failed = self.sums, self.means, self.failed
+        chosen.exact = self.exact
         return chosen
 
     def mean_metric(self, name: str) -> float:

@@ -122,6 +122,7 @@ class SecureAsk(Ask):
             ask.hooks.call("sums_measured", ask.number, phase, means)
         replies = Replies(sum_.replies)
         replies.sums, replies.means, replies.failed = sums, means, sum_.failed
+        replies.exact = sum_.exact
         return replies
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:

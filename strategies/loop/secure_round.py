@@ -32,6 +32,7 @@ from fedsilo.models.privacy.secure_sum import (
     why_too_coarse,
 )
 from fedsilo.models.privacy.summed_metrics import bounds
+from fedsilo.strategies.loop.ask import ExactSum
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
 from fedsilo.strategies.wire.secure_keys import (
@@ -94,6 +95,8 @@ class SecureSum:
         self.metrics: list[str] = []  # the measurements that are summed, sorted
         # B, the scale of all sites' parts; all sites must state the same number
         self.samples = SAMPLES
+        # The unmasked sum in float64; None before
+        self.exact: ExactSum | None = None
         self.failed = 0  # the number of sites in the sum that could not answer; nobody knows which
         self._site_splits: list[str] = []
         self._checks: dict[str, bytes] = {}
@@ -286,6 +289,7 @@ class SecureSum:
         share = self.samples / samples
         updates = {name: quantiser.total(words, sites) * share for name, words in sums.items()}
         self._refuse_unlikely(updates, quantiser, share)
+        self.exact = ExactSum(samples, updates)
         mean = {}
         for name, update in updates.items():
             array = before[name].astype(np.float64) + update

@@ -20,7 +20,7 @@ from fedsilo.cli.main import main, make_app
 from fedsilo.core.settings import removed
 
 PANELS = {
-    "Run": "new simulate resume watch pretrain",
+    "Run": "new simulate resume watch fit pretrain",
     "Compare": "compare tune crossvalidate",
     "Look at finished runs": "runs plot attention histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",

@@ -1,0 +1,91 @@
+"""The forest plot of a regression: each hospital's own effect, and all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.core.errors import SettingError
+from fedsilo.pictures.panel_grids import panel_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Estimate and standard error -> middle, low and high end of the interval
+Effect = Callable[[float, float], tuple[float, float, float]]
+
+
+def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
+    """Draw a panel per column: hospitals, fixed and random effects, and the pooled regression.
+
+    Args:
+        document: the content of ``fit.json``.
+        effect: gives the interval of an estimate.
+        ratio: the name of the ratio, which has a logarithmic axis; empty for coefficients.
+        path: the picture's file.
+
+    Raises:
+        SettingError: the run has no hospital's own regression.
+    """
+    rows = [row for row in document.get("heterogeneity", []) if row["sites"]]
+    if not rows:
+        raise SettingError(
+            "a forest plot needs each hospital's own regression, which only a fit at trust "
+            "'server' with 'glm.heterogeneity' has: fit again, or leave out --picture"
+        )
+    pooled = {row["name"]: row for row in document["coefficients"]}
+    height = 0.28 * (len(document["hospitals"]) + 3) + 0.9
+    figure, panels = panel_grid(len(rows), 3, (4.2, height))
+    for axes, row in zip(panels, rows, strict=True):
+        _draw_column(axes, row, pooled[row["name"]], effect)
+        axes.set_xlabel(ratio or "coefficient")
+        if ratio:
+            _use_log_axis(axes)
+        else:
+            axes.axvline(0.0, color="0.6", linewidth=0.8, zorder=0)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_column(
+    axes: Axes, row: Mapping[str, Any], pooled: Mapping[str, Any], effect: Effect
+) -> None:
+    """Draw one column's effects as points with intervals, the first at the top."""
+    entries = [(site, own["estimate"], own["standard-error"]) for site, own in row["sites"].items()]
+    hospitals = len(entries)
+    title = str(row["name"])
+    if "fixed" in row:
+        entries.append(("fixed effect", row["fixed"], row["fixed-error"]))
+        entries.append(("random effects", row["random"], row["random-error"]))
+        title += f"  (I² = {100 * row['i-squared']:.0f} %)"
+    entries.append(("pooled regression", pooled["estimate"], pooled["standard-error"]))
+    axes.set_title(title, fontsize=10)
+    for place, (_, estimate, error) in enumerate(entries):
+        middle, low, high = effect(estimate, error)
+        colour, marker = "C0", "s"
+        if place >= hospitals:
+            colour, marker = "C3", "D"
+        axes.plot([low, high], [place, place], color=colour, linewidth=1.2)
+        axes.plot(middle, place, marker=marker, color=colour, markersize=5)
+    _name_rows(axes, [name for name, _, _ in entries])
+
+
+def _use_log_axis(axes: Axes) -> None:
+    """Set a logarithmic axis with few plain numbers, and draw a line at a ratio of 1."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.axvline(1.0, color="0.6", linewidth=0.8, zorder=0)
+    low, high = axes.get_xlim()
+    # Within a decade matplotlib's own ticks are written over one another
+    if high < 10 * low:
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    else:
+        axes.xaxis.set_major_locator(LogLocator(numticks=5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()

@@ -1,0 +1,254 @@
+"""Generalised linear models from sums over the patients of each hospital, by Newton's method.
+
+A model has a linear predictor eta = x beta, where x begins with 1 for the intercept. Each hospital
+computes four sums over its patients. The sums of all hospitals are those of the pooled data, so
+Newton's steps, the coefficients and the standard errors are those of the pooled data too. All
+numbers are float64.
+
+Families: ``logistic`` (logit link), ``linear`` (identity link) and ``poisson`` (log link). All
+three links are canonical, so the Hessian below is the information matrix, expected and observed.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, gammaln
+
+Family = Literal["logistic", "linear", "poisson"]
+Floats = npt.NDArray[np.float64]
+
+_MOST_ETA = 700.0  # exp(709) is the largest float64
+# The largest coefficient of a standardised column: an odds ratio of 160,000 per deviation. Newton's
+# method gets beyond it only if the outcomes are separated
+LARGEST = 12.0
+_NUMBERS = 3  # numbers of ``GLMSums`` besides gradient and Hessian
+_SINGULAR = 1e-7  # share of a column's variance that the columns before it leave unexplained
+
+
+class UndeterminedError(ValueError):
+    """These patients determine no coefficients; the text says why, without a subject's name."""
+
+
+@dataclass(frozen=True)
+class GLMSums:
+    """Sums over patients at given coefficients; the sums of two groups of patients add up.
+
+    Attributes:
+        objective: the log-likelihood; of a linear model minus half the squared residuals.
+        patients: the number of patients.
+        outcomes: the sum of the outcomes.
+        gradient: the gradient of the objective, (k,).
+        hessian: minus the matrix of second derivatives of the objective, (k, k).
+    """
+
+    objective: float
+    patients: float
+    outcomes: float
+    gradient: Floats
+    hessian: Floats
+
+    def vector(self) -> Floats:
+        """Return all sums as one vector: three numbers, the gradient, the upper triangle."""
+        upper = self.hessian[np.triu_indices(len(self.gradient))]
+        numbers = [self.objective, self.patients, self.outcomes]
+        return np.concatenate([numbers, self.gradient, upper])
+
+    @classmethod
+    def from_vector(cls, vector: Floats, size: int) -> "GLMSums":
+        """Build the sums of ``size`` coefficients from their vector, or from a sum of vectors."""
+        gradient = vector[_NUMBERS : _NUMBERS + size]
+        hessian = np.zeros((size, size))
+        hessian[np.triu_indices(size)] = vector[_NUMBERS + size :]
+        hessian = hessian + np.triu(hessian, 1).T
+        objective, patients, outcomes = map(float, vector[:_NUMBERS])
+        return cls(objective, patients, outcomes, gradient, hessian)
+
+
+def sums_length(size: int) -> int:
+    """Return the length of ``GLMSums.vector`` for ``size`` coefficients."""
+    return _NUMBERS + size + size * (size + 1) // 2
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over patients that give each column's mean and deviation; the outcome is column 0.
+
+    Attributes:
+        patients: the number of patients.
+        known: the number of patients with a value, (columns,).
+        totals: the sum of the values, (columns,).
+        squares: the sum of their squares, (columns,).
+    """
+
+    patients: float
+    known: Floats
+    totals: Floats
+    squares: Floats
+
+    def vector(self) -> Floats:
+        """Return all sums as one vector."""
+        return np.concatenate([[self.patients], self.known, self.totals, self.squares])
+
+    @classmethod
+    def from_vector(cls, vector: Floats) -> "Moments":
+        """Build the sums from their vector, or from a sum of vectors."""
+        known, totals, squares = np.split(vector[1:], 3)
+        return cls(float(vector[0]), known, totals, squares)
+
+    def means(self) -> Floats:
+        """Return the mean of each column, (columns,); 0 without any value."""
+        return np.asarray(self.totals / np.maximum(self.known, 1.0))
+
+    def deviations(self) -> Floats:
+        """Return the standard deviation of each column, (columns,), divided by n."""
+        variances = self.squares / np.maximum(self.known, 1.0) - np.square(self.means())
+        return np.sqrt(np.maximum(variances, 0.0))
+
+
+def moments_of(values: Floats) -> Moments:
+    """Compute the moments of ``values`` (n, columns), of which NaN is missing."""
+    missing = np.isnan(values)
+    known = np.where(missing, 0.0, values)
+    count = (~missing).sum(axis=0).astype(np.float64)
+    return Moments(float(len(values)), count, known.sum(axis=0), np.square(known).sum(axis=0))
+
+
+def moments_length(columns: int) -> int:
+    """Return the length of ``Moments.vector`` for ``columns`` columns, with the outcome."""
+    return 1 + 3 * columns
+
+
+def weights_and_residuals(
+    family: Family, x: Floats, y: Floats, beta: Floats
+) -> tuple[Floats, Floats]:
+    """Return each patient's weight in the Hessian and its residual (outcome minus mean), (n,) each.
+
+    Args:
+        family: the family.
+        x: (n, k), with a first column of 1.
+        y: the outcomes, (n,).
+        beta: the coefficients, (k,).
+    """
+    eta = x @ beta
+    if family == "linear":
+        return np.ones_like(y), y - eta
+    if family == "logistic":
+        mean = expit(eta)
+        return mean * (1 - mean), y - mean
+    mean = np.exp(np.minimum(eta, _MOST_ETA))
+    return mean, y - mean
+
+
+def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
+    """Return the log-likelihood; of a linear model minus half the sum of squared residuals."""
+    eta = x @ beta
+    if family == "linear":
+        return -0.5 * float(np.square(y - eta).sum())
+    if family == "logistic":
+        return float((y * eta - np.logaddexp(0.0, eta)).sum())
+    mean = np.exp(np.minimum(eta, _MOST_ETA))
+    return float((y * eta - mean - gammaln(y + 1)).sum())
+
+
+def sums_at(family: Family, x: Floats, y: Floats, beta: Floats) -> GLMSums:
+    """Compute the sums over patients ``x`` (n, k) with outcomes ``y`` (n,) at ``beta`` (k,)."""
+    weights, residuals = weights_and_residuals(family, x, y, beta)
+    return GLMSums(
+        log_likelihood(family, x, y, beta),
+        float(len(y)),
+        float(y.sum()),
+        x.T @ residuals,
+        (x * weights[:, None]).T @ x,
+    )
+
+
+def effective_patients(values: Floats) -> float:
+    """Return the number of patients over which ``values`` (n,) are spread: (sum |v|)^2 / sum v^2.
+
+    It is n if all are equally large, 1 if only one is not 0, and 0 if all are 0.
+    """
+    squares = float(np.square(values).sum())
+    if squares == 0:
+        return 0.0
+    return float(np.abs(values).sum()) ** 2 / squares
+
+
+def start_from(family: Family, moments: Moments, size: int) -> Floats:
+    """Return the coefficients of the model with only an intercept, (size,).
+
+    Newton's method converges from there. The outcomes must differ, and the mean of counts must be
+    above 0.
+
+    Args:
+        family: the family.
+        moments: the moments of the outcome and of the columns.
+        size: the number of coefficients.
+    """
+    beta, mean = np.zeros(size), float(moments.means()[0])
+    if family == "logistic":
+        beta[0] = np.log(mean / (1 - mean))
+    elif family == "poisson":
+        beta[0] = np.log(mean)
+    return beta
+
+
+def find_redundant(hessian: Floats) -> list[int]:
+    """Return the places of the columns that the columns before them determine, in order.
+
+    A column is redundant if, weighted as in the Hessian, the others explain all but 1e-7 of its
+    sum of squares around the mean. A constant column is determined by the intercept, place 0.
+    """
+    scale = np.sqrt(np.maximum(np.diag(hessian), 1e-300))
+    left = hessian / np.outer(scale, scale)
+    redundant = []
+    for place in range(len(left)):
+        pivot = left[place, place]
+        if pivot < _SINGULAR:
+            redundant.append(place)
+            continue
+        # Gaussian elimination: what the columns up to this one do not explain of the others
+        left = left - np.outer(left[:, place], left[place]) / pivot
+    return redundant
+
+
+def fit_alone(family: Family, x: Floats, y: Floats, rounds: int = 30) -> tuple[Floats, Floats]:
+    """Fit a model to one hospital's patients; return coefficients and their covariance.
+
+    Args:
+        family: the family.
+        x: (n, k), with a first column of 1.
+        y: the outcomes, (n,).
+        rounds: the most steps of Newton's method.
+
+    Raises:
+        UndeterminedError: the outcomes are all alike, a column is redundant, or the steps do not
+            converge, for example because a column separates the outcomes.
+    """
+    sums = sums_at(family, x, y, np.zeros(x.shape[1]))
+    if (y == y[0]).all():
+        raise UndeterminedError("all outcomes are alike")
+    if find_redundant(sums.hessian):
+        raise UndeterminedError("columns are constant or collinear")
+    beta = start_from(family, moments_of(y[:, None]), x.shape[1])
+    for _ in range(rounds):
+        sums = sums_at(family, x, y, beta)
+        step = np.linalg.solve(sums.hessian, sums.gradient)
+        beta = beta + step
+        if np.abs(beta[1:]).max(initial=0.0) > LARGEST:
+            break
+        if np.abs(step).max() < 1e-9 * (1 + np.abs(beta).max()):
+            covariance = dispersion(family, sums) * np.linalg.inv(sums.hessian)
+            return beta, np.asarray(covariance, np.float64)
+    raise UndeterminedError("the coefficients grow without end")
+
+
+def dispersion(family: Family, sums: GLMSums) -> float:
+    """Return the factor of the inverse Hessian that gives the coefficients' covariance.
+
+    It is 1, but in a linear model the residual variance, with n - k degrees of freedom.
+    """
+    if family != "linear":
+        return 1.0
+    return -2 * sums.objective / (sums.patients - len(sums.gradient))

@@ -1,0 +1,146 @@
+"""Results of a regression: coefficients in the columns' units, standard errors, measures of fit.
+
+The document is plain JSON. Confidence intervals are Wald's, as in statsmodels: by the normal
+distribution, and in a linear model by Student's t with n - k degrees of freedom.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fedsilo.models.maths.glm import Family, Floats, GLMSums, dispersion
+from fedsilo.models.maths.meta_analysis import combine_effects
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Units:
+    """The units that a regression was fitted in, as centre and deviation in the columns' own.
+
+    Attributes:
+        centers: the centre of each column, (k - 1,), without the intercept.
+        deviations: the deviation of each column, (k - 1,).
+        outcome_center: the centre of the outcome; 0 unless the model is linear.
+        outcome_deviation: the deviation of the outcome; 1 unless the model is linear.
+    """
+
+    centers: Floats
+    deviations: Floats
+    outcome_center: float = 0.0
+    outcome_deviation: float = 1.0
+
+    def transformation(self) -> Floats:
+        """Return the matrix (k, k) that takes coefficients to the columns' own units.
+
+        The centre of the outcome is still to be added to the intercept.
+        """
+        matrix = np.diag(np.concatenate([[1.0], 1 / self.deviations]))
+        matrix[0, 1:] = -self.centers / self.deviations
+        return np.asarray(matrix * self.outcome_deviation)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A converged regression in the units of standardised columns.
+
+    Attributes:
+        family: the family.
+        names: the coefficients' names, the intercept first.
+        beta: the coefficients, (k,).
+        sums: the sums over all patients at these coefficients.
+        sites: site -> its own coefficients and variances; empty lists if it has no fit of its own.
+    """
+
+    family: Family
+    names: Sequence[str]
+    beta: Floats
+    sums: GLMSums
+    sites: Mapping[str, Sequence[Sequence[float]]]
+
+
+def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
+    """Build the content of fit.json: coefficients, measures of fit and the sites' own fits."""
+    sums, size = fitted.sums, len(fitted.beta)
+    likelihood = _log_likelihood(fitted, units)
+    document: dict[str, Any] = {
+        "family": fitted.family,
+        "patients": round(sums.patients),
+        "log-likelihood": likelihood,
+        "aic": 2 * size - 2 * likelihood,
+        "coefficients": list(_coefficients(fitted, units)),
+    }
+    if fitted.family == "logistic":
+        document["events"] = round(sums.outcomes)
+    if fitted.sites:
+        document["heterogeneity"] = list(_heterogeneity(fitted, units))
+        document["sites-without-fit"] = [site for site, own in fitted.sites.items() if not own[0]]
+    return document
+
+
+def _log_likelihood(fitted: Fitted, units: Units) -> float:
+    """Return the log-likelihood; of a linear model with the variance that maximises it."""
+    sums = fitted.sums
+    if fitted.family != "linear":
+        return sums.objective
+    squares = -2 * sums.objective * units.outcome_deviation**2
+    return -sums.patients / 2 * (math.log(2 * math.pi * squares / sums.patients) + 1)
+
+
+def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
+    """Yield a row per coefficient: estimate, standard error, statistic, p, interval, ratio."""
+    matrix, sums = units.transformation(), fitted.sums
+    beta = matrix @ fitted.beta
+    beta[0] += units.outcome_center
+    covariance = dispersion(fitted.family, sums) * np.linalg.inv(sums.hessian)
+    errors = np.sqrt(np.diag(matrix @ covariance @ matrix.T))
+    law: Any = stats.norm
+    if fitted.family == "linear":
+        law = stats.t(sums.patients - len(beta))
+    width = float(law.ppf(0.5 + CONFIDENCE / 2))
+    for name, estimate, error in zip(fitted.names, beta.tolist(), errors.tolist(), strict=True):
+        statistic = estimate / error
+        row = {
+            "name": name,
+            "estimate": estimate,
+            "standard-error": error,
+            "statistic": statistic,
+            "p": float(2 * law.sf(abs(statistic))),
+            "low": estimate - width * error,
+            "high": estimate + width * error,
+        }
+        if fitted.family != "linear":
+            for key in ("estimate", "low", "high"):
+                row[f"ratio-{key}"] = _ratio(row[key])
+        yield row
+
+
+def _ratio(value: float) -> float:
+    """Return exp(value), at most the largest float, so that the document stays JSON."""
+    return math.exp(min(value, 700.0))
+
+
+def _heterogeneity(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
+    """Yield a row per column with each site's own coefficient, and their fixed and random effects.
+
+    A column has only its sites if fewer than two sites have a fit of their own.
+    """
+    for place in range(1, len(fitted.names)):
+        unit = units.outcome_deviation / float(units.deviations[place - 1])
+        sites = {}
+        for site, own in fitted.sites.items():
+            if own[0]:
+                error = math.sqrt(own[1][place]) * unit
+                sites[site] = {"estimate": own[0][place] * unit, "standard-error": error}
+        row: dict[str, Any] = {"name": fitted.names[place], "sites": sites}
+        if len(sites) > 1:
+            estimates = [site["estimate"] for site in sites.values()]
+            combined = combine_effects(
+                estimates, [site["standard-error"] for site in sites.values()]
+            )
+            row |= {key.replace("_", "-"): value for key, value in vars(combined).items()}
+        yield row

@@ -1,0 +1,141 @@
+"""Settings of the regression ``glm``, the names of its arrays, and its columns.
+
+Equations (McCullagh and Nelder 1989, section 2.5):
+  (sums) gradient and Hessian over a site's patients -> models.maths.glm.sums_at
+  (Newton) beta + H^-1 g -> strategies.methods.glm.GLM.round
+  (DerSimonian-Laird) fixed and random effects -> models.maths.meta_analysis.combine_effects
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fedsilo.core.errors import SettingError, unknown_name
+from fedsilo.core.messages import Notes
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings_schema import setting
+
+SUMS = ("sums/1", "sums/2", "sums/3")  # the three parts of the sums, (m,) float32 each
+BETA, BETA_REST = "beta", "beta-rest"  # the coefficients, (k,) float32, and their rounding error
+CENTERS, DEVIATIONS = "centers", "deviations"  # the units of outcome and columns, (k,) float32
+ESTIMATES, VARIANCES, USABLE = "estimates", "variances", "usable"  # a site's own fit
+OWN_FIT = "own-fit"  # the phase in which each site fits its own model
+CLIP_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class ScaleNotes(Notes):
+    """Tells sites the kind of their sums, and the scale.
+
+    Attributes:
+        moments: whether to sum each column's values and squares, not gradients and Hessians.
+        scale: the sums are divided by it before they are split into parts.
+        grid: the grid of the parts (``models.privacy.fixed_point``).
+    """
+
+    moments: bool
+    scale: float
+    grid: float
+
+
+@dataclass(frozen=True)
+class GLMSettings(OwnSettings):
+    """Settings of a regression by sums."""
+
+    title = "Regression"
+    server = "fedsilo.strategies.methods.glm:GLM"
+    site = "fedsilo.client_app.methods.glm:GLMSite"
+    sums_suffice = True
+    why_not_private = "sends exact sums over patients, without noise"
+
+    family: Literal["logistic", "linear", "poisson"] = setting(
+        "logistic", "outcome: yes or no (odds ratios), a number, or a count (rate ratios)"
+    )
+    outcome: str = setting("", "the column that is explained (empty: the table's label)")
+    columns: str = setting(
+        "", "the columns that explain it, with commas between (empty: all others)"
+    )
+    missing: Literal["mean", "drop"] = setting(
+        "mean", "missing values: the mean of all sites, or leave out the patients"
+    )
+    heterogeneity: bool = setting(
+        True, "at trust 'server': each site's own fit too, and whether sites differ"
+    )
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Check that the data are a table, and that every round asks all sites.
+
+        Raises:
+            SettingError: a setting does not fit.
+        """
+        if not is_table:
+            raise SettingError(
+                f"method 'glm' fits columns of a table, but data set '{common.dataset}' has "
+                "images: choose another"
+            )
+        if common.secure_aggregation != "none" and common.clip_norm != CLIP_NORM:
+            raise SettingError(
+                f"method 'glm' scales its sums to norm 1: set 'secure.clip-norm' to {CLIP_NORM:g}"
+            )
+        if common.evaluate_every:
+            raise SettingError("a regression measures no network: set 'server.evaluate-every' to 0")
+        if common.sites_per_round:
+            raise SettingError(
+                "a regression is of the patients of all sites: set 'server.sites-per-round' to 0"
+            )
+
+
+@dataclass(frozen=True)
+class ChosenColumns:
+    """The places of a regression's columns among a table's features.
+
+    Attributes:
+        columns: the places of the columns that explain.
+        outcome: the place of the outcome; None for the label.
+    """
+
+    columns: list[int]
+    outcome: int | None
+
+
+def find_columns(features: Sequence[str], outcome: str, columns: str) -> ChosenColumns:
+    """Find the columns that the settings name among a table's features.
+
+    A name stands for the feature of that name, or for all levels of a category: 'cp' for 'cp=2',
+    'cp=3' and 'cp=4'. The first level, which has no feature, is what the others are compared with.
+
+    Args:
+        features: the names of the table's features.
+        outcome: the outcome's name; empty for the label.
+        columns: names with commas between; empty for all features but the outcome.
+
+    Raises:
+        SettingError: a name is unknown, is named twice, or the outcome is a category.
+    """
+    places = {name: place for place, name in enumerate(features)}
+    if outcome and outcome not in places:
+        raise unknown_name("column of the table", outcome, places)
+    chosen: list[int] = []
+    for name in filter(None, map(str.strip, columns.split(","))):
+        found = _features_of(features, name)
+        if not found:
+            raise unknown_name("column of the table", name, places)
+        chosen += found
+    if not columns:
+        chosen = [place for name, place in places.items() if name != outcome]
+    own = places.get(outcome) if outcome else None
+    if len(set(chosen)) < len(chosen) or own in chosen:
+        raise SettingError(
+            "'glm.columns' names a column twice, or the outcome itself: name each column once"
+        )
+    return ChosenColumns(chosen, own)
+
+
+def _features_of(features: Sequence[str], name: str) -> list[int]:
+    """Return the places of the features that a column's name stands for; empty if none."""
+    found = []
+    for place, feature in enumerate(features):
+        if feature == name or feature.startswith(f"{name}="):
+            found.append(place)
+    return found

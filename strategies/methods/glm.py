@@ -1,0 +1,396 @@
+"""A regression at the server: Newton's method on sums over the hospitals.
+
+Messages to sites: ``beta`` (k,) and ``beta-rest`` (k,), float32, which add up to the coefficients
+in float64, and zeros for the arrays that return. Notes: ``scale`` and ``grid``. Replies:
+``sums/1`` to ``sums/3``, (m,) float32 each (``models.privacy.fixed_point``), unmasked or masked for
+a secret sum. At trust 'server' each site then sends a fit of its own, in the phase
+``own-fit``.
+
+The first rounds ask for each column's moments, until its values are in units in which they have
+about mean 0 and deviation 1. The document ``fit.json`` has the coefficients in the columns' own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fedsilo.core.errors import FitError
+from fedsilo.core.messages import NUM_EXAMPLES, TRAIN
+from fedsilo.core.one_line import join_names
+from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.models.maths.glm import (
+    LARGEST,
+    Floats,
+    GLMSums,
+    Moments,
+    find_redundant,
+    moments_length,
+    start_from,
+    sums_length,
+)
+from fedsilo.models.maths.glm_results import Fitted, Units, results_document
+from fedsilo.models.methods.glm import (
+    BETA,
+    BETA_REST,
+    CENTERS,
+    CLIP_NORM,
+    DEVIATIONS,
+    ESTIMATES,
+    OWN_FIT,
+    SUMS,
+    USABLE,
+    VARIANCES,
+    ChosenColumns,
+    GLMSettings,
+    ScaleNotes,
+    find_columns,
+)
+from fedsilo.models.privacy.fixed_point import LARGEST_NORM, grid_of, join_sums
+from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
+from fedsilo.strategies.loop.ask import Replies
+from fedsilo.strategies.loop.method import ArraySpec, Ask, Capabilities, Disclosures, Method, State
+
+DOCUMENT = "fit.json"
+
+# A step below this share of the largest coefficient ends the fit; Newton's method is then nearer
+_TOLERANCE = 1e-8
+_FIRST_SCALE = 2.0**16  # scale of the first moments, whose columns are in their own units
+_RESCALED = 16.0  # factor by which sums are made smaller if a site had to clip them
+_MOST_RESCALED = 1e12
+# Standardised columns need deviations of about 1; others are measured again in new units
+_FIT = (0.1, 10.0)
+_SHRUNK = 1e-3  # the most by which units become smaller in one round
+_MOST_UNITS = 4  # the most rounds that ask for moments
+
+
+@dataclass(frozen=True)
+class GLMState(State):
+    """The units and coefficients of a regression; outcome or intercept come first in each list.
+
+    Attributes:
+        centers: the centres of outcome and columns, in their own units.
+        deviations: their deviations, in their own units.
+        units_asked: the rounds that asked for the columns' moments.
+        beta: the coefficients that the next round sends; empty while the units are unknown.
+        before: the coefficients of the last accepted step.
+        objective: the objective at ``before``; None before the first step.
+        scale: divides the sums at the sites.
+        sums: the final sums as ``GLMSums.vector``; empty until the steps have converged.
+        sites: site -> its own coefficients and variances; a site without a fit has empty lists.
+        ended: whether the regression is finished.
+    """
+
+    centers: list[float] = field(default_factory=list)
+    deviations: list[float] = field(default_factory=list)
+    units_asked: int = 0
+    beta: list[float] = field(default_factory=list)
+    before: list[float] = field(default_factory=list)
+    objective: float | None = None
+    scale: float = 1.0
+    sums: list[float] = field(default_factory=list)
+    sites: dict[str, list[list[float]]] = field(default_factory=dict)
+    ended: bool = False
+
+
+class GLM(Method):
+    """Fits a logistic, linear or Poisson regression to the patients of all sites."""
+
+    capabilities = Capabilities()
+    state_class = GLMState
+    settings: GLMSettings
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the table's features, the same at all sites."""
+        return next(iter(self.participants.facts.values())).features
+
+    @property
+    def column_places(self) -> ChosenColumns:
+        """The places of the columns and of the outcome."""
+        return find_columns(self.features, self.settings.outcome, self.settings.columns)
+
+    @property
+    def names(self) -> list[str]:
+        """The coefficients' names: the intercept, then the columns."""
+        return ["(intercept)", *(self.features[place] for place in self.column_places.columns)]
+
+    def initial_state(self) -> GLMState:
+        """Return coefficients of 0.
+
+        Raises:
+            FitError: the label has more than two classes, or is no number.
+        """
+        settings, classes = self.settings, self.task.classes
+        if not settings.outcome and (settings.family != "logistic" or classes != 2):
+            raise FitError(
+                f"the label of data set '{self.common.dataset}' has {classes} classes, which a "
+                f"{settings.family} model does not explain: name a numeric column as 'glm.outcome'"
+            )
+        size = len(self.names)
+        return GLMState(centers=[0.0] * size, deviations=[1.0] * size, scale=_FIRST_SCALE)
+
+    def round(self, state: GLMState, ask: Ask) -> GLMState:
+        """Ask for the columns' units, then for sums at coefficients, then for the sites' own fits.
+
+        Raises:
+            FitError: the columns or outcomes of all sites determine no coefficients.
+        """
+        if state.sums:
+            return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
+        vector = self._ask_vector(state, ask)
+        if vector is None:
+            if state.scale > _MOST_RESCALED:
+                raise FitError("the sums are too large for a secret sum: rescale the columns")
+            return replace(state, scale=state.scale * _RESCALED)
+        if not state.beta:
+            return self._find_units(state, Moments.from_vector(vector))
+        sums = GLMSums.from_vector(vector, len(state.beta))
+        if state.objective is None:
+            self._refuse_redundant(sums)
+        return self._step(state, sums)
+
+    def _find_units(self, state: GLMState, moments: Moments) -> GLMState:
+        """Return new units, in which columns have about mean 0 and deviation 1, or a first beta.
+
+        The first coefficients are those of the model with only an intercept.
+
+        Raises:
+            FitError: a column or the outcome is constant.
+        """
+        means, deviations = moments.means(), moments.deviations()
+        sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))
+        if self.settings.family != "linear":  # its outcome stays as it is
+            means[0], deviations[0] = 0.0, 1.0
+        is_fit = (deviations > _FIT[0]) & (deviations < _FIT[1]) & (np.abs(means) < _FIT[1])
+        if is_fit.all() and state.units_asked:
+            beta = start_from(self.settings.family, moments, len(state.centers)).tolist()
+            scale = (len(beta) + 3.0) / LARGEST_NORM
+            return replace(state, beta=beta, before=beta, scale=scale)
+        self._refuse_one_outcome(moments)
+        if state.units_asked >= _MOST_UNITS:
+            names = ["outcome", *self.names[1:]]
+            constant = join_names([n for n, fit in zip(names, is_fit, strict=True) if not fit])
+            raise FitError(
+                f"no regression: {constant} is the same for all patients: leave it out of "
+                "'glm.columns'"
+            )
+        # A variance far below the largest square is lost in rounding, so units shrink by steps
+        shrunk = np.maximum(deviations, _SHRUNK * np.maximum(sizes, _SHRUNK))
+        if self.settings.family != "linear":
+            shrunk[0] = 1.0
+        before = np.array(state.deviations)
+        centers = np.array(state.centers) + before * means
+        return replace(
+            state,
+            # As sites receive them: the same numbers at both ends
+            centers=centers.astype(np.float32).tolist(),
+            deviations=(before * shrunk).astype(np.float32).tolist(),
+            units_asked=state.units_asked + 1,
+        )
+
+    def _step(self, state: GLMState, sums: GLMSums) -> GLMState:
+        """Take a step of Newton's method, or half of the last step if that was too long.
+
+        Raises:
+            FitError: a coefficient grows without end, or this was the last round.
+        """
+        beta = np.array(state.beta)
+        slack = _TOLERANCE * (1 + abs(sums.objective))
+        if state.objective is not None and sums.objective < state.objective - slack:
+            return replace(state, beta=((beta + np.array(state.before)) / 2).tolist())
+        step = np.linalg.solve(sums.hessian, sums.gradient)
+        after = beta + step
+        self._refuse_endless(after)
+        moved = replace(state, beta=after.tolist(), before=state.beta, objective=sums.objective)
+        if np.abs(step).max() < _TOLERANCE * (1 + np.abs(after).max()):
+            alone = self.common.trust != SERVER or not self.settings.heterogeneity
+            return replace(moved, sums=sums.vector().tolist(), ended=alone)
+        if state.round + 1 >= self.common.rounds:
+            raise FitError(
+                f"the coefficients have not converged in {self.common.rounds} rounds: raise "
+                "'rounds', or leave out columns"
+            )
+        return moved
+
+    def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
+        """Return moments, or sums at ``state.beta``, over all sites.
+
+        The result is None if a site had to clip its numbers.
+
+        Raises:
+            FitError: a site could not answer.
+        """
+        size, asks_moments = len(state.centers), not state.beta
+        beta = np.array(state.beta or [0.0] * size)
+        single = beta.astype(np.float32)
+        length = moments_length(size) if asks_moments else sums_length(size)
+        empty = np.zeros(length, np.float32)
+        send = {
+            **_units_arrays(state),
+            BETA: single,
+            BETA_REST: (beta - single).astype(np.float32),
+            **dict.fromkeys(SUMS, empty),
+        }
+        grid = self._grid(len(ask.sites))
+        expect = dict.fromkeys(SUMS, ArraySpec(empty.shape))
+        replies = ask(
+            TRAIN,
+            dict.fromkeys(ask.sites, send),
+            expect=dict.fromkeys(ask.sites, expect),
+            reference={},
+            notes=ScaleNotes(asks_moments, state.scale, grid),
+        )
+        if replies.failed or len(replies) < len(ask.sites):
+            raise FitError(
+                "a site could not answer, and a regression is of the patients of all sites: repair "
+                "the site and resume, or start again without it"
+            )
+        joined = join_sums(_sum_parts(replies), grid)
+        if joined is None:
+            return None
+        return joined * state.scale
+
+    def _grid(self, sites: int) -> float:
+        secure = replace(self.common, clip_norm=CLIP_NORM)
+        return grid_of(quantisation(secure, sites, SAMPLES), sites)
+
+    def _refuse_one_outcome(self, moments: Moments) -> None:
+        """Check that not all outcomes are alike.
+
+        Raises:
+            FitError: all patients of a logistic model have one outcome, or all counts are 0.
+        """
+        family, total, patients = self.settings.family, moments.totals[0], moments.patients
+        if family == "logistic" and not 0.5 < total < patients - 0.5:
+            outcome = round(total / patients)
+            raise FitError(
+                f"no regression: all {round(patients)} patients have the outcome {outcome}"
+            )
+        if family == "poisson" and total < 0.5:
+            raise FitError(f"no regression: the counts of all {round(patients)} patients are 0")
+
+    def _refuse_redundant(self, sums: GLMSums) -> None:
+        """Check that no column follows from the columns before it.
+
+        Raises:
+            FitError: columns are collinear.
+        """
+        redundant = find_redundant(sums.hessian)
+        if redundant:
+            names = join_names([f"'{self.names[place]}'" for place in redundant])
+            raise FitError(
+                f"no regression: {names} follows from the columns before it (collinear): leave it "
+                "out of 'glm.columns'"
+            )
+
+    def _refuse_endless(self, beta: Floats) -> None:
+        """Check that no coefficient of a standardised column is beyond what data can determine.
+
+        Raises:
+            FitError: one is, so the column separates the outcomes.
+        """
+        sizes = np.abs(beta[1:])
+        if self.settings.family == "linear" or sizes.max(initial=0.0) <= LARGEST:
+            return
+        name = self.names[1 + int(sizes.argmax())]
+        raise FitError(
+            f"no regression: the coefficient of '{name}' grows without end, because the column, "
+            "alone or with others, separates the outcomes: leave it out of 'glm.columns'"
+        )
+
+    def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
+        """Return each site's own coefficients and their variances; empty lists without a fit."""
+        spec = ArraySpec((len(self.names),))
+        expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
+        replies = ask(
+            OWN_FIT,
+            dict.fromkeys(ask.sites, _units_arrays(state)),
+            expect=dict.fromkeys(ask.sites, expect),
+            reference={},
+        )
+        fits: dict[str, list[list[float]]] = {}
+        for site, reply in replies.items():
+            fits[site] = [[], []]
+            if reply.arrays[USABLE][0] == 1 and (reply.arrays[VARIANCES] > 0).all():
+                fits[site] = [
+                    reply.arrays[ESTIMATES].tolist(),
+                    reply.arrays[VARIANCES].tolist(),
+                ]
+        return fits
+
+    def why_finished(self, state: GLMState) -> str | None:
+        """End the run once the coefficients have converged and all sites' own fits are here."""
+        if state.ended:
+            return f"the coefficients have converged after {state.round} rounds"
+        return None
+
+    def evaluate(self, state: GLMState, ask: Ask) -> None:
+        """Ask nothing: there is no network to measure."""
+
+    def documents(
+        self, state: GLMState, values: Mapping[str, Mapping[str, float]]
+    ) -> dict[str, Any]:
+        """Return ``fit.json``: coefficients with standard errors, fit measures, sites' own fits."""
+        sums = GLMSums.from_vector(np.array(state.sums), len(state.beta))
+        fitted = Fitted(self.settings.family, self.names, np.array(state.beta), sums, state.sites)
+        document = results_document(fitted, _units(state))
+        outcome = self.settings.outcome
+        facts = next(iter(self.participants.facts.values()))
+        if not outcome and facts.class_names:
+            outcome = facts.class_names[1]
+        return {
+            DOCUMENT: {
+                "outcome": outcome or "label",
+                "dataset": self.common.dataset,
+                "trust": self.common.trust,
+                "missing": self.settings.missing,
+                "hospitals": self.participants.sites(),
+                "rounds": state.round,
+                **document,
+            }
+        }
+
+    def disclosures(self) -> Disclosures:
+        """List the data sent by a site: sums over its patients, and its own fit."""
+        sums = (
+            "each round: the sums over all its patients of the log-likelihood's gradient and "
+            "Hessian, its number of patients and the sum of their outcomes"
+        )
+        if self.common.secure_aggregation != "none":
+            sums += ", masked; the server learns only their sum over all sites"
+        disclosed = Disclosures(sums)
+        if self.common.trust == SERVER and self.settings.heterogeneity:
+            return disclosed.also("once: the coefficients of its patients alone, with variances")
+        return disclosed
+
+
+def _units_arrays(state: GLMState) -> dict[str, Any]:
+    """Return the units as sites receive them."""
+    return {
+        CENTERS: np.array(state.centers, np.float32),
+        DEVIATIONS: np.array(state.deviations, np.float32),
+    }
+
+
+def _units(state: GLMState) -> Units:
+    """Return the units of the coefficients."""
+    centers, deviations = np.array(state.centers), np.array(state.deviations)
+    return Units(centers[1:], deviations[1:], float(centers[0]), float(deviations[0]))
+
+
+def _sum_parts(replies: Replies) -> list[Floats]:
+    """Return the sums of the three parts over all sites, weighted by samples, float64 (m,) each."""
+    if replies.exact is not None:
+        exact = replies.exact
+        return [exact.samples * exact.mean[name] for name in SUMS]
+    parts = []
+    for name in SUMS:
+        total: Any = 0.0
+        for site in sorted(replies):
+            reply = replies[site]
+            # Not 'examples', which an agreement may replace
+            total = total + reply.metrics[NUM_EXAMPLES] * reply.arrays[name].astype(np.float64)
+        parts.append(total)
+    return parts
