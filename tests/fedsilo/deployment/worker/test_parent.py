@@ -223,19 +223,22 @@ def test_a_worker_that_is_asked_to_end_does_so_without_its_libraries_reports(
     ],
 )
 def test_log_lines_name_the_run_and_the_round_of_the_message(
-    config: dict[str, str | int], mark: str, caplog: pytest.LogCaptureFixture
+    config: dict[str, str | int], mark: str
 ) -> None:
     content = RecordDict({CONFIG: ConfigRecord(dict(config))})
     message: Any = SimpleNamespace(has_content=lambda: True, content=content)
     log = logging.getLogger("flwr")
-    log.addHandler(caplog.handler)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    log.addHandler(handler)
     try:
         with parent.naming_run(message):
             log.error("%d samples", 7)
         log.error("afterwards")
     finally:
-        log.removeHandler(caplog.handler)
-    inside, afterwards = (record.getMessage() for record in caplog.records[-2:])
+        log.removeHandler(handler)
+    inside, afterwards = (record.getMessage() for record in records)
     assert inside.startswith(mark)
     assert inside.endswith("7 samples")
     assert inside.isprintable()
