@@ -230,7 +230,7 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 
 
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
-    """Log how many samples and which files the run leaves out, in a real hospital's own log.
+    """Log how many samples and which files the run leaves out; called at real hospitals only.
 
     Nothing is logged if nothing is left out. A sentence about files is logged once per process.
     """

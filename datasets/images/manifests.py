@@ -153,9 +153,10 @@ def _resolve_inside(folder: str, path: str) -> str | None:
 
     Only the text is used: symbolic links are not followed, and the file need not exist.
     """
-    # normpath removes '..', so only a path that leads outside still begins with '..'
+    # normpath removes '..', so only a path that leads outside still begins with '..'. It keeps two
+    # slashes at the beginning, which pathlib takes for another root than one slash
     joined = os.path.normpath(PurePosixPath(folder) / path)
-    if PurePosixPath(joined).parts[:1] in {("..",), ("/",)}:
+    if joined.startswith("/") or PurePosixPath(joined).parts[:1] == ("..",):
         return None
     return joined
 

@@ -96,7 +96,9 @@ def _refuse_removed(words: Sequence[str]) -> None:
 
 
 def _invoke(words: list[str]) -> int:
-    """Run one command and return 0, without click's own handling of broken pipes and interrupts.
+    """Run one command of the command line and return 0.
+
+    Broken pipes and interrupts reach the caller; click's own handling would hide them.
 
     Raises:
         SystemExit: the command ended with an exit code, or click rejected the arguments and printed
@@ -266,7 +268,11 @@ def _add_commands(app: typer.Typer) -> None:
 
 
 def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
-    """Add one command; its options come first, then the options for showing its result."""
+    """Add one command, which runs its function and shows the result.
+
+    Its own options come first, then those for showing the result, then --quiet and, if it has a
+    plan, --dry-run.
+    """
     function = command.load()
     show = _shown_by(name)
     own = parameters_of(function)

@@ -5,7 +5,7 @@ compares them afterwards.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,14 +221,18 @@ def compare_runs(
     if not any(summary["mean"] for summary in every):
         too_few = any(run.last_metrics(split) for run in whole)
         raise _nothing_to_compare(split, too_few=too_few)
-    results = _results(jobs, runs, summaries, split, metrics)
+    measured: set[str] = set()
+    for run in whole:
+        for by_name in run.last_metrics(split).values():
+            measured.update(by_name)
+    results = _results(jobs, runs, summaries, split, metrics, measured)
     compared = list(results["metric"].unique())
     remarks = describe_partial_means(every, compared)
     remarks += _left_out(runs, split)
     remarks += _explain_hidden(runs, split, compared)
     tested = []
     if tests:
-        for metric in chosen_metrics(tests, every, "--tests"):
+        for metric in chosen_metrics(tests, every, "--tests", measured):
             tested.append(significance(metric, values_by_seed(summaries, metric), paired))
     if tested:
         # The remarks are the same for all metrics, so the first one's tests suffice
@@ -306,17 +310,19 @@ def _results(
     summaries: Summaries,
     split: str,
     wanted: str | None,
+    measured: Collection[str],
 ) -> pd.DataFrame:
     """Collect the tidy results of each experiment, then the results of a constant baseline.
 
     ``runs`` has the run of each job. The baseline always predicts class 1. It is added once per
     data set; if the seeds have different splits, once per seed. ``wanted`` has names and patterns
-    of metrics, None for the data set's headline metrics.
+    of metrics, None for the data set's headline metrics. ``measured`` has the
+    names of all metrics that the runs have, hidden ones too.
     """
     metrics = None
     if wanted:
         every = itertools.chain(*(by_seed.values() for by_seed in summaries.values()))
-        metrics = chosen_metrics(wanted, list(every), "--metrics")
+        metrics = chosen_metrics(wanted, list(every), "--metrics", measured)
     frames = []
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
     by_experiment: dict[str, list[FinishedRun]] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -20,6 +20,7 @@ import pandas as pd
 from fedsilo.comparison.tables import tidy
 from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.metric_names import OVERALL, read_metric
+from fedsilo.core.one_line import join_names
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.partial_means import SiteMetrics, Summary, sites_without
 from fedsilo.server_app.records.summary import by_distribution, means
@@ -143,11 +144,32 @@ def summaries_by_seed(
     return summaries
 
 
-def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
-    """Return the metrics in any of the summaries that ``wanted`` names; errors as ``matching``."""
+def chosen_metrics(
+    wanted: str, summaries: Sequence[Summary], option: str, measured: Collection[str] = ()
+) -> list[str]:
+    """Return the metrics in any of the summaries that ``wanted`` names.
+
+    Args:
+        wanted: names and patterns, separated by commas.
+        summaries: the runs' summaries, as they may be shown.
+        option: the option that ``wanted`` was given by, for errors.
+        measured: all metrics that the runs have, hidden ones too.
+
+    Raises:
+        SettingError: a name matches no metric. If it was measured but is hidden, the message
+            says so.
+    """
     known: set[str] = set()
     for summary in summaries:
         known.update(summary["mean"])
+    names = {part.strip() for part in wanted.split(",")}
+    withheld = sorted((names & set(measured)) - known)
+    if withheld:
+        raise SettingError(
+            f"{option}: {join_names(withheld)} rests on too few samples to be shown, at each site "
+            "of some run ('privacy.sums-min-count'): give --no-floor if you may see it; the runs "
+            "are kept"
+        )
     return matching(wanted, sorted(known), option)
 
 

@@ -120,11 +120,10 @@ def reason_of(error: BaseException) -> str:
 
 
 def _convert_to_text(value: object, written: Callable[[object], str] = str) -> str:
-    """Convert a value to a string by ``written``, or name its type if that fails.
+    """Convert a value to a string by ``written``.
 
-    ``written`` fails by a ValueError or RecursionError for numbers of too many digits, and for
-    lists that are nested too deeply. The result is then "a list that is too large to show", for
-    example.
+    If that raises ValueError (a number with too many digits) or RecursionError (a list that is
+    nested too deeply), the result names the type, such as "a list that is too large to show".
     """
     try:
         return written(value)

@@ -179,7 +179,10 @@ def keys_of(cls: type) -> dict[str, str]:
 
 @cache
 def groups_of(cls: type) -> dict[str, type]:
-    """Return group -> the class that declares it, for all groups whose settings ``cls`` has."""
+    """Return group -> the class, ``cls`` or one of its bases, that declares the group's settings.
+
+    If several classes declare settings of a group, it is the class of the first field.
+    """
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):
         owner = _owner_of(cls, field.name)

@@ -434,6 +434,8 @@ def logs(folder: Path, member: str, lines: int) -> str:
 def down(folder: Path) -> tuple[Deployment, list[str]]:
     """End all processes of a deployment, sites before the server, but keep its folder.
 
+    The deployment is not locked meanwhile.
+
     Returns:
         The deployment, and the members that were running.
 

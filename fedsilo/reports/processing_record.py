@@ -71,7 +71,11 @@ def _erasure() -> str:
 
 
 def _measures(run: Shown) -> str:
-    """Describe the measures that the software took in this run."""
+    """Describe the run's measures in one line.
+
+    They are the promise of the trust level, transport and log (or that the sites were simulated),
+    differential privacy, and a blank for organisational measures.
+    """
     parts = [f"trust level '{run.trust}': {run.summary['privacy']['trust']['promise']}"]
     if run.is_simulated:
         parts.append("the sites were simulated on one machine: no transport, site file or log")

@@ -169,9 +169,9 @@ class UEFLSettings(OwnSettings):
             features: number of training features, one per segment of a token.
 
         Raises:
-            SettingError: 'uefl.max-iterations' is above 1, and the site has 0 validation samples
-                or, if 'uefl.refresh' is 'kmeans', fewer features than 'uefl.codes'. A site that
-                reports no sizes at all passes.
+            SettingError: 'uefl.max-iterations' is above 1, and either the site reports its sizes
+                and has no validation samples, or 'uefl.refresh' is 'kmeans' and it has fewer
+                features than 'uefl.codes'.
         """
         if self.max_iterations > 1 and sizes and not sizes.get("val"):
             raise SettingError(

@@ -38,6 +38,8 @@ def open_experts(
 ) -> dict[str, TokenClassifier]:
     """Build each site's expert network from arrays with wire names: site -> network.
 
+    The networks are as built: not in eval mode, and with gradients.
+
     Args:
         settings: the run's settings, by which each expert is built.
         task: the data's shape and classes.

@@ -222,7 +222,8 @@ class PromptedViT(TokenClassifier):
     def _layer_prompts(self) -> list[Tensor | None]:
         """Return one entry per layer: prompts (2, length, channels), or None without prompts.
 
-        b-prompts are in the first layers and t-prompts in the last; g-prompts are in all layers.
+        b-prompts are in the first layers and t-prompts in the last. g-prompts are in all layers,
+        and are used instead of the other two, never with them.
         """
         layers: list[Tensor | None] = []
         for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last

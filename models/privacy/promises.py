@@ -99,7 +99,8 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
 def _find_without_effect(common: CommonSettings) -> Iterator[str]:
     """Yield an error message for each setting that is changed but has no effect without DP-SGD.
 
-    These are the largest epsilon, delta and the noise on statistics.
+    These are the largest epsilon, delta and the noise on statistics. The caller has checked that
+    DP-SGD is off.
     """
     values, usual = as_mapping(common), defaults(CommonSettings)
     for key in ("privacy.max-epsilon", "privacy.delta", "privacy.statistics-noise"):

@@ -166,10 +166,11 @@ def _decide_by_more_bits(
 
 
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
-    """Return the sign of a coordinate, and two adjacent integers that enclose its absolute value.
+    """Return the sign of a coordinate in -1..1, and the bounds of its absolute value.
 
-    ``number`` holds the ``bits`` random bits of the coordinate, which is in -1..1. The integers are
-    in units of 2^(1-bits).
+    With h = 2^(bits-1), the coordinate lies between (number - h) / h and (number - h + 1) / h,
+    where ``number`` has ``bits`` random bits. The sign is 1 or -1. The smaller and the larger bound
+    are adjacent integers in units of 1 / h.
     """
     half = 1 << (bits - 1)
     if number >= half:

@@ -182,12 +182,12 @@ def refuse_unknown_files(named: str, where: str) -> None:
 
 
 def _approve(module: str, recorded: str, pin: str) -> str:
-    """Check that one plugin may be executed, and return its entry for the setting 'plugin'.
+    """Refuse a plugin that this user does not trust, or whose SHA-256 is not ``pin``.
 
-    The user trusts a plugin that ``--plugin`` names, that this user has run with the same bytes, or
-    that an installed package offers to fedsilo. The user must trust the plugin, and its SHA-256
-    must equal ``pin``. The file that the user named, if any, is used in place of ``recorded``. An
-    installed module is imported at once, and the result is then an empty string.
+    Trusted are a plugin that ``--plugin`` names, one that this user has run with the same bytes,
+    and an installed module that a package offers to fedsilo. The result is the plugin's entry for
+    the setting 'plugin': the path of its file, which is the one that the user named, if any, and
+    else ``recorded``. An installed module is imported at once, and the result is then empty.
 
     Args:
         module: the plugin's module.

@@ -112,8 +112,9 @@ class CheckpointHook(Hook):
             path: the checkpoint, for errors.
 
         Raises:
-            CheckpointError: a setting differs, or the run used the removed setting 'wire-feedback'.
-                If a setting differs, the message names both values.
+            CheckpointError: the run used the removed setting 'wire-feedback' with
+                'server.wire-precision' bf16, or else a setting differs; then the message names both
+                values.
         """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""

@@ -205,7 +205,8 @@ class Floors:
         An update's norm and direction are always shown. A metric is hidden if its name is not in
         the grammar, if a hospital at 'trust: nobody' would not send it, or if its split is below
         the floor. If a count of the split is hidden, metrics over all classes, metrics of hidden
-        classes, and an accuracy that reveals a patient are hidden too.
+        classes, and an accuracy that reveals a patient are hidden too. Other metrics by class or by
+        bin are then shown only if the site's accuracy of the last round may be shown.
 
         Args:
             at: the round. In the last round metrics by class are shown too, so the rule for

@@ -61,8 +61,8 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
     The tracker is a generator, which gets lists of values by ``send`` and writes them at once;
-    closing it closes the files. Events of an earlier attempt are removed. The settings are written
-    as a table. ``resumed`` is ignored.
+    closing it closes the files. TensorBoard hides the events of an earlier attempt, whose files
+    stay. The settings are written as a table. ``resumed`` is ignored.
     """
     from torch.utils.tensorboard import SummaryWriter
 

@@ -47,7 +47,7 @@ class Capabilities:
             raise SettingError(refusals[0])
 
     def _round_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text for each unsupported setting on rounds, sites or aggregation.
+        """Yield an error text for each unsupported setting on rounds, start, sites or aggregation.
 
         'server.aggregation' "auto" is always supported. 'server.sites-per-round' together with
         'train.epoch-steps' is an error for every method.

@@ -108,6 +108,8 @@ class UEFL(Method):
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average the network and the books; at the end of an iteration extend the books.
 
+        Before round 1, K-means fills the first book if 'uefl.first-book' is 'kmeans'.
+
         An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
         a new book. With 'uefl.refresh' the certain sites' features re-initialise the first book,
         unless the run ends here.

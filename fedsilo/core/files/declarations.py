@@ -188,8 +188,8 @@ def as_text(value: Any) -> str:
 
     Raises:
         PydanticCustomError: the value has another type (such as the bool that YAML makes of 'yes'),
-            is not a printable line (a single tab is allowed), or is a whole number of more than 300
-            digits.
+            is not a printable line (only a text that is one tab is exempt), or is a whole number
+            with more than 300 digits.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(

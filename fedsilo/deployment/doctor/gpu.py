@@ -88,10 +88,12 @@ def _free_memory(index: int) -> str:
 
 
 def _built_for(index: int) -> str:
-    """Return the compute capability of the GPU with number ``index``, such as "8.0".
+    """Check that PyTorch supports GPU ``index``, and return the GPU's compute capability.
+
+    The capability is a text such as "8.0".
 
     Raises:
-        Refused: the installed PyTorch was not built for this capability.
+        Refused: the installed PyTorch was built for other capabilities only.
     """
     # An old or very new GPU is found, but no kernel of this PyTorch build runs on it
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()

@@ -145,7 +145,8 @@ def _refuse_damaged(database: Path) -> None:
     Only the first bytes are read.
 
     Raises:
-        Refused: the path is something else.
+        Refused: the path is not a regular file, or the file is neither empty nor SQLite.
+        OSError: the file cannot be read.
     """
     if not database.exists():
         return

@@ -3,8 +3,9 @@
     python -m fedsilo.deployment.service.journal COMMAND...
 
 Flower's server and node print lines of three forms, some in colour and without a time. All become
-``2026-03-03T09:41:07.120Z INFO [hearts round 3] text``. The command gets SIGTERM and SIGINT that
-this process gets, and its exit code becomes this process's.
+``2026-03-03T09:41:07.120Z INFO [hearts round 3] text``. Lines about successful calls of Flower's
+API are left out, because polling makes several a second. The command gets SIGTERM and SIGINT that
+this process gets, and its exit code becomes this process's: 0 if such a signal ended it.
 """
 
 import re
@@ -27,6 +28,9 @@ _FORMS = (
     re.compile(rf"(?P<level>{_LEVELS})\s*:\s+(?P<text>.*)"),
     re.compile(rf"\d{{4}}-\d\d-\d\dT[\d:.]+Z (?P<level>{_LEVELS}) \[[\w.]+\] (?P<text>.*)"),
 )
+# Flower's polling makes several of these a second
+_POLLED = re.compile(r"\S+Z INFO \[uvicorn\.access\] .* 2\d\d")
+_BY_SIGNAL = 128  # a shell's exit code for signal N is 128 + N
 _FAILED = re.compile(r"fedsilo: error")  # a command's own one-line error
 
 
@@ -44,8 +48,13 @@ class LogLines:
     level: str = "INFO"
 
     def format(self, line: str) -> str:
-        """Format one line of output; the result is empty if nothing is printed in the line."""
+        """Format one line of output.
+
+        The result is empty for a line without text, and for a successful call of Flower's API.
+        """
         text = _COLOURS.sub("", line).rstrip()
+        if _POLLED.fullmatch(text):
+            return ""
         # The first form that fits decides; other lines belong to the line before
         for form in _FORMS:
             found = form.fullmatch(text)
@@ -93,7 +102,10 @@ def run_logged(
         errors="replace",
     )
 
+    asked: list[int] = []  # the signals that this process got
+
     def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
         with suppress(ProcessLookupError):
             process.send_signal(number)
 
@@ -106,7 +118,12 @@ def run_logged(
         if text:
             target.write(f"{text}\n")
             target.flush()
-    return process.wait()
+    code = process.wait()
+    if -code in asked:  # it ended as it was asked to
+        return 0
+    if code < 0:
+        return _BY_SIGNAL - code
+    return code
 
 
 @dataclass

@@ -281,7 +281,11 @@ def _notes(context: _Context, index: int) -> list[str]:
 
 
 def _values(context: _Context, index: int) -> list[Any]:
-    """Build the list of a table row's values, with marks and contributions; empty for images."""
+    """List a table row's values as the page shows them; empty for images.
+
+    A value is marked if it is unusual in its column, and has its contribution to the prediction if
+    that was computed.
+    """
     read = context.predictions.inputs.read
     if context.texts is None or read is None:
         return []

@@ -111,7 +111,10 @@ class HospitalReader:
         return self._state
 
     def _read_lines(self) -> None:
-        """Add the log's complete lines since the last call."""
+        """Count the log's complete lines since the last call.
+
+        If the log has become shorter, counting starts again from its beginning.
+        """
         with os.fdopen(open_regular(self._log, os.O_RDONLY), "rb") as log:
             # Somebody began a new log under the same name
             if os.fstat(log.fileno()).st_size < self._offset:

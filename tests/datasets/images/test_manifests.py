@@ -208,6 +208,7 @@ def test_a_wrong_declaration_is_told_with_its_file(places: Places, text: str, sa
         ),
         ("b.png,,P1", "line 3, column 'label': this label is not one of"),
         ("../../b.png,nevus,P1", "line 3, column 'path': the file is outside the data directory"),
+        ("//etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, but not below"),
         ("/etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, but not below"),
         (",nevus,P1", "line 3, column 'path': this is not a file name"),
         ("x/../a.png,nevus,P1", "line 3, column 'path': the same file is in line 2"),
@@ -230,8 +231,9 @@ def test_a_misspelt_column_is_refused_and_not_repeated(places: Places, header: s
     assert "Smith" not in found
 
 
-def test_a_manifest_outside_the_data_directory_is_refused(places: Places) -> None:
-    rewrite(places, "images.yaml", lambda text: text.replace("north/list.csv", "../list.csv"))
+@pytest.mark.parametrize("outside", ["../list.csv", "/list.csv", "//list.csv"])
+def test_a_manifest_outside_the_data_directory_is_refused(places: Places, outside: str) -> None:
+    rewrite(places, "images.yaml", lambda text: text.replace("north/list.csv", outside))
     assert "the manifest of site 'north' is outside the data directory" in refused(places)
 
 

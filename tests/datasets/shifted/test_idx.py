@@ -90,7 +90,7 @@ def test_no_memory_is_taken_for_bytes_that_are_only_declared(path: Path) -> None
     assert tracemalloc.get_traced_memory()[1] < 2**23
     tracemalloc.stop()
     path.write_bytes(gzip.compress(header[:4] + struct.pack(">2I", 2**16, 2**16) + bytes(100)))
-    with pytest.raises(DataError, match=r"would take 4,294,967,296 bytes"):
+    with pytest.raises(DataError, match=r"4,294,967,296 bytes"):
         read_idx(path)
 
 

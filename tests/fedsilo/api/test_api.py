@@ -38,7 +38,7 @@ def test_a_run_without_pictures_has_all_but_them(tiny: Tiny, tmp_path: Path) -> 
         for name, no in (("drawn", False), ("bare", True))
     )
     files = [{path.name for path in run.path.iterdir()} for run in (drawn, bare)]
-    assert {Path(name).suffix for name in files[0] - files[1]} == {".png"}
+    assert {Path(name).suffix for name in files[0] - files[1]} == {".png", ".pdf"}
     assert files[1] < files[0]
     assert not bare.paper.numbers, "no paper is in this setting"
 

@@ -31,6 +31,7 @@ from fedsilo.comparison.tables import (
     tidy,
 )
 from fedsilo.core.errors import SettingError
+from tests.support.errors import refuses
 
 METRICS = ("accuracy", "entropy")
 HEADER = tuple(name.replace("_", " ") for name in COMPARISON)
@@ -318,3 +319,12 @@ def test_a_bar_is_the_mean_over_seeds_at_a_site_and_a_panel_a_metric() -> None:
     deviations = [b.errorbar.lines[2][0].get_segments()[1][:, 1]]  # type: ignore[attr-defined]
     assert deviations[0].tolist() == pytest.approx([0.7 - 0.08**0.5, 0.7 + 0.08**0.5])
     assert [text.get_text() for text in figure.axes[1].get_xticklabels()] == ["north", "all"]
+
+
+def test_a_metric_that_is_measured_but_hidden_is_not_called_unknown() -> None:
+    summaries: list[Any] = [{"mean": {"loss": 0.5}}]
+    with refuses(SettingError, "--no-floor"):
+        chosen_metrics("accuracy", summaries, "--tests", {"accuracy", "loss"})
+    with refuses(SettingError, "unknown metric 'acuracy'"):
+        chosen_metrics("acuracy", summaries, "--tests", {"accuracy", "loss"})
+    assert chosen_metrics("loss", summaries, "--tests", {"accuracy", "loss"}) == ["loss"]

@@ -47,7 +47,10 @@ def masks_of(size: int, value: int) -> Tensor:
             [silo("a", masks_of(4, 255))],
             "a mask must be 0 on the background and 1 on the catheter, but has 255",
         ),
-        ([silo("a", masks_of(4, 0))], "no train image of angiogram-phantom has a mask that is not"),
+        (
+            [silo("a", masks_of(4, 0))],
+            "all masks of the train images of angiogram-phantom are empty",
+        ),
         ([silo("a", masks_of(4, 1)), silo("b", masks_of(8, 1), 8)], "images of different sizes"),
         ([silo("a", masks_of(4, 1)[:0])], "a of angiogram-phantom: no training images"),
     ],

@@ -288,10 +288,33 @@ def test_a_traceback_keeps_its_level_and_blank_lines_are_dropped() -> None:
     assert lines.format("\x1b[0m \n") == ""
 
 
-def test_a_command_is_logged_and_its_code_returned() -> None:
+def test_successful_polling_is_left_out_and_a_failed_call_is_not() -> None:
+    lines = LogLines(now=lambda: NOW)
+    call = '2026-11-27T02:56:03.953Z INFO [uvicorn.access] 127.0.0.1:1 - "POST /v1/x HTTP/1.1" '
+    assert lines.format(f"{call}200\n") == ""
+    assert lines.format(f"{call}500\n").endswith("500")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("sys.exit(3)", 3), ("os.kill(os.getpid(), 9)", 137)]
+)
+def test_a_failure_is_a_failure_for_systemd(code: str, expected: int) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        command = [sys.executable, "-c", f"import os, sys; {code}"]
+        assert run_logged(command, LogLines(), io.StringIO()) == expected
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("exit_code", [7, 0])
+def test_a_command_is_logged_and_its_code_returned(exit_code: int) -> None:
     target = io.StringIO()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); "
+    code = "import time; "
+    if exit_code:
+        code += "import signal, sys; signal.signal(15, lambda *_: sys.exit(7)); "
     code += "print('INFO :   up', flush=True); time.sleep(60)"
 
     def end() -> None:
@@ -302,7 +325,9 @@ def test_a_command_is_logged_and_its_code_returned() -> None:
     thread = threading.Thread(target=end)
     thread.start()
     try:
-        assert run_logged([sys.executable, "-c", code], LogLines(now=lambda: NOW), target) == 7
+        assert (
+            run_logged([sys.executable, "-c", code], LogLines(now=lambda: NOW), target) == exit_code
+        )
     finally:
         thread.join()
         for number, handler in before.items():

@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from flwr.app import ConfigRecord, RecordDict
 
 from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import CONFIG
 from fedsilo.core.processes import free_ports
 from fedsilo.deployment.worker import parent
 from fedsilo.deployment.worker.hospital import CANNOT
@@ -208,3 +212,34 @@ def test_a_worker_that_is_asked_to_end_does_so_without_its_libraries_reports(
     command = [sys.executable, "-c", _ENDED, str(secret)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "tasks are ended")
+
+
+@pytest.mark.parametrize(
+    ("config", "mark"),
+    [
+        ({"run-name": "hearts", "round": 3}, "[hearts round 3] "),
+        ({"run-name": "two\nlines\x1b[31m", "round": 1}, "["),
+        ({}, ""),
+    ],
+)
+def test_log_lines_name_the_run_and_the_round_of_the_message(
+    config: dict[str, str | int], mark: str
+) -> None:
+    content = RecordDict({CONFIG: ConfigRecord(dict(config))})
+    message: Any = SimpleNamespace(has_content=lambda: True, content=content)
+    log = logging.getLogger("flwr")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with parent.naming_run(message):
+            log.error("%d samples", 7)
+        log.error("afterwards")
+    finally:
+        log.removeHandler(handler)
+    inside, afterwards = (record.getMessage() for record in records)
+    assert inside.startswith(mark)
+    assert inside.endswith("7 samples")
+    assert inside.isprintable()
+    assert afterwards == "afterwards"
