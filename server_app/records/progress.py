@@ -175,7 +175,8 @@ def write_progress(progress: Progress, folder: Path) -> None:
     """Write ``progress.json`` and ``progress.prom`` in the run directory ``folder``."""
     # Not 'lasting': a power cut may lose the progress, and waiting for the disk costs more
     write_atomically(folder / FILE, progress.model_dump_json(indent=2) + "\n", lasting=False)
-    write_atomically(folder / METRICS_FILE, metrics_text(progress), lasting=False)
+    metrics = format_metrics(_list_metrics(progress), {"run": progress.run})
+    write_atomically(folder / METRICS_FILE, metrics, lasting=False)
 
 
 def metrics_text(progress: Progress) -> str:

@@ -4,11 +4,14 @@
 shows it in a terminal.
 """
 
+from __future__ import annotations
+
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,7 +23,6 @@ from fedsilo.core.one_line import as_word, format_count
 from fedsilo.core.processes import process_of
 from fedsilo.deployment.deployment import read_deployment
 from fedsilo.pages.page import at_most
-from fedsilo.reports.watch.hospital import HospitalReader, HospitalState
 from fedsilo.server_app.records.progress import (
     FILE,
     Progress,
@@ -33,6 +35,10 @@ from fedsilo.server_app.records.progress import (
 )
 from fedsilo.server_app.records.run_directory import refuse_links
 from fedsilo.server_app.run.terminal import fit_table
+
+# A hospital's site file brings Flower, which commands that only list do not need
+if TYPE_CHECKING:
+    from fedsilo.reports.watch.hospital import HospitalReader, HospitalState
 
 _SILENT = 60.0  # seconds without a write after which a remote run is silent; it writes every 15
 
