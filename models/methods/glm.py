@@ -1,8 +1,10 @@
 """Settings of the regression ``glm``, the names of its arrays, and its columns.
 
-Equations (McCullagh and Nelder 1989, section 2.5):
+Equations (Nelder and Wedderburn 1972, J. R. Stat. Soc. A 135, pages 370 to 384):
   (sums) gradient and Hessian over a site's patients -> models.maths.glm.sums_at
   (Newton) beta + H^-1 g -> strategies.methods.glm.GLM.round
+
+Equations (doi:10.1016/0197-2456(86)90046-2):
   (DerSimonian-Laird) fixed and random effects -> models.maths.meta_analysis.combine_effects
 """
 

@@ -223,7 +223,7 @@ def test_weights_of_another_network_are_refused(
 ) -> None:
     path = tmp_path / "weights.pth"
     for state, told in (
-        (_own((9,), 5).state_dict(), "'2.weight' is missing, too much or of another shape"),
+        (_own((9,), 5).state_dict(), "'2.weight' is missing, surplus or of another shape"),
         ({"2.weight": torch.full((5, 64), torch.nan), "2.bias": torch.zeros(5)}, "not finite"),
     ):
         torch.save(state, path)
