@@ -224,7 +224,7 @@ def test_weights_of_another_network_are_refused(
     path = tmp_path / "weights.pth"
     for state, told in (
         (_own((9,), 5).state_dict(), "'2.weight' is missing, surplus or of another shape"),
-        ({"2.weight": torch.full((5, 64), torch.nan), "2.bias": torch.zeros(5)}, "not finite"),
+        ({"2.weight": torch.full((5, 64), torch.nan), "2.bias": torch.zeros(5)}, "non-finite"),
     ):
         torch.save(state, path)
         settings = named(_own, initial_weights=str(path))
