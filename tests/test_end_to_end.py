@@ -341,7 +341,7 @@ def test_resuming_with_another_config_or_other_data_is_refused(
     (copied("fedavg").path / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match="rounds is 3 there and 4 here"):
         inline_run(_values(tiny, "fedavg", resume=True, rounds=4))
-    with pytest.raises(RunDirectoryError, match="not those of"):
+    with pytest.raises(RunDirectoryError, match="their data differ from those"):
         inline_run(_values(tiny, "fedavg", resume=True, rounds=3), nodes=2)
 
 

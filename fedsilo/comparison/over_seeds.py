@@ -310,7 +310,7 @@ def _results(
     summaries: Summaries,
     split: str,
     wanted: str | None,
-    measured: Collection[str],
+    measured: Collection[str] = (),
 ) -> pd.DataFrame:
     """Collect the tidy results of each experiment, then the results of a constant baseline.
 

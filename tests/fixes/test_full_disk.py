@@ -37,6 +37,8 @@ OWN_WRITERS = {
     "fedsilo/comparison/trials.py": "writes to the null device",
     "fedsilo/core/files/atomic_files.py": "is the writer",
     "fedsilo/core/files/unpacked_size.py": "its caller names the folder",
+    "fedsilo/deployment/backup/backup.py": "within the block that names the backup",
+    "fedsilo/deployment/backup/sealed_archive.py": "within the block that names the backup",
     "fedsilo/deployment/commands.py": "a log that other processes write",
     "fedsilo/deployment/deployment.py": "an empty lock file",
     "fedsilo/deployment/worker/supernode.py": "writes to standard error",

@@ -73,7 +73,7 @@ PLANNED = [
         {"leave it at 'mean'": {"aggregation": "mean"}},
     ),
     Case(
-        "and fedrep trains the head first, then the rest: set it",
+        " trains the head first, then the rest: set it",
         tiny("fedrep", local_steps=1),
         {
             "set it to 2 or more": {"train.local-steps": 2},
@@ -102,7 +102,7 @@ RUN = [
         },
     ),
     Case(
-        " step a round, but fedrep needs one for the head and one for the rest",
+        " needs one for the head and one for the rest",
         {
             **ONE_ROUND,
             "method": "fedrep",

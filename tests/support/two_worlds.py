@@ -75,7 +75,8 @@ policy: impute
 sites: {{{site}: own.csv}}
 """
 _ORDER = int("f" * 90, 16)  # below the order of SECP384R1
-_LEFT_OUT = ("time", "why", "outcome")  # of the audit log's lines: they stay at the hospital
+# Of the audit log's lines: they stay at the hospital; 'check' is over the whole line
+_LEFT_OUT = ("time", "why", "outcome", "check")
 
 
 def table(rows: int = 61) -> str:

@@ -39,8 +39,8 @@ def test_what_cannot_be_watched_is_one_line(
     run = written(tmp_path / "trial")
     assert "there is no deployment in" in _refused(["--deployment", str(tmp_path)], capsys)
     assert "it is not a run directory" in _refused([str(tmp_path)], capsys)
-    assert "name either a run directory, or" in _refused([], capsys)
-    assert "name either a run directory, or" in _refused(
+    assert "name either a run directory, a deployment" in _refused([], capsys)
+    assert "name either a run directory, a deployment" in _refused(
         [str(run), "--deployment", str(tmp_path)], capsys
     )
     assert "give only one of them" in _refused([str(run), "--once", "--port", "0"], capsys)

@@ -79,7 +79,7 @@ def test_floats_are_as_they_are_and_both_alike() -> None:
 def test_no_images_and_nothing_but_background_are_told_of() -> None:
     with pytest.raises(DataError, match="no site has images of that split"):
         measure_pixels({})
-    with pytest.raises(DataError, match="background only"):
+    with pytest.raises(DataError, match="counts as background"):
         measure_pixels({"a": split_of(torch.zeros(2, 1, 4, 4, dtype=torch.uint8))})
 
 

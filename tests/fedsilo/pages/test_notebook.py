@@ -43,7 +43,7 @@ def test_a_run_shows_its_table_but_not_what_its_pages_must_not_show(hearts: Path
     # An accuracy of 1 says that the few patients of the hidden class are right, so it is hidden
     assert run.summary["sites"]["switzerland"]["accuracy"] == 1
     row = html.partition("<td>switzerland</td>")[2].partition("</tr>")[0]
-    assert row.startswith("<td></td><td></td><td></td>")
+    assert row.startswith("<td>n/a</td><td>n/a</td><td>n/a</td>")
     assert "switzerland" in html.partition("are not shown")[0].rpartition("Some metrics")[2]
 
 
