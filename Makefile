@@ -23,10 +23,8 @@ EXPERIMENT ?= uefl-digits
 run: setup  ## train UEFL over nine silos of embedded real digits
 	$(BIN)/python -m fedsilo.cli simulate $(EXPERIMENT)
 
-# One process more than there are cores, because tests wait for the processes that they start
-WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
-test: setup  ## the whole test suite, a process more than cores; a file's tests stay together, long files first
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: setup  ## the whole test suite, a process a core; a file's tests stay together, long files first
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # Other processors add in another order. Tests of numbers hold by the kernels of SSE too, as here, and
 # by this processor's newest (AVX-512, AMX), where 'make test' takes those of AVX2
