@@ -374,7 +374,9 @@ def limit(run: Shown, site: str | None = None) -> str:
     # Fewest test samples means the widest interval
     smallest = min(tested, key=lambda name: tested[name][0])
     samples, accuracy = tested[smallest]
-    interval = wilson(round(accuracy * samples), samples)
+    # An altered file, or a hospital's noise, may say more than all
+    right = min(max(round(accuracy * samples), 0), samples)
+    interval = wilson(right, samples)
     return (
         f"{start}, and {smallest} has {samples} test {run.noun(samples)}, for whom the true share "
         f"may be anywhere from {percent(interval.low)} to {percent(interval.high)}."

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from fedsilo.cli.main import main
@@ -86,6 +86,8 @@ UNHURRIED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @settings(max_examples=CASES or 30, suppress_health_check=UNHURRIED, deadline=None)
 @given(command=st.sampled_from(QUICK), **CASE)
+# An accuracy outside of 0 and 1
+@example(command="card", kind="plain", name="summary.json", where=8, what=308)
 def test_a_page_a_card_or_a_look_at_an_odd_run_is_made_or_refused_in_a_line(
     command: str,
     kind: str,
