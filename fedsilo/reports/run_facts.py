@@ -374,9 +374,7 @@ def limit(run: Shown, site: str | None = None) -> str:
     # Fewest test samples means the widest interval
     smallest = min(tested, key=lambda name: tested[name][0])
     samples, accuracy = tested[smallest]
-    # An altered file, or a hospital's noise, may say more than all
-    right = min(max(round(accuracy * samples), 0), samples)
-    interval = wilson(right, samples)
+    interval = wilson(min(max(round(accuracy * samples), 0), samples), samples)
     return (
         f"{start}, and {smallest} has {samples} test {run.noun(samples)}, for whom the true share "
         f"may be anywhere from {percent(interval.low)} to {percent(interval.high)}."

@@ -238,9 +238,7 @@ def _cell(run: Shown, site: str, metric: str) -> str:
     # For other metrics, the counts alone do not give an interval
     interval: Interval | None = None
     if metric == "accuracy" and samples:
-        # A run directory that was altered may say more than all
-        right = min(max(round(value * samples), 0), samples)
-        interval = wilson(right, samples)
+        interval = wilson(min(max(round(value * samples), 0), samples), samples)
     elif metric == "auc" and len(counts) == 2 and None not in counts:
         interval = of_auc(value, counts[1], counts[0])
     return with_interval(Estimate(value, interval))
