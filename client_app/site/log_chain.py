@@ -70,9 +70,7 @@ def read_head(log: Path) -> Link | None:
     """
     try:
         content = json.loads(read_regular(head_file(log)))
-    except FileNotFoundError:
-        return None
-    except ValueError:
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return link_of(content) if isinstance(content, dict) else None
 

@@ -52,8 +52,8 @@ def split_numbers(values: Floats, grid: float) -> list[Floats]:
 def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
     """Join the sums of the three parts over sites, each weighted by whole numbers of samples, (m,).
 
-    The result is None if a sum of the first two parts is no whole number of grids. Then a site has
-    probably clipped its numbers, and they must be made smaller.
+    The result is None if a sum of the first two parts is not a whole number of grids. Then a site
+    has probably clipped its numbers, and they must be made smaller.
     """
     total = sums[-1]
     for part in reversed(sums[:-1]):

@@ -106,7 +106,9 @@ def test_a_log_that_was_moved_away_is_continued_by_the_next(tmp_path: Path) -> N
     assert list(find_breaks(read(old) + read(log), read_head(log))) == []
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"number": "1"}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "[" * 100_000, '{"number": "1"}'], ids=range(5)
+)
 def test_a_damaged_head_is_as_none(tmp_path: Path, content: str) -> None:
     log = tmp_path / "audit.jsonl"
     append_line(log, {"n": 0})
