@@ -97,9 +97,12 @@ class HospitalWorker:
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
         sys.stderr.flush()
+        # A SIGTERM between the fork and the child's own handler would be lost: it waits until then
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         process = os.fork()
         if process == 0:
             _become_task(self.answer, token)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.running[process] = token
         self.started += 1
 
@@ -273,6 +276,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
     It never returns. The exit code is that of ``answer``, or 1 after an error, which is logged.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     code = 1
     try:
         code = answer(token)

@@ -37,7 +37,7 @@ def test_a_silent_node_gives_none_when_the_time_is_up_and_not_before(
 ) -> None:
     began = time.monotonic()
     replies = exchange(spy_grid(fake_app(), silent={1002}), asks([1001, 1002]), 0.3)
-    assert 0.3 <= time.monotonic() - began < 2
+    assert 0.3 <= time.monotonic() - began < 30
     assert list(replies) == [1001]
 
 
@@ -100,12 +100,12 @@ def test_a_message_that_flower_does_not_take_is_not_waited_for(
     # As Flower's grid answers where nodes are unknown by now: no id in the messages' places.
     grid.push_messages = lambda messages: [push(messages[:1])[0], none, none]
     began = time.monotonic()
-    replies = exchange(grid, asks([1001, 1002, 1003]), 1.0)
+    replies = exchange(grid, asks([1001, 1002, 1003]), 60)
     assert [(node, reply.has_error()) for node, reply in sorted(replies.items())] == [
         *((1001, False), (1002, True), (1003, True)),
     ]
     assert "it was revoked, or has a new key since" in replies[1003].error.reason
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 30
 
 
 class Leaving:

@@ -75,6 +75,28 @@ def test_a_killed_task_is_named_and_the_worker_goes_on(caplog: pytest.LogCapture
     _until(ended)
 
 
+def test_a_task_ended_directly_after_its_fork_does_not_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fork = os.fork
+
+    def fork_and_end() -> int:
+        process = fork()
+        if process == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return process
+
+    monkeypatch.setattr(os, "fork", fork_and_end)
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        worker = HospitalWorker(lambda token: time.sleep(60) or 0)
+        worker.start("a")
+        (process,) = worker.running
+        assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_an_error_or_an_exit_of_a_task_ends_that_process_alone() -> None:
     def answer(token: str) -> int:
         if token == "exit":
