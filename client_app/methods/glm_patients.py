@@ -40,7 +40,7 @@ class Patients:
     times: Floats | None = None
 
     def lacking(self) -> npt.NDArray[np.bool_]:
-        """Return which values are missing, (n, columns + 1 or 2): columns, outcome, then times."""
+        """Mark the missing values, (n, columns + 1 or 2): columns, outcome, then times."""
         values = [self.columns, self.outcome]
         if self.times is not None:
             values.append(self.times)
