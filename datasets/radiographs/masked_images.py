@@ -63,15 +63,24 @@ def masked_silo(silo: Silo) -> Silo:
     The mask becomes the labels, (n, height, width), and the inputs lose that channel. The classes
     become "background" and "catheter". ``silo`` itself is not changed.
     """
-    # The mask is not an input of the network, so the task has one channel less
+    split = split_masks(silo)
+    task = Task(split.task.input_shape, len(MASK_CLASSES))
+    return replace(split, task=task, classes=MASK_CLASSES)
+
+
+def split_masks(silo: Silo) -> Silo:
+    """Separate the last channel of a silo's images, the masks, as labels (n, height, width).
+
+    The silo's classes are those of the pixels and stay as they are. ``silo`` itself is not changed.
+    """
+    # The mask is not an input of the network, so the shape has one channel less
     channels, *size = silo.task.input_shape
     return replace(
         silo,
         train=_split_masks(silo.train),
         val=_split_masks(silo.val),
         test=_split_masks(silo.test),
-        task=Task((channels - 1, *size), len(MASK_CLASSES)),
-        classes=MASK_CLASSES,
+        task=Task((channels - 1, *size), silo.task.classes),
     )
 
 
