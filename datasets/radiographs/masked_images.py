@@ -14,7 +14,7 @@ from fedsilo.core.files.locations import Places, find_places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import DATA_SETS, data_set
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 MASK_CLASSES = ("background", "catheter")
 
@@ -64,13 +64,13 @@ def masked_silo(silo: Silo) -> Silo:
     become "background" and "catheter". ``silo`` itself is not changed.
     """
     # The mask is not an input of the network, so the task has one channel less
-    channels, *size = silo.task.input_shape
+    channels, *size = silo.shape.input_shape
     return replace(
         silo,
         train=_split_masks(silo.train),
         val=_split_masks(silo.val),
         test=_split_masks(silo.test),
-        task=Task((channels - 1, *size), len(MASK_CLASSES)),
+        shape=NetworkShape((channels - 1, *size), len(MASK_CLASSES)),
         classes=MASK_CLASSES,
     )
 
