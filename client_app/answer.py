@@ -254,7 +254,7 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
             metrics = dict(limits.drop_small_splits(metrics, sizes))
     if lab.sample_parts:
         release = lab.privacy.measurements(parts_bound(lab.sample_parts))  # this costs epsilon
-        metrics |= noisy_metrics(lab.sample_parts, sizes, lab.silo.task.classes, release)
+        metrics |= noisy_metrics(lab.sample_parts, sizes, lab.silo.shape.outputs, release)
     if common.trust == SERVER:  # time and memory of an answer depend on the data
         metrics[SECONDS] = time.perf_counter() - lab.began
         metrics[PEAK_MEMORY] = lab.compute.peak_memory()

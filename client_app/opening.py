@@ -112,7 +112,7 @@ class OpenedSite:
 
 
 def _kind_of(silo: Silo) -> tuple[object, ...]:
-    return silo.task, silo.features, silo.classes, silo.schema
+    return silo.shape, silo.features, silo.classes, silo.schema
 
 
 def open_site(context: Context, with_data: bool = True) -> OpenedSite:

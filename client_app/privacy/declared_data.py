@@ -24,7 +24,7 @@ from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 FILE = "declared-data.json"
 _MOST = 100  # the most declarations, one for each data set and way to read it
@@ -70,9 +70,9 @@ class DeclaredData:
             at_least[split] = [round_down(count) for count in counts]
         return cls(
             silo.distribution,
-            tuple(silo.task.input_shape),
+            tuple(silo.shape.input_shape),
             str(silo.train.inputs.dtype).removeprefix("torch."),
-            silo.task.classes,
+            silo.shape.outputs,
             tuple(silo.classes),
             tuple(silo.features),
             silo.schema,
@@ -99,7 +99,7 @@ class DeclaredData:
         return Silo(
             name,
             self.distribution,
-            Task(self.input_shape, self.classes),
+            NetworkShape(self.input_shape, self.classes),
             train=splits["train"],
             val=splits["val"],
             test=splits["test"],

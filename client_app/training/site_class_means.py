@@ -65,7 +65,7 @@ def class_means(
     Returns:
         Class -> mean (d,), float32 on the CPU; empty if no class has enough samples.
     """
-    split, classes = silo.train, silo.task.classes
+    split, classes = silo.train, silo.shape.outputs
     counts = torch.bincount(split.labels, minlength=classes).tolist()
     if private:
         counts = list(private.counts)

@@ -31,7 +31,7 @@ from fedsilo.datasets.silo.measures import (
     picture_measures,
     unit_pixels,
 )
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,7 @@ class Silo:
 
     name: str
     distribution: str
-    task: Task
+    shape: NetworkShape
     train: Split
     val: Split
     test: Split
@@ -117,7 +117,7 @@ class Silo:
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, or '0', '1', ... if they have no names."""
-        return self.classes or tuple(map(str, range(self.task.classes)))
+        return self.classes or tuple(map(str, range(self.shape.outputs)))
 
     def label_counts(self) -> dict[str, list[int]]:
         """Count the samples of each class: split -> list of ``task.classes`` counts.
@@ -128,7 +128,7 @@ class Silo:
 
         counts = {}
         for name, split in self.splits().items():
-            counts[name] = torch.bincount(split.labels, minlength=self.task.classes).tolist()
+            counts[name] = torch.bincount(split.labels, minlength=self.shape.outputs).tolist()
         return counts
 
 
@@ -367,7 +367,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
     return Silo(
         name=facts["name"],
         distribution=facts["distribution"],
-        task=Task(tuple(splits["train"].inputs.shape[1:]), classes),
+        shape=NetworkShape(tuple(splits["train"].inputs.shape[1:]), classes),
         train=splits["train"],
         val=splits["val"],
         test=splits["test"],

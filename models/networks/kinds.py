@@ -24,16 +24,17 @@ _APPLIES_TO = dict.fromkeys(keys_in(CommonSettings, "vit"), "vit") | {
 
 
 @dataclass(frozen=True)
-class Task:
-    """The classification task of a network.
+class NetworkShape:
+    """The shape of a network's inputs, and its number of outputs.
 
     Attributes:
         input_shape: (channels, height, width) of an image, or (features,) of a table's row.
-        classes: the number of classes.
+        outputs: the numbers that the network computes: one for each class or finding, or 1 for a
+            numeric outcome.
     """
 
     input_shape: tuple[int, ...]
-    classes: int
+    outputs: int
 
 
 def image_network(settings: CommonSettings) -> str:

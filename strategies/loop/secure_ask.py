@@ -85,7 +85,7 @@ class SecureAsk(Ask):
             everything |= arrays
         # The model may be only a part of the arrays sent, so the specs come from the expected reply
         specs = next(iter(question.expect.values()), {})
-        classes = ask.method.participants.task().classes
+        classes = ask.method.participants.shape().outputs
         sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
         metrics = question.metrics  # the metrics that each single reply must have

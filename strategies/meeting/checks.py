@@ -22,7 +22,7 @@ import numpy as np
 from fedsilo.core.one_line import one_line
 from fedsilo.core.site_facts import SPLITS, SiteFacts, Sums, Vector
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 Facts = Mapping[str, SiteFacts]
 Refused = dict[str, str]  # site name -> why it is left out, in one line
@@ -282,9 +282,9 @@ class Terms:
 # hellos by site, and whether the features' sums are pooled ---
 
 
-def task_of(facts: SiteFacts) -> Task:
+def shape_of(facts: SiteFacts) -> NetworkShape:
     """Return the input shape and the number of classes of a site's data."""
-    return Task(facts.input_shape, facts.classes)
+    return NetworkShape(facts.input_shape, facts.classes)
 
 
 def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
@@ -299,9 +299,9 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
         other: the name of the second site.
         other_facts: the hello of the second site.
     """
-    if task_of(facts) != task_of(other_facts):
+    if shape_of(facts) != shape_of(other_facts):
         return (
-            f"site {site} holds {task_of(facts)}, site {other} {task_of(other_facts)}: all sites "
+            f"site {site} holds {shape_of(facts)}, site {other} {shape_of(other_facts)}: all sites "
             "of a run need the same input shape and classes"
         )
     if facts.features != other_facts.features:

@@ -12,12 +12,12 @@ from fedsilo.models.maths.mc_dropout import (
     predictive_entropy,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier
 
 
 def _network() -> TokenClassifier:
-    return build_classifier(CommonSettings(width=2, dropout=0.5), Task((1, 8, 8), 3))
+    return build_classifier(CommonSettings(width=2, dropout=0.5), NetworkShape((1, 8, 8), 3))
 
 
 def _images() -> Tensor:
