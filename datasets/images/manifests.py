@@ -8,7 +8,7 @@ import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -45,10 +45,19 @@ def _names_as_lists(content: Any) -> Any:
     """
     if not isinstance(content, list):
         return content
+    return {name: [name] for name in distinct_names(content)}
+
+
+def distinct_names(content: Sequence[Any]) -> list[str]:
+    """Convert the class names of a list under 'classes' to texts.
+
+    Raises:
+        ValueError: a name appears twice.
+    """
     names = [as_text(name) for name in content]
     if len(set(names)) != len(names):
         raise fault("under 'classes' a name appears twice")
-    return {name: [name] for name in names}
+    return names
 
 
 class Declaration(FileModel):

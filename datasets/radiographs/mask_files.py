@@ -52,7 +52,8 @@ def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> C
     """
     try:
         with opened_image(path, FORMATS) as image:
-            if image.size != (width, height):  # before it is decoded
+            # The header has the size, so a mask of another size is not decoded
+            if image.size != (width, height):
                 raise BrokenImageError(
                     f"has {image.width}x{image.height} pixels, but its image {width}x{height}"
                 )

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.declarations import as_text, fault
+from fedsilo.core.files.declarations import fault
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import (
@@ -26,7 +26,7 @@ from fedsilo.datasets.images.decoding import (
 from fedsilo.datasets.images.folder_layout import subfolders
 from fedsilo.datasets.images.image_data_set import Reader
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.images.manifests import resolve_inside
+from fedsilo.datasets.images.manifests import distinct_names, resolve_inside
 from fedsilo.datasets.radiographs.dicom import is_dicom
 from fedsilo.datasets.radiographs.endovascular import (
     central_square,
@@ -58,19 +58,10 @@ _USUAL_CLASSES = {"background": ["0"], "foreground": ["1", "255"]}
 
 
 def _indices_as_lists(content: Any) -> Any:
-    """Convert a list of class names to a mapping: the pixel value of a class is its place, from 0.
-
-    Anything but a list is returned unchanged.
-
-    Raises:
-        ValueError: a name appears twice.
-    """
-    if not isinstance(content, list):
-        return content
-    names = [as_text(name) for name in content]
-    if len(set(names)) != len(names):
-        raise fault("under 'classes' a name appears twice")
-    return {name: [str(number)] for number, name in enumerate(names)}
+    """Give a list of class names the pixel values 0, 1, 2, ...; leave anything else unchanged."""
+    if isinstance(content, list):
+        return {name: [str(number)] for number, name in enumerate(distinct_names(content))}
+    return content
 
 
 def _check_values(classes: dict[str, list[str]]) -> dict[str, list[str]]:

@@ -1,13 +1,25 @@
 """Segmentation networks as a site's network, so that federated methods can train them."""
 
-from typing import Any, cast
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import reason_of
-from fedsilo.models.networks.kinds import NetworkShape
-from fedsilo.models.networks.segmentation.build_segmentation import soft_dice_loss
+from fedsilo.core.plugins import resolve_plugin
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.networks.kinds import (
+    OWN_NETWORKS,
+    SEGMENTATION_NETWORKS,
+    TIMM,
+    NetworkShape,
+)
+from fedsilo.models.networks.plugged import call_builder, run_on_zeros
+from fedsilo.models.networks.segmentation.build_segmentation import (
+    build_segmentation,
+    soft_dice_loss,
+)
 from fedsilo.models.networks.site_network import TokenClassifier
 
 
@@ -47,8 +59,7 @@ class PixelClassifier(TokenClassifier):
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss, a scalar, of images (batch, ...) and masks (batch, h, w)."""
-        logits: Tensor = self.criterion(self.encoder(inputs), labels)
-        return logits
+        return self.criterion(self.encoder(inputs), labels)
 
 
 class PixelLoss:
@@ -65,41 +76,51 @@ class PixelLoss:
         return entropy + self.dice_weight * soft_dice_loss(logits, masks)
 
 
-def check_segmenter(name: str, module: nn.Module, shape: NetworkShape) -> None:
-    """Check, with two images of zeros, that a plugin's network returns logits for each pixel.
+def build_pixel_classifier(settings: CommonSettings, shape: NetworkShape) -> PixelClassifier:
+    """Build the segmentation network that the settings name, with weights keyed on the seed.
 
-    Running statistics do not change, and the network is in training mode afterwards.
+    'auto' is ``unet``. A plugin's builder returns a module that maps images (batch, *input_shape)
+    to pixel logits (batch, classes, h, w).
 
     Args:
-        name: the network's name, for errors.
-        module: the network.
+        settings: the run's settings, among them the network, its width and the seed.
         shape: the shape of an image, and the number of classes with the background.
+
+    Raises:
+        SettingError: the network does not take such images, or is a classifier of whole images.
+    """
+    name = settings.network
+    if name == "auto":
+        name = SEGMENTATION_NETWORKS[0]
+    if name in SEGMENTATION_NETWORKS:
+        segmenter: nn.Module = build_segmentation(name, settings, shape)
+    elif name in OWN_NETWORKS or name.startswith(TIMM):
+        raise SettingError(
+            f"'network.name' is '{name}', which classifies whole images, but 'task' is "
+            f"'segmentation': set 'network.name' to one of {', '.join(SEGMENTATION_NETWORKS)}"
+        )
+    else:
+        with (
+            seed_generators(settings.seed, "initial-weights"),
+            torch.device("cpu"),  # foreign code may not run on the meta device
+        ):
+            builder = resolve_plugin("network", name, OWN_NETWORKS)
+            segmenter = call_builder(name, builder, shape)
+            _check_segmenter(name, segmenter, shape)
+    return PixelClassifier(segmenter, shape, settings.dice_weight)
+
+
+def _check_segmenter(name: str, module: nn.Module, shape: NetworkShape) -> None:
+    """Check, with two images of zeros, that a plugin's network returns logits for each pixel.
 
     Raises:
         SettingError: the network fails on such images, or returns something else.
     """
-    import torch
-
-    batch = torch.zeros(2, *shape.input_shape)
-    wanted = (2, shape.outputs, *shape.input_shape[1:])
-    module.eval()
-    try:
-        with torch.no_grad():
-            logits = module(batch)
-    except Exception as error:  # foreign code may raise anything
-        raise SettingError(
-            f"network '{name}' does not take inputs of {shape.input_shape} ({reason_of(error)})"
-        ) from None
-    finally:
-        module.train()
+    logits: Any = run_on_zeros(name, module, shape, module)
     returned = tuple(getattr(logits, "shape", ()))
+    wanted = (2, shape.outputs, *shape.input_shape[1:])
     if not isinstance(logits, Tensor) or returned != wanted:
         raise SettingError(
             f"network '{name}' must return pixel logits of {wanted} for 2 images and "
             f"{shape.outputs} classes, but returns {type(logits).__name__} of {returned}"
         )
-
-
-def as_pixel_classifier(network: nn.Module) -> PixelClassifier:
-    """Return ``network`` as the pixel classifier that it is; the type is not checked."""
-    return cast(PixelClassifier, network)
