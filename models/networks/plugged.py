@@ -5,9 +5,9 @@ A builder is called as ``build(input_shape, classes)`` and returns a module that
 ``forward_head``, its features become tokens; otherwise its logits are its only token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from fedsilo.models.privacy.dp_sgd import with_group_norm
 _DROPOUT = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 # Samples that a new network is tried with; two show whether the batch keeps its place
 _BATCH = 2
+R = TypeVar("R")
 
 
 def build_plugged(
@@ -50,7 +51,7 @@ def build_plugged(
         if name.startswith(TIMM):
             module = _timm_module(name.removeprefix(TIMM), shape)
         else:
-            module = _call_builder(name, resolve_plugin("network", name, OWN_NETWORKS), shape)
+            module = call_builder(name, resolve_plugin("network", name, OWN_NETWORKS), shape)
         if settings.is_private():
             _refuse_batch_norms(name, module)
         if isinstance(module, TokenClassifier):
@@ -63,7 +64,7 @@ def build_plugged(
         return network
 
 
-def _call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
+def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
     """Call a plugin's builder with input shape and classes, and return its module.
 
     Args:
@@ -325,21 +326,15 @@ def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) 
         SettingError: the module raises an error for such inputs, or does not return logits (2,
             classes) or features (2, ...).
     """
-    # Eval mode, because batch norm in training mode would take zeros into its running statistics
-    inputs = torch.zeros(_BATCH, *shape.input_shape)
-    module.eval()
-    try:
-        with torch.no_grad():
-            logits = features = module(inputs)
-            if split:
-                features = cast(Any, module).forward_features(inputs)
-                logits = cast(Any, module).forward_head(features)
-    except Exception as error:  # foreign code may raise anything
-        raise SettingError(
-            f"network '{name}' does not take inputs of {shape.input_shape} ({reason_of(error)})"
-        ) from None
-    finally:
-        module.train()
+
+    def forward(inputs: Tensor) -> tuple[Any, Any]:
+        logits = features = module(inputs)
+        if split:
+            features = cast(Any, module).forward_features(inputs)
+            logits = cast(Any, module).forward_head(features)
+        return logits, features
+
+    logits, features = run_on_zeros(name, module, shape, forward)
     # A tuple or mapping, as detection networks return it, has no shape
     wanted, given = (_BATCH, shape.outputs), tuple(getattr(logits, "shape", ()))
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or given != wanted:
@@ -355,6 +350,36 @@ def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) 
             f"network '{name}': 'forward_features' must return a tensor (batch, ...)"
         )
     return features[0]
+
+
+def run_on_zeros(
+    name: str, module: nn.Module, shape: NetworkShape, forward: Callable[[Tensor], R]
+) -> R:
+    """Return the result of ``forward`` on two inputs of zeros, with ``module`` in eval mode.
+
+    Running statistics do not change, and the module is in training mode afterwards.
+
+    Args:
+        name: the network's name, for errors.
+        module: the network that ``forward`` uses.
+        shape: the shape of an input.
+        forward: maps inputs (2, *input_shape) to any result.
+
+    Raises:
+        SettingError: ``forward`` raises an error.
+    """
+    # Eval mode, because batch norm in training mode would take zeros into its running statistics
+    inputs = torch.zeros(_BATCH, *shape.input_shape)
+    module.eval()
+    try:
+        with torch.no_grad():
+            return forward(inputs)
+    except Exception as error:  # foreign code may raise anything
+        raise SettingError(
+            f"network '{name}' does not take inputs of {shape.input_shape} ({reason_of(error)})"
+        ) from None
+    finally:
+        module.train()
 
 
 def _pixels(name: str, module: nn.Module, shape: NetworkShape) -> tuple[Tensor, Tensor]:

@@ -111,21 +111,29 @@ def build_segmentation(kind: str, settings: CommonSettings, shape: NetworkShape)
 def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """Compute the mean cross-entropy plus the soft Dice loss, a scalar.
 
-    For a class with probabilities p and true pixels t, the soft Dice loss is 1 - (2 sum p t + 1) /
-    (sum p + sum t + 1), with sums over all pixels of the batch. It is averaged over the classes
-    other than the background.
+    Args:
+        logits: (batch, classes, h, w), with at least two classes.
+        masks: (batch, h, w), each pixel's class; 0 is the background.
+    """
+    entropy = nn.functional.cross_entropy(logits.float(), masks.long())
+    return entropy + soft_dice_loss(logits, masks)
+
+
+def soft_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
+    """Compute the soft Dice loss of a batch, averaged over the classes except the background.
+
+    For a class with probabilities p and true pixels t, it is 1 - (2 sum p t + 1) / (sum p + sum t +
+    1), with sums over all pixels of the batch.
 
     Args:
         logits: (batch, classes, h, w), with at least two classes.
         masks: (batch, h, w), each pixel's class; 0 is the background.
     """
-    truth = masks.long()
-    entropy = nn.functional.cross_entropy(logits.float(), truth)
     # A catheter covers a few per cent of the pixels, so cross-entropy alone is near its
     # minimum if all pixels are called background. Dice is summed over the batch, because for one
     # image without a catheter the ratio would be 0 / 0
     shares = logits.float().softmax(dim=1)[:, 1:]
-    wanted = nn.functional.one_hot(truth, logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
+    wanted = nn.functional.one_hot(masks.long(), logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
     both = (shares * wanted).sum(dim=(0, 2, 3))
     sizes = shares.sum(dim=(0, 2, 3)) + wanted.sum(dim=(0, 2, 3))
-    return entropy + (1 - (2 * both + 1) / (sizes + 1)).mean()
+    return (1 - (2 * both + 1) / (sizes + 1)).mean()
