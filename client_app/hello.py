@@ -48,6 +48,7 @@ def site_facts(session: SiteSession) -> SiteFacts:
         floor=session.settings.sums_min_count,
         measured=session.measured_splits(),
         software=software,
+        task=silo.task,
     )
 
 

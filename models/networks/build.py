@@ -21,6 +21,7 @@ from fedsilo.models.networks.kinds import (
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.models.privacy.dp_sgd import with_group_norm
+from fedsilo.models.tasks.task import task_of
 
 
 def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
@@ -58,6 +59,8 @@ def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClas
             network = build_plugged(settings, shape, evidence)
         else:
             network = _image_classifier(kind, settings, shape, evidence)
+        if evidence is None:
+            network.criterion = task_of(settings).criterion()
     if settings.is_private():
         with_group_norm(network)
     return network

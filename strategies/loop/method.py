@@ -25,6 +25,7 @@ from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
+from fedsilo.models.tasks.task import Task, task_of
 from fedsilo.strategies.loop.ask import Ask, Replies, weighted_mean
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.robust import robust_mean
@@ -147,6 +148,11 @@ class Method(ABC):
         self.common = common
         self.settings = settings
         self.participants = participants
+
+    @property
+    def task(self) -> Task:
+        """The run's task: its loss, labels and metrics."""
+        return task_of(self.common)
 
     @property
     def shape(self) -> NetworkShape:
