@@ -16,10 +16,6 @@ first and at once: a thread that imports a part of a package does not wait for a
 import os.path
 from typing import TYPE_CHECKING
 
-# The version is here and not in 'core', whose files must be equal at the server and at a hospital.
-# A release that changes none of those then works with hospitals of the release before
-__version__ = "0.1.0"
-
 if not os.path.isdir(f"{__path__[0]}/server_app"):
     __path__.append(os.path.dirname(__path__[0]))
 
@@ -77,6 +73,8 @@ if TYPE_CHECKING:
     from fedsilo.core.errors import FedsiloError
     from fedsilo.runs.finished_run import FinishedRun as Run
     from fedsilo.runs.finished_run import load_run
+
+    __version__: str
 else:  # hidden from mypy, which would accept any name
 
     def __getattr__(name: str) -> object:

@@ -10,10 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedsilo import __version__
+from fedsilo._version import VERSION
 from fedsilo.core.errors import SiteError
 
-FEDSILO = __version__
+FEDSILO = VERSION
 
 # The protocol between SuperNode and worker is known for this version; pyproject.toml pins it
 WORKER_FLOWER = "1.39"
