@@ -32,8 +32,8 @@ from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
 from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.meeting.checks import Terms
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
+from fedsilo.strategies.meeting.terms import Terms
 from fedsilo.strategies.methods.registry import strategy_class
 
 # The keys of config.toml's environment that have a version, and their names in a message
