@@ -150,7 +150,7 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
     Raises:
         SettingError: a transform fails, or the image gets another shape or type.
     """
-    image = torch.zeros(silo.task.input_shape, dtype=silo.train.inputs.dtype)
+    image = torch.zeros(silo.shape.input_shape, dtype=silo.train.inputs.dtype)
     transform = _parse_transforms(settings.augmentation)
     try:
         with seed_generators(settings.seed, "augmentation"):

@@ -168,7 +168,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     If ``draw`` is False, no pictures are drawn. Nothing is printed if no paper reports the run's
     method on its data.
     """
-    from fedsilo.datasets.registry import data_set
+    from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures
     from fedsilo.runs.published.table import print_published
     from fedsilo.server_app.run.terminal import make_console, printer
@@ -176,7 +176,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     run, console = load_run(directory.path), make_console()
     if draw:
         draw_pictures(directory, printer(console))
-    headline = data_set(run.summary["dataset"]).headline
+    headline = shown_of(run.summary)
     print_published(run.shown().summary, run.paper, headline, console)
     return run
 

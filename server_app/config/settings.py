@@ -36,7 +36,7 @@ from fedsilo.core.settings_schema import (
 from fedsilo.datasets import registry
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
-from fedsilo.server_app.config.training import check_training
+from fedsilo.server_app.config.training import check_task, check_training
 from fedsilo.server_app.config.trusted_plugins import approve_plugins, remember_plugins
 
 PROJECT_FILE = installed_folder() / "pyproject.toml"
@@ -193,6 +193,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     check_training(common, is_table)
     cls.capabilities.refuse_more(common, is_table)
     check_privacy_settings(common, is_table)
+    check_task(common, settings.own, is_table)
     silos = _possible_sites(common)
     # The number is None if only the hospitals know it. Then the sites that answer are counted
     if silos is not None:

@@ -178,7 +178,7 @@ def check_first_silo(plan: Plan) -> Problem:
     if common.initial_weights or (common.network == "resnet22" and common.backbone_weights):
         from fedsilo.strategies.loop.method import starting_network
 
-        starting_network(common, silo.task)
+        starting_network(common, silo.shape)
     return None
 
 

@@ -20,8 +20,9 @@ import numpy as np
 
 from fedsilo.core.one_line import one_line
 from fedsilo.core.site_facts import SPLITS, SiteFacts, Sums, Vector
+from fedsilo.core.tasks import TASKS
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 Facts = Mapping[str, SiteFacts]
 Refused = dict[str, str]  # site name -> why it is left out, in one line
@@ -110,13 +111,14 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if the number of classes is not from 2 to 10,000, or else None.
+    """Return a fault if the number of outputs is not from 1 to 10,000, or else None.
 
-    It is also a fault if the hello has class names, but not one for each class. A hello without any
-    class names is accepted.
+    A task with classes needs at least 2. It is also a fault if the hello has class names, but not
+    one for each output. A hello without any class names is accepted.
     """
-    if not 2 <= facts.classes <= _CLASSES:
-        return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
+    fewest = 1 if TASKS[facts.task].strata else 2
+    if not fewest <= facts.classes <= _CLASSES:
+        return f"it has {one_line(facts.classes, 30)} classes, not {fewest} to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
         return f"it names {len(facts.class_names)} of {one_line(facts.classes, 30)} classes"
     return None
@@ -196,16 +198,16 @@ def find_hello_fault(facts: SiteFacts) -> str | None:
 # hellos by site, and whether the features' sums are pooled ---
 
 
-def task_of(facts: SiteFacts) -> Task:
+def shape_of(facts: SiteFacts) -> NetworkShape:
     """Return the input shape and the number of classes of a site's data."""
-    return Task(facts.input_shape, facts.classes)
+    return NetworkShape(facts.input_shape, facts.classes)
 
 
 def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
     """Describe the first difference between two sites in the values that all sites must share.
 
-    The task (input shape and classes), the features, the schema and the backbone are compared, in
-    this order. Returns None if all are equal.
+    The task, the shape (inputs and outputs), the features, the schema and the backbone are
+    compared, in this order. Returns None if all are equal.
 
     Args:
         site: the name of the first site.
@@ -213,9 +215,14 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
         other: the name of the second site.
         other_facts: the hello of the second site.
     """
-    if task_of(facts) != task_of(other_facts):
+    if facts.task != other_facts.task:
         return (
-            f"site {site} holds {task_of(facts)}, site {other} {task_of(other_facts)}: all sites "
+            f"the labels of site {site} are for task '{facts.task}', those of site {other} for "
+            f"'{other_facts.task}': give all sites the same 'task' and schema"
+        )
+    if shape_of(facts) != shape_of(other_facts):
+        return (
+            f"site {site} holds {shape_of(facts)}, site {other} {shape_of(other_facts)}: all sites "
             "of a run need the same input shape and classes"
         )
     if facts.features != other_facts.features:
@@ -270,9 +277,9 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose task differs from the most frequent one, each with the difference.
 
-    The task here is the input shape, classes, features, schema and backbone. If several tasks are
-    equally frequent, the first site by name that has one of them decides. If all sites have one
-    task, the mapping is empty.
+    The task here includes the shape (inputs and outputs), features, schema and backbone. If several
+    tasks are equally frequent, the first site by name that has one of them decides. If all sites
+    have one task, the mapping is empty.
 
     Args:
         facts: the hellos by site.
@@ -282,7 +289,7 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     having: dict[Hashable, list[str]] = {}
     for site in sorted(facts):
         known = facts[site]
-        task = (known.input_shape, known.classes, known.features, known.schema, known.backbone)
+        task = (known.task, shape_of(known), known.features, known.schema, known.backbone)
         having.setdefault(task, []).append(site)
     if len(having) < 2:
         return {}

@@ -18,12 +18,12 @@ from fedsilo.core.one_line import by_reason, site_reason
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.maths.standardisation import pooled_statistics
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.strategies.meeting.checks import (
     TOGETHER_CHECKS,
     find_difference,
     find_shared_data,
-    task_of,
+    shape_of,
 )
 from fedsilo.strategies.meeting.hello import NodeAnswer, ask_nodes, read_hello
 from fedsilo.strategies.meeting.terms import Terms, split_sites
@@ -86,9 +86,9 @@ class Participants:
             "all sites"
         ]
 
-    def task(self) -> Task:
-        """Return the task that all sites share: the input shape and the number of classes."""
-        return task_of(self.facts[self.sites()[0]])
+    def shape(self) -> NetworkShape:
+        """Return the input shape and the number of outputs that all sites share."""
+        return shape_of(self.facts[self.sites()[0]])
 
     def standardisation(self) -> FeatureStatistics | None:
         """Pool the sites' feature sums into the mean and standard deviation of each feature.

@@ -125,7 +125,7 @@ class GLM(Method):
         Raises:
             FitError: the label has more than two classes, or is no number.
         """
-        settings, classes = self.settings, self.task.classes
+        settings, classes = self.settings, self.shape.outputs
         if not settings.outcome and (settings.family != "logistic" or classes != 2):
             raise FitError(
                 f"the label of data set '{self.common.dataset}' has {classes} classes, which a "

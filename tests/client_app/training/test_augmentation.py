@@ -11,7 +11,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import SiteNetwork
 from tests.support.fixes import refused
 
@@ -132,7 +132,7 @@ def test_an_augmentation_that_cannot_be_made_is_refused_in_one_line(text: str, t
 )
 def test_an_augmentation_that_does_not_fit_a_sites_images_is_refused(text: str, told: str) -> None:
     split = Split(images(2), torch.tensor([0, 1]))
-    silo = Silo("a", "D1", Task((1, 3, 4), 2), split, split, split, {})
+    silo = Silo("a", "D1", NetworkShape((1, 3, 4), 2), split, split, split, {})
     check_images(CommonSettings(augmentation=FLIP), silo)
     said = refused(lambda: check_images(CommonSettings(augmentation=text), silo))
     assert told in said
