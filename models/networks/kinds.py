@@ -9,7 +9,7 @@ from fedsilo.core.settings_schema import as_mapping, defaults, keys_in
 
 IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
 ROW_NETWORKS = ("logistic", "mlp")
-# For task 'segmentation', whose 'auto' means the first; 'vit' classifies whole images too
+# The networks of task 'segmentation'; 'auto' means the first, and 'vit' classifies images too
 SEGMENTATION_NETWORKS = ("unet", "swin", "swinunet", "vit", "transunet")
 # Any other name is a plugin's or timm's
 OWN_NETWORKS = frozenset({"auto", *IMAGE_NETWORKS, *ROW_NETWORKS, *SEGMENTATION_NETWORKS})
