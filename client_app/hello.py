@@ -34,8 +34,8 @@ def site_facts(session: SiteSession) -> SiteFacts:
     return SiteFacts(
         site=silo.name,
         distribution=silo.distribution,
-        input_shape=silo.task.input_shape,
-        classes=silo.task.classes,
+        input_shape=silo.shape.input_shape,
+        classes=silo.shape.outputs,
         label_counts=label_counts,
         fingerprints=fingerprints,
         simulated=session.simulated,
@@ -48,6 +48,7 @@ def site_facts(session: SiteSession) -> SiteFacts:
         floor=session.settings.sums_min_count,
         measured=session.measured_splits(),
         software=software,
+        task=silo.task,
     )
 
 

@@ -37,6 +37,7 @@ from fedsilo.datasets.silo.silos import SPLITS, Silo, log_once
 from fedsilo.models.maths.pacing import batch_of
 from fedsilo.models.maths.standardisation import sums_of
 from fedsilo.models.maths.unlike_columns import compare_with
+from fedsilo.models.tasks.task import Task, task_of
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
 _OTHERS = 256 * 2**20  # the most bytes of samples in cached sessions besides the current one
@@ -66,6 +67,11 @@ class SiteSession(OpenedSite):
     )
     # The last standardised table, by the statistics used for it
     _standardised: dict[Hashable, Silo] = field(init=False, default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        """The run's task: its loss, labels and metrics."""
+        return task_of(self.settings)
 
     @classmethod
     def from_context(cls, context: Context) -> SiteSession:

@@ -23,6 +23,7 @@ from fedsilo.core.files.sealed_folders import json_digest, open_sealed
 from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.silo.measures import (
     ColumnWords,
@@ -31,7 +32,8 @@ from fedsilo.datasets.silo.measures import (
     picture_measures,
     unit_pixels,
 )
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
+from fedsilo.models.tasks.task import task_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +49,9 @@ ImageReader = Callable[[Path], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of one split: ``inputs`` (n, *input_shape) and ``labels`` (n,) int64; n may be 0.
+    """The samples of one split: ``inputs`` (n, *input_shape) and ``labels`` (n, ...); n may be 0.
+
+    The task says what a label is: a class is (n,) int64 (``models.tasks``).
 
     Inputs are float32 as networks take them, or images that are scaled one batch at a time
     (``models.networks.encoders.float_inputs``): 8-bit images (uint8), or radiographs of up to 16
@@ -76,7 +80,7 @@ class Silo:
         name: the site's name.
         distribution: a name for what the data are like; sites with the same one are averaged
             together.
-        task: input shape and number of classes.
+        shape: input shape, and the number of outputs that a network for the labels has.
         train, val, test: the splits; val and test may be empty.
         fingerprints: split -> SHA-256 of its bytes.
         features: a table's feature names in column order; empty for images. A table's inputs stay
@@ -90,11 +94,12 @@ class Silo:
             run must have the same.
         folder: the silo's folder in the cache, or None.
         standardisation: the statistics that standardised the features; None before that.
+        task: the name of the task that the labels are for.
     """
 
     name: str
     distribution: str
-    task: Task
+    shape: NetworkShape
     train: Split
     val: Split
     test: Split
@@ -106,6 +111,7 @@ class Silo:
     schema: str = ""
     folder: Path | None = None
     standardisation: FeatureStatistics | None = None
+    task: str = CLASSIFICATION
 
     def splits(self) -> dict[str, Split]:
         """Return the three splits by name: 'train', 'val' and 'test'."""
@@ -117,18 +123,20 @@ class Silo:
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, or '0', '1', ... if they have no names."""
-        return self.classes or tuple(map(str, range(self.task.classes)))
+        return self.classes or tuple(map(str, range(self.shape.outputs)))
 
     def label_counts(self) -> dict[str, list[int]]:
-        """Count the samples of each class: split -> list of ``task.classes`` counts.
+        """Count the samples of each stratum of the task, such as each class: split -> counts.
 
         An empty split has zeros.
         """
         import torch
 
+        task = task_named(self.task)
+        strata = task.stratum_count(self.shape.outputs)
         counts = {}
         for name, split in self.splits().items():
-            counts[name] = torch.bincount(split.labels, minlength=self.task.classes).tolist()
+            counts[name] = torch.bincount(task.strata(split.labels), minlength=strata).tolist()
         return counts
 
 
@@ -141,6 +149,7 @@ class DataSet(ABC):
         silos_by_files: whether the files on each machine decide which silos exist, so that the
             server's files do not show which silos the hospitals have.
         origin: 'public' files, the user's 'own', or 'made-up' when they are first used.
+        tasks: the names of the tasks that its labels can be read for.
         is_table: whether samples are rows of features, which are standardised before use.
     """
 
@@ -149,6 +158,7 @@ class DataSet(ABC):
     silos_by_files: ClassVar[bool] = False
     origin: ClassVar[Origin] = "public"
     is_table: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION,)
 
     @property
     @abstractmethod
@@ -367,7 +377,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
     return Silo(
         name=facts["name"],
         distribution=facts["distribution"],
-        task=Task(tuple(splits["train"].inputs.shape[1:]), classes),
+        shape=NetworkShape(tuple(splits["train"].inputs.shape[1:]), classes),
         train=splits["train"],
         val=splits["val"],
         test=splits["test"],
@@ -378,6 +388,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
         declared=declared,
         schema=facts.get("schema", ""),
         folder=folder,
+        task=facts.get("task", CLASSIFICATION),
     )
 
 

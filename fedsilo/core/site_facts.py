@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import key_of
+from fedsilo.core.tasks import CLASSIFICATION, TASKS, count_strata
 
 SPLITS = ("train", "val", "test")
 Vector = npt.NDArray[Any]
@@ -50,9 +52,9 @@ class SiteFacts:
         site: the site's name.
         distribution: the group of sites with similar data that the site belongs to.
         input_shape: shape of one input, without the batch.
-        classes: number of classes.
-        label_counts: split -> samples of each class; empty if the site reveals only sums over
-            sites.
+        classes: number of outputs of a network for the labels, such as the number of classes.
+        label_counts: split -> samples of each stratum of the task, such as each class; empty if
+            the site reveals only sums over sites.
         fingerprints: split -> SHA-256 of its samples.
         simulated: whether the site is simulated, and keeps its private state in the run directory.
         features: names of a table's features; empty for images.
@@ -64,6 +66,7 @@ class SiteFacts:
         floor: the site's 'sums-min-count': no mean over fewer samples leaves the site.
         software: versions, revision and device of a hospital, by name.
         measured: the splits that the site sends measurements for; a hospital may withhold some.
+        task: the name of the task that the labels are for.
     """
 
     site: str
@@ -82,6 +85,7 @@ class SiteFacts:
     floor: int = 1
     measured: tuple[str, ...] = SPLITS
     software: dict[str, str] = field(default_factory=dict)
+    task: str = CLASSIFICATION
 
     def sizes(self) -> dict[str, int]:
         """Return split -> number of samples; empty if the site reveals only sums over sites."""
@@ -123,7 +127,7 @@ class SiteFacts:
                 entries are not valid facts, perhaps because server and site run different versions.
                 The caller turns the error into one of the site.
         """
-        config = {"software": "{}", **config}
+        config = {"software": "{}", "task": CLASSIFICATION, **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
@@ -136,7 +140,7 @@ class SiteFacts:
 
 _PLAIN = (
     *("site", "distribution", "input_shape", "classes", "simulated", "dropped", "schema"),
-    *("backbone", "floor"),
+    *("backbone", "floor", "task"),
 )
 _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured", "software")
 
@@ -161,12 +165,16 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 def _find_split_fault(facts: SiteFacts) -> str:
     """Return the first fault in the counts or splits as a clause, or an empty string.
 
-    Label counts must have one number per class, must not be negative, and must include the split
-    train unless there are none at all. The measured splits must be known.
+    The task must be known. Label counts must have one number per stratum of the task, must not be
+    negative, and must include the split train unless there are none at all. The measured splits
+    must be known.
     """
+    if facts.task not in TASKS:
+        return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"
+    strata = count_strata(facts.task, facts.classes)
     for split, counts in facts.label_counts.items():
-        if len(counts) != facts.classes:
-            return f"'label-counts' of {split} have {len(counts)} numbers, not {facts.classes}"
+        if len(counts) != strata:
+            return f"'label-counts' of {split} have {len(counts)} numbers, not {strata}"
         if min(counts, default=0) < 0:
             return f"'label-counts' of {split} are not whole numbers of 0 or more"
     # Every reply's weight is checked against the counts of the training samples

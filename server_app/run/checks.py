@@ -178,7 +178,7 @@ def check_first_silo(plan: Plan) -> Problem:
     if common.initial_weights or (common.network == "resnet22" and common.backbone_weights):
         from fedsilo.strategies.loop.method import starting_network
 
-        starting_network(common, silo.task)
+        starting_network(common, silo.shape)
     return None
 
 
@@ -349,12 +349,14 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line that names the silos that do not take part, or nothing if all do.
 
-    If the server does not know the silos' names, none counts as missing. In a simulation, the data
-    set's own notices come first, for example about centres without images.
+    If the server does not know the silos' names, none counts as missing, and a silo that the run
+    does not name ('server.sites') does not either. In a simulation, the data set's own notices come
+    first, for example about centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
-    names = _known_silos(common, participants)
+    terms = participants.terms
+    names = [site for site in _known_silos(common, participants) if not terms.is_outside(site)]
     absent = [site for site in names if site not in participants.facts]
     if absent:
         why = "no SuperNode for"

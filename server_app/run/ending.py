@@ -21,7 +21,7 @@ from fedsilo.core.one_line import abbreviate, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.versions import processor
-from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.registry import shown_of
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.checkpoints import BestRound, statistics_as_lists, write_model
@@ -282,7 +282,7 @@ def _show_table(
         summary: the content of summary.json, nothing hidden.
         console: prints the table and the lines.
     """
-    headline, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
+    headline, groups = shown_of(summary), _distributions_of(method)
     sites = floors.shown_summary(summary)["sites"]
     title = summaries.title_of_results(summary)
     hidden = find_hidden(summary["sites"], sites, headline)

@@ -32,9 +32,16 @@ from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
 from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.meeting.checks import Terms
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
+from fedsilo.strategies.meeting.terms import Terms
 from fedsilo.strategies.methods.registry import strategy_class
+
+# The keys of config.toml's environment that have a version, and their names in a message
+_OWN_VERSIONS = {
+    "fedsilo-version": "fedsilo",
+    "fedsilo-revision": "fedsilo's revision",
+    "python": "Python",
+}
 
 
 def run(
@@ -117,9 +124,9 @@ def changed_software(directory: RunDirectory) -> str:
     """Describe in one line which versions, and whether the processor, changed since the run began.
 
     Other versions and processors may round differently, and change the results. A package is
-    compared only if it was installed at the start and still is. Python and fedsilo's git revision
-    are compared too. Changes are sorted by name. The result is an empty string if nothing has
-    changed, or if the directory has no config.toml.
+    compared only if it was installed at the start and still is. Python, and fedsilo's version and
+    git revision, are compared too. Changes are sorted by name. The result is an empty string if
+    nothing has changed, or if the directory has no config.toml.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.
@@ -146,13 +153,13 @@ def changed_software(directory: RunDirectory) -> str:
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions and the processor in config.toml's environment: name -> text.
 
-    The names are those of packages, "fedsilo" (its git revision), "Python" and "the processor". A
-    version is cut to 20 characters, and the processor to 80.
+    The names are those of packages, "fedsilo", "fedsilo's revision", "Python" and "the processor".
+    A version is cut to 20 characters, and the processor to 80.
     """
     versions = {}
     for name, version in environment.get("packages", {}).items():
         versions[name] = str(version)[:20]
-    for key, name in (("fedsilo-revision", "fedsilo"), ("python", "Python")):
+    for key, name in _OWN_VERSIONS.items():
         if environment.get(key):
             versions[name] = str(environment[key])[:20]
     if environment.get("processor"):

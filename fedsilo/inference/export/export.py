@@ -118,7 +118,7 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
     value. For images they are uniform noise over the range of the pixels.
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
-    shape = (VECTORS, *model.silo.task.input_shape)
+    shape = (VECTORS, *model.silo.shape.input_shape)
     standardisation = model.silo.standardisation
     if standardisation:
         spread = torch.randn(shape, generator=rng, dtype=torch.float64)

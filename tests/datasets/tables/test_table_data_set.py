@@ -66,7 +66,7 @@ def test_a_silo_is_a_hospitals_own_file_read_by_the_common_schema(places: Places
     silo = load_silo("north", TABLE, places)
     assert (silo.name, silo.distribution) == ("north", "north")
     assert (silo.features, silo.classes) == (("id", "sex=m"), ("healthy", "ill"))
-    assert (silo.task.input_shape, silo.task.classes) == ((2,), 2)
+    assert (silo.shape.input_shape, silo.shape.outputs) == ((2,), 2)
     assert silo.dropped == 1
     assert silo.declared is None
     train, val, test = patients(silo)

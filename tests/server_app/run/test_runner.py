@@ -8,7 +8,7 @@ import pytest
 
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
-from fedsilo.core.versions import processor
+from fedsilo.core.versions import FEDSILO, processor
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
@@ -70,7 +70,9 @@ def test_a_run_resumed_with_another_version_or_on_another_processor_names_it(
     assert changed_software(RunDirectory(tmp_path)) == ""
     assert document.count(f'"{processor()}"') == 1
     other = document.replace(processor(), "Old Chip (SSE)").replace(version("torch"), "1.0")
+    other = other.replace(f'fedsilo-version = "{FEDSILO}"', 'fedsilo-version = "0.0.9"')
     (tmp_path / "config.toml").write_text(other)
     line = changed_software(RunDirectory(tmp_path))
     assert f"the processor Old Chip (SSE) is now {processor()}" in line
     assert f"torch 1.0 is now {version('torch')}"[:40] in line
+    assert f"fedsilo 0.0.9 is now {FEDSILO}" in line
