@@ -8,6 +8,7 @@ from fedsilo.pages.page import Picture, share
 from fedsilo.pages.page_pictures import curves, estimates
 from fedsilo.server_app.records.shown import Row
 
+OVER = ", mean over hospitals"
 _SLOWEST = 10  # largest number of sites in the picture
 Line = dict[int, float]  # round -> value
 
@@ -35,9 +36,9 @@ def draw_pictures(rows: Sequence[Row], answers: Sequence[Row]) -> list[Picture]:
         "from them": _megabytes_by_round(answers, "bytes_up"),
     }
     pictures = [
-        draw_curve("accuracy", accuracy, "accuracy, mean over hospitals", share),
-        draw_curve("loss", loss, "loss in nats, mean over hospitals", share),
-        draw_curve("bytes", bytes_, "MB in a round", "{:.3g}".format),
+        draw_curve("accuracy", accuracy, "accuracy", OVER, share),
+        draw_curve("loss", loss, "loss in nats", OVER, share),
+        draw_curve("bytes", bytes_, "MB in a round", "", "{:.3g}".format),
         _slowest(answers),
     ]
     return [picture for picture in pictures if picture]
@@ -69,7 +70,7 @@ def _group_values(rows: Sequence[Row], key: str, column: str) -> dict[str, list[
 
 
 def draw_curve(
-    name: str, lines: Mapping[str, Line], label: str, text_of: Callable[[float], str]
+    name: str, lines: Mapping[str, Line], label: str, over: str, text_of: Callable[[float], str]
 ) -> Picture | None:
     """Draw over rounds the lines that have values; None if all are empty.
 
@@ -77,7 +78,8 @@ def draw_curve(
         name: the picture's name, unique on its page.
         lines: title -> round -> value. A line's colour depends on its place only, so it is the
             same in pictures of the same lines. A single line has its title in the caption.
-        label: the label of the vertical axis, which is the caption, too.
+        label: the label of the vertical axis, with which the caption begins.
+        over: what follows the label in the caption.
         text_of: formats the last values for readers who cannot see the picture.
     """
     drawn, ends = {}, []
@@ -91,8 +93,8 @@ def draw_curve(
     if len(drawn) == 1:  # such a picture has no legend
         label = f"{next(iter(drawn))} {label}"
     svg = curves(f"watch-{name}", drawn, line_styles(list(lines)), label)
-    alt = f"{label}, by round. Now: {'; '.join(ends)}."
-    return Picture(svg, alt, f"{label[0].upper()}{label[1:]}.")
+    caption = f"{label[0].upper()}{label[1:]}{over}."
+    return Picture(svg, f"{caption} By round; now: {'; '.join(ends)}.", caption)
 
 
 def _slowest(answers: Sequence[Row]) -> Picture | None:

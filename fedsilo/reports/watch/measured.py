@@ -52,7 +52,9 @@ class Measured:
     @cached_property
     def last_round(self) -> int:
         """The last round with a measurement in ``split``; 0 without measurements."""
-        return max((int(row["round"]) for row in self.rows if row["split"] == self.split), default=0)
+        return max(
+            (int(row["round"]) for row in self.rows if row["split"] == self.split), default=0
+        )
 
     @cached_property
     def pictures(self) -> list[Picture]:
@@ -91,6 +93,7 @@ class MeasuredRuns:
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, ...], Measured]] = {}
+        self._faults: dict[Path, str] = {}
 
     def is_known(self, run_dir: Path) -> bool:
         """Tell whether ``read`` answers at once, because no file has changed."""
@@ -101,7 +104,8 @@ class MeasuredRuns:
         """Return what a run has measured so far.
 
         If a file is damaged or is just being written, the result is that of the last successful
-        call; None without one. It is None, too, before the first round is over.
+        call, or None without one; ``fault`` then says why. Before the first round is over there is
+        nothing to read.
         """
         known = self._known.get(run_dir)
         written = _written(run_dir)
@@ -109,11 +113,16 @@ class MeasuredRuns:
             return known[1]
         try:
             found = _read_measured(run_dir)
-        except (FedsiloError, OSError, KeyError, ValueError):
-            # A row is being written, or somebody altered the files: the next look tells
+        except (FedsiloError, OSError, ValueError) as error:
+            self._faults[run_dir] = str(error)
             return known[1] if known else None
         self._known[run_dir] = (written, found)
+        self._faults.pop(run_dir, None)
         return found
+
+    def fault(self, run_dir: Path) -> str:
+        """Return why the last ``read`` of a run failed; empty if it did not."""
+        return self._faults.get(run_dir, "")
 
 
 def _written(run_dir: Path) -> tuple[int, ...]:

@@ -41,11 +41,13 @@ class RunFolder:
     Attributes:
         folder: the folder, which may disappear and come back.
         measured: what the runs have measured.
+        was_listed: whether a page has listed the runs before.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.expanduser().resolve()
         self.measured = MeasuredRuns()
+        self.was_listed = False
 
     def paths(self) -> dict[str, Path]:
         """Return name -> run directory.
@@ -55,6 +57,8 @@ class RunFolder:
         """
         if not self.folder.is_dir():
             raise RunDirectoryError(f"there is no folder {self.folder}: name a folder of runs")
+        if is_run_directory(self.folder):
+            return {self.folder.name: self.folder}
         found = {}
         try:
             for path in find_runs(self.folder):
@@ -63,8 +67,6 @@ class RunFolder:
             raise RunDirectoryError(
                 f"{error.filename} cannot be read ({error.strerror}): check whose folder it is"
             ) from None
-        if found.keys() == {"."}:  # the folder is itself a run directory
-            return {self.folder.name: self.folder}
         return found
 
     def find(self, name: str) -> Path:
@@ -147,9 +149,17 @@ def look_at_folder(folder: Path) -> View:
     return View(str(folder), None, folder=folder, runs=tuple(rows))
 
 
+def is_run_directory(path: Path) -> bool:
+    """Tell whether a folder is a run directory rather than a folder of runs.
+
+    Any file of a run makes it one, so that a damaged run is reported as such.
+    """
+    return any((path / name).exists() for name in (FILE, CONFIG, LOCK, SUMMARY))
+
+
 def look_for(path: Path) -> Look:
-    """Choose how to look at a folder: as a run, if it has a file of a run, or as one with runs."""
-    if path.is_dir() and not any((path / name).exists() for name in (FILE, CONFIG, LOCK, SUMMARY)):
+    """Choose how to look at a folder: as a run directory, or as a folder of runs."""
+    if path.is_dir() and not is_run_directory(path):
         return partial(look_at_folder, path)
     return partial(look_at_run, path)
 

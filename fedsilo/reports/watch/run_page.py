@@ -61,7 +61,7 @@ def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> st
         hospital = view.hospital.facts()
     data = {
         "run": run,
-        "sites": Table("State of each site", SITE_COLUMNS, view.site_rows()),
+        "sites": _site_table(view),
         "members": members,
         "hospital": hospital,
         "others": _other_runs(view, runs) if has_list else [],
@@ -76,18 +76,22 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
     """Build the template variables of a run."""
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)
-    pictures, documents = [], []
-    for file in runs.files(name):
-        if file.endswith(".png"):
-            pictures.append((file, _PICTURES.get(file, f"picture {file}")))
-        else:
-            documents.append(file)
+    fault = ""
+    if run.progress.finished_rounds:  # before, the files are not written yet
+        fault = runs.measured.fault(run.folder)
+    state: str = run.progress.state
+    if run.gone:
+        state = "interrupted"
+    pictures, documents = _shown_files(runs, name)
     return {
         "name": name,
-        "state": run.progress.state if not run.gone else "interrupted",
+        "state": state,
         "now": run.in_words(),
+        "finished": run.progress.finished_rounds,
+        "rounds": max(1, run.progress.rounds),
         "facts": _facts(run),
         "curves": measured.pictures if measured else [],
+        "fault": fault,
         "metrics": _metric_table(measured) if measured else None,
         "failures": _failures(run.folder),
         "has_ended": RunDirectory(run.folder).has_ended(),
@@ -95,6 +99,38 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
         "documents": documents,
         "command": f"fedsilo report {as_word(run.folder)} --out report.html",
     }
+
+
+def _site_table(view: View) -> Table:
+    """Build the table of the sites' states; a run that is over has no column ``now``."""
+    columns, rows = list(SITE_COLUMNS), [list(row) for row in view.site_rows()]
+    if view.run and view.run.over:
+        place = columns.index("now")
+        for cells in [columns, *rows]:
+            del cells[place]
+    note = "Bytes and seconds of this run so far, as the server counts them."
+    return Table("State of each site", columns, rows, note)
+
+
+def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
+    """Return a run's pictures and its other files.
+
+    A picture has its file's name, what it shows, and the name of the same picture as PDF (empty if
+    the run has none).
+    """
+    others = runs.files(name)
+    pictures = []
+    for file in list(others):
+        if not file.endswith(".png"):
+            continue
+        others.remove(file)
+        paper = file.removesuffix("png") + "pdf"
+        if paper in others:
+            others.remove(paper)
+        else:
+            paper = ""
+        pictures.append({"file": file, "shows": _PICTURES.get(file, file), "paper": paper})
+    return pictures, others
 
 
 def _name_of(run_dir: Path, runs: RunFolder) -> str:
@@ -105,10 +141,9 @@ def _name_of(run_dir: Path, runs: RunFolder) -> str:
 
 
 def _facts(run: Watched) -> list[tuple[str, str]]:
-    """Return the state, round, costs and times of a run as pairs (name, text)."""
+    """Return the settings, rounds, costs and times of a run as pairs (name, text)."""
     progress = run.progress
     facts = [
-        ("state", run.state()),
         ("method", progress.method),
         ("data set", progress.dataset),
         ("seed", str(progress.seed)),

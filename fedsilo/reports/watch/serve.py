@@ -18,7 +18,7 @@ from fedsilo.reports.watch.web import WatchPages, make_app
 
 HOST = "127.0.0.1"
 _LAST_PORT = 65535
-_GRACE = 2  # seconds that a report that is being drawn may take after Ctrl-C
+_GRACE = 1  # seconds that an answer may take after Ctrl-C
 
 
 class WatchServer:

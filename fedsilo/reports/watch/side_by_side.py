@@ -10,7 +10,7 @@ from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.settings_schema import Value
 from fedsilo.pages.page import NONE, Picture, Table, share
 from fedsilo.reports.run_facts import value_text
-from fedsilo.reports.watch.live_curves import Line, draw_curve
+from fedsilo.reports.watch.live_curves import OVER, Line, draw_curve
 from fedsilo.reports.watch.live_page import render_live
 from fedsilo.reports.watch.measured import Measured
 from fedsilo.reports.watch.run_folder import RunFolder
@@ -66,15 +66,17 @@ def side_by_side_page(runs: RunFolder, names: Sequence[str]) -> str:
     data = {
         "names": names,
         "all_names": _names(runs),
-        "facts": Table("The two runs", ["", *names], _facts(left, right)),
+        "facts": _facts(left, right),
         "curves": _curves(left, right),
         "sites": _site_tables(left, right),
         "other_data": left.state.progress.dataset != right.state.progress.dataset,
-        "differing": Table("Settings that differ", ["setting", *names], differing),
+        "differing": differing,
         "fault": fault,
         "both_ended": both_ended,
     }
-    return render_live("side_by_side.html", "Two runs side by side", data, subtitle=" · ".join(names))
+    return render_live(
+        "side_by_side.html", "Two runs side by side", data, subtitle=" · ".join(names)
+    )
 
 
 def _open_side(runs: RunFolder, name: str) -> _Side:
@@ -114,23 +116,34 @@ def _facts(left: _Side, right: _Side) -> list[list[str]]:
 
 def _curves(left: _Side, right: _Side) -> list[Picture]:
     """Draw the metrics of both runs over rounds, a picture per metric that both have."""
-    pictures = []
+    pictures: list[Picture] = []
+    split = _common_split(left, right)
+    if not split:
+        return pictures
     titles = [left.name, right.name]
     if left.name == right.name:
         titles[1] = f"{right.name} again"
     for metric, words in _DRAWN.items():
         lines = dict(zip(titles, (left.line(metric), right.line(metric)), strict=True))
         if all(lines.values()):
-            split = left.measured.split if left.measured else ""
-            label = f"{split} {words}, mean over hospitals"
-            picture = draw_curve(f"two-{metric}", lines, label, share)
+            picture = draw_curve(f"two-{metric}", lines, f"{split} {words}", OVER, share)
             pictures += [picture] if picture else []
     return pictures
 
 
+def _common_split(left: _Side, right: _Side) -> str:
+    """Return the split on which both runs were measured, or an empty string."""
+    if left.measured is None or right.measured is None:
+        return ""
+    if left.measured.split != right.measured.split:
+        return ""
+    return left.measured.split
+
+
 def _site_tables(left: _Side, right: _Side) -> list[Table]:
     """Build a table per headline metric that both runs have: a row per site, then the mean."""
-    if left.measured is None or right.measured is None:
+    split = _common_split(left, right)
+    if not split or left.measured is None or right.measured is None:
         return []
     tables = []
     for metric in left.measured.metrics:
@@ -144,7 +157,7 @@ def _site_tables(left: _Side, right: _Side) -> list[Table]:
         rows.append(["mean", *_pair(*means)])
         columns = ["site", left.name, right.name, "difference"]
         rounds = f"round {left.measured.last_round} and round {right.measured.last_round}"
-        tables.append(Table(f"{left.measured.split} {metric}, {rounds}", columns, rows))
+        tables.append(Table(f"{split} {metric}, {rounds}", columns, rows))
     return tables
 
 

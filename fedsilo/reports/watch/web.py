@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TypeVar
+from threading import Lock
 from urllib.parse import parse_qsl, urlsplit
 
-from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -21,7 +20,7 @@ from starlette.routing import Route
 
 from fedsilo.core.errors import FedsiloError, RunDirectoryError, SettingError
 from fedsilo.pages.page import template_text
-from fedsilo.reports.report import READERS, report
+from fedsilo.reports.watch.daemon_thread import on_daemon_thread
 from fedsilo.reports.watch.events import follow_page
 from fedsilo.reports.watch.guard import FOREIGN_PAGE, Guard
 from fedsilo.reports.watch.list_page import list_page
@@ -32,7 +31,6 @@ from fedsilo.reports.watch.side_by_side import side_by_side_page
 from fedsilo.reports.watch.view import Look, look_at_run
 
 Query = Mapping[str, str]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,13 +53,17 @@ class WatchPages:
 
     def __init__(self, look: Look) -> None:
         self.look = look
+        self._drawing = Lock()
         view = look()
         self.lists_runs = view.runs is not None
         # A single run has no list; a deployment's runs have one behind its first page
         self.has_list = self.lists_runs or bool(view.members)
         self.runs = None
-        if view.folder is not None:
-            self.runs = RunFolder(view.folder)
+        folder = view.folder
+        if folder is None and view.run is not None:
+            folder = view.run.folder
+        if folder is not None:
+            self.runs = RunFolder(folder)
 
     def render(self, path: str, query: Query) -> Rendered:
         """Render a page, or a notice why it cannot be shown.
@@ -81,17 +83,23 @@ class WatchPages:
             "/compare": self._two_runs_page,
             "/report": self._report_page,
         }
-        missing = 503 if path in ("/", "/runs") else 404
+        status = 404
+        if path in ("/", "/runs"):
+            status = 503
+        build = pages.get(path)
+        if build is None:
+            return self._notice(f"There is no page {path}.", status)
         try:
-            return Rendered(pages[path](query))
-        except KeyError:
-            why = f"There is no page {path}."
+            # Drawing changes matplotlib's settings, so another thread must not draw meanwhile
+            with self._drawing:
+                return Rendered(build(query))
         except (FedsiloError, OSError) as error:
-            why = str(error)
-        title = "Nothing to watch"
-        return Rendered(
-            render_live("notice.html", title, {"why": why}, has_list=self.has_list), missing
-        )
+            return self._notice(str(error), status)
+
+    def _notice(self, why: str, status: int) -> Rendered:
+        """Render a page that says why there is nothing else to show."""
+        title, data = "Nothing to watch", {"why": why}
+        return Rendered(render_live("notice.html", title, data, has_list=self.has_list), status)
 
     def metrics(self) -> Response:
         """Return the metrics in Prometheus's text format; they are empty before a run.
@@ -100,13 +108,15 @@ class WatchPages:
         """
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         try:
-            if self.lists_runs:
-                text = merge_metrics(self._folder())
-            else:
-                text = self.look().metrics_text()
+            text = self._metrics_text()
         except (FedsiloError, OSError) as error:
             return Response(f"# {error}\n", 503, media_type=media_type)
         return Response(text, media_type=media_type)
+
+    def _metrics_text(self) -> str:
+        if self.lists_runs:
+            return merge_metrics(self._folder())
+        return self.look().metrics_text()
 
     def file(self, query: Query) -> Response:
         """Return a picture or a report of a run, or 404."""
@@ -146,6 +156,9 @@ class WatchPages:
         return side_by_side_page(self._folder(), names)
 
     def _report_page(self, query: Query) -> str:
+        # Reports bring PyTorch and Flower, which the other pages do not need
+        from fedsilo.reports.report import READERS, report
+
         folder, reader = self._folder(), query.get("reader", "")
         if reader not in READERS:
             raise SettingError(f"no report is for this reader: choose one of {', '.join(READERS)}")
@@ -164,20 +177,16 @@ def make_app(
             machine (``guard.Guard``).
         is_over: tells whether the server is about to end, so that events end, too.
     """
-    one_at_a_time = CapacityLimiter(1)
-
-    async def on_thread(function: Callable[..., T], *arguments: object) -> T:
-        return await to_thread.run_sync(function, *arguments, limiter=one_at_a_time)
 
     async def page(request: Request) -> Response:
-        rendered = await on_thread(pages.render, request.url.path, request.query_params)
+        rendered = await on_daemon_thread(pages.render, request.url.path, request.query_params)
         return HTMLResponse(rendered.html, rendered.status)
 
     async def file(request: Request) -> Response:
-        return await on_thread(pages.file, request.query_params)
+        return await on_daemon_thread(pages.file, request.query_params)
 
     async def metrics(request: Request) -> Response:
-        return await on_thread(pages.metrics)
+        return await on_daemon_thread(pages.metrics)
 
     async def script(request: Request) -> Response:
         return Response(template_text("live.js"), media_type="text/javascript; charset=utf-8")
@@ -187,7 +196,7 @@ def make_app(
         query = dict(parse_qsl(asked.query))
 
         async def render() -> str:
-            return (await on_thread(pages.render, asked.path, query)).html
+            return (await on_daemon_thread(pages.render, asked.path, query)).html
 
         stream: AsyncIterator[str] = follow_page(render, is_over)
         return StreamingResponse(stream, media_type="text/event-stream")
