@@ -30,12 +30,12 @@ def main(page: Path) -> None:
                 shrink(Path(folder, made), page.parent / "img" / picture)
 
 
-def shrink(made: Path, target: Path) -> None:
-    """Write a picture again, at most ``WIDTH`` pixels wide and with ``COLOURS`` colours."""
+def shrink(made: Path, target: Path, colours: int = COLOURS) -> None:
+    """Write a picture again as a PNG, at most ``WIDTH`` pixels wide and with few colours."""
     with Image.open(made) as image:
         smaller = image.convert("RGB")
         smaller.thumbnail((WIDTH, 3 * WIDTH), Image.Resampling.LANCZOS)
-        smaller.quantize(COLOURS).save(target, optimize=True)
+        smaller.quantize(colours).save(target, optimize=True)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ from threading import Thread
 from gallery import ROOT, shrink
 
 from fedsilo.reports.watch.run_folder import look_for
-from fedsilo.reports.watch.serve import WatchServer
+from fedsilo.reports.watch.web.serve import WatchServer
 from fedsilo.server_app.records.progress import read_progress
 
 _SMALL = ("split.silo-train-size=150", "network.width=16", "train.mc-passes=5", "rounds=16")
 _ROUND = 11  # of the picture
 _WINDOW = "1200,1500"
-_QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
+_COLOURS = 192  # with fewer, two lines of a picture get the same colour
+_QUIET = ("--headless", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
 def main(target: Path) -> None:
@@ -41,7 +42,7 @@ def main(target: Path) -> None:
         finally:
             training.terminate()
             training.wait()
-        shrink(made, target)
+        shrink(made, target, _COLOURS)
 
 
 def _start(experiment: str, runs: Path) -> subprocess.Popen[bytes]:

@@ -75,7 +75,7 @@ def watch(
     if once:
         line(view.line())
     elif port is not None:
-        from fedsilo.reports.watch.serve import HOST, WatchServer
+        from fedsilo.reports.watch.web.serve import HOST, WatchServer
 
         server = WatchServer(port, look, address or HOST)
         line(f"{view.line()}\n{server.address} (interrupt to end; runs continue)")

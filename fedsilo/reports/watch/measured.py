@@ -1,4 +1,4 @@
-"""Reads what runs have measured so far, finished or not, as pages may show it."""
+"""Reads the metrics of runs, finished or not, as pages may show them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILES = (CONFIG, SILOS, _METRIC_FILE, _TRAFFIC_FILE)
 
 @dataclass(frozen=True)
 class Measured:
-    """What the sites of a run have measured so far, without what no page may show.
+    """The metrics and messages of a run so far, without metrics that no page may show.
 
     Attributes:
         rows: the rows of metrics.csv that may be shown (``records.shown`` has the rules).
@@ -89,7 +89,7 @@ class Measured:
 
 
 class MeasuredRuns:
-    """Reads what runs have measured, and reads a run again only after its files have changed."""
+    """Reads the metrics of runs, and reads a run again only after its files have changed."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[tuple[int, ...], Measured]] = {}
@@ -98,17 +98,17 @@ class MeasuredRuns:
     def is_known(self, run_dir: Path) -> bool:
         """Tell whether ``read`` answers at once, because no file has changed."""
         known = self._known.get(run_dir)
-        return known is not None and known[0] == _written(run_dir)
+        return known is not None and known[0] == _times_written(run_dir)
 
     def read(self, run_dir: Path) -> Measured | None:
-        """Return what a run has measured so far.
+        """Return the metrics and messages of a run so far.
 
         If a file is damaged or is just being written, the result is that of the last successful
         call, or None without one; ``fault`` then says why. Before the first round is over there is
         nothing to read.
         """
         known = self._known.get(run_dir)
-        written = _written(run_dir)
+        written = _times_written(run_dir)
         if known is not None and known[0] == written:
             return known[1]
         try:
@@ -125,7 +125,7 @@ class MeasuredRuns:
         return self._faults.get(run_dir, "")
 
 
-def _written(run_dir: Path) -> tuple[int, ...]:
+def _times_written(run_dir: Path) -> tuple[int, ...]:
     """Return when each of the files was last written, in nanoseconds; 0 for a missing file."""
     times = []
     for name in _FILES:

@@ -40,7 +40,7 @@ class RunFolder:
 
     Attributes:
         folder: the folder, which may disappear and come back.
-        measured: what the runs have measured.
+        measured: the metrics of the runs.
         was_listed: whether a page has listed the runs before.
     """
 

@@ -221,7 +221,7 @@ class View:
     hospital: HospitalState | None = None  # set for a hospital's node, which has no run directory
     # The folder with the runs that may be shown, or the run itself; None for a hospital
     folder: Path | None = None
-    # Of a folder of runs, a row for each run in the columns ``RUN_COLUMNS``; otherwise None
+    # A row for each run in the columns ``RUN_COLUMNS``; None unless the view is of a folder of runs
     runs: tuple[tuple[str, ...], ...] | None = None
 
     def metrics_text(self) -> str:

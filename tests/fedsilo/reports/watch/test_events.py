@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from fedsilo.reports.watch.events import follow_page
+from fedsilo.reports.watch.web.events import follow_page
 
 
 def page(**sections: str) -> str:

@@ -15,7 +15,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.deployment.kit import AUTHORITY, KEY, KitError, make_kit, read_kit
 from fedsilo.reports.watch.hospital import HospitalReader
 from fedsilo.reports.watch.view import View, look_at, look_at_hospital
-from fedsilo.reports.watch.web import WatchPages, make_app
+from fedsilo.reports.watch.web.app import WatchPages, make_app
 from fedsilo.server_app.records.progress import SiteProgress
 from tests.fedsilo.reports.watch.test_view import written
 

@@ -12,8 +12,8 @@ import pytest
 from fedsilo.core.errors import SettingError
 from fedsilo.reports.watch.live_curves import draw_pictures
 from fedsilo.reports.watch.run_folder import look_for
-from fedsilo.reports.watch.serve import WatchServer
 from fedsilo.reports.watch.view import look_at
+from fedsilo.reports.watch.web.serve import WatchServer
 from fedsilo.server_app.records.progress import SiteProgress
 from tests.fedsilo.reports.watch.made_runs import measured_run
 from tests.fedsilo.reports.watch.test_view import written

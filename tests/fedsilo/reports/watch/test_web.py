@@ -14,7 +14,7 @@ from fedsilo.reports.watch.live_curves import draw_pictures
 from fedsilo.reports.watch.live_page import split_sections
 from fedsilo.reports.watch.run_folder import look_for
 from fedsilo.reports.watch.view import View, look_at
-from fedsilo.reports.watch.web import WatchPages, make_app
+from fedsilo.reports.watch.web.app import WatchPages, make_app
 from fedsilo.server_app.records.progress import FILE, SiteProgress
 from tests.fedsilo.reports.watch.made_runs import add_rows, measured_run
 from tests.fedsilo.reports.watch.test_view import written

@@ -20,15 +20,15 @@ from starlette.routing import Route
 
 from fedsilo.core.errors import FedsiloError, RunDirectoryError, SettingError
 from fedsilo.pages.page import template_text
-from fedsilo.reports.watch.daemon_thread import on_daemon_thread
-from fedsilo.reports.watch.events import follow_page
-from fedsilo.reports.watch.guard import FOREIGN_PAGE, Guard
 from fedsilo.reports.watch.list_page import list_page
 from fedsilo.reports.watch.live_page import render_live
 from fedsilo.reports.watch.run_folder import MEDIA_TYPES, RunFolder, merge_metrics
 from fedsilo.reports.watch.run_page import run_page
 from fedsilo.reports.watch.side_by_side import side_by_side_page
 from fedsilo.reports.watch.view import Look, look_at_run
+from fedsilo.reports.watch.web.daemon_thread import on_daemon_thread
+from fedsilo.reports.watch.web.events import follow_page
+from fedsilo.reports.watch.web.guard import FOREIGN_PAGE, Guard
 
 Query = Mapping[str, str]
 

@@ -12,9 +12,9 @@ import uvicorn
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import quote_value
-from fedsilo.reports.watch.guard import LOOPBACK_NAMES, is_address
 from fedsilo.reports.watch.view import Look
-from fedsilo.reports.watch.web import WatchPages, make_app
+from fedsilo.reports.watch.web.app import WatchPages, make_app
+from fedsilo.reports.watch.web.guard import LOOPBACK_NAMES, is_address
 
 HOST = "127.0.0.1"
 _LAST_PORT = 65535
@@ -40,7 +40,7 @@ class WatchServer:
 
     def __init__(self, port: int, look: Look, host: str = HOST) -> None:
         pages = WatchPages(look)
-        self._socket = _listen(host, port)
+        self._socket = _open_socket(host, port)
         bound, port = self._socket.getsockname()[:2]
         shown = f"[{bound}]" if ":" in bound else bound
         self.address = f"http://{shown}:{port}/"
@@ -73,7 +73,7 @@ class WatchServer:
         self._server.should_exit = True
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int) -> socket.socket:
     """Open the socket at which requests arrive.
 
     Raises:

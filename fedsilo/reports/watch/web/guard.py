@@ -15,7 +15,7 @@ _OWN_PAGE = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# For a file in a run directory, which may be somebody else's
+# A file in a run directory may come from somebody else, so it gets this policy
 FOREIGN_PAGE = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _HEADERS = {
     "Cache-Control": "no-store",
