@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,9 @@ import numpy as np
 from fedsilo.core.drawing.palette import BLACK, GREY, LIGHT, LineStyle, line_styles
 from fedsilo.core.drawing.panels import line_legend
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.core.metric_names import UPDATE
+from fedsilo.core.metric_names import UPDATE, best_direction
 from fedsilo.core.one_line import as_word, reason_of
+from fedsilo.models.tasks.task import Task, task_class
 from fedsilo.pictures.documents import draw_buffer, draw_cross, draw_forgotten, draw_routing
 from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidence
 from fedsilo.pictures.panel_grids import over_rounds, panel_grid
@@ -79,14 +80,6 @@ def _draw_spread(axes: Axes, lines: Lines) -> None:
     medians = [np.median(values_of[round_]) for round_ in rounds]
     axes.plot(rounds, medians, color=BLACK, label="median")
 
-
-CURVES = {
-    "accuracy": "accuracy",
-    "entropy": "entropy (nats)",
-    "perplexity": "codebook perplexity",
-    "codebook-loss": "codebook loss (eq. 6)",
-    "loss": "loss (nats)",
-}
 
 _CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
 _ONE_ROW = 4  # panels at most
@@ -175,7 +168,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
 
     Returns:
         The paths of the pictures; [] (and no picture) if the run has none of the metrics in
-        ``CURVES``.
+        its task's ``curves``.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -187,7 +180,8 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     if any(row["split"] == "test" for row in rows):
         split = "test"
     panels = {}
-    for metric, name in CURVES.items():
+    task = task_class(run.task)
+    for metric, name in task.curves.items():
         lines = series(rows, metric, distribution_of, split)
         if lines:
             panels[f"{split} {name}"] = lines
@@ -195,7 +189,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         return []
     title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
     marks = {int(round_): mark for round_, mark in summary["marks"].items()}
-    pictures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
+    pictures = {"curves.png": _draw_lines(title, panels, _better_high(task, split), marks)}
     # The updates of every site are drawn, not their means by distribution
     senders = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
     if senders:
@@ -203,14 +197,19 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         for metric, label in _CONTRIBUTIONS.items():
             updates[label] = series(rows, metric, senders, UPDATE)
         title = "Each site's update, round by round"
-        pictures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
+        pictures["contributions.png"] = _draw_lines(title, updates, [_CONTRIBUTIONS["cosine"]])
     return _write_pictures(directory, pictures)
+
+
+def _better_high(task: type[Task], split: str) -> list[str]:
+    """Return the labels of the panels in which a high value is good."""
+    return [f"{split} {label}" for name, label in task.curves.items() if best_direction(name) > 0]
 
 
 def _draw_lines(
     title: str,
     panels: Mapping[str, Series],
-    better_high: str,
+    better_high: Collection[str],
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
     """Draw panels of lines over rounds: up to four in one row, or more in rows of three.
@@ -218,7 +217,7 @@ def _draw_lines(
     Args:
         title: the title of the picture.
         panels: label of a panel -> name -> round -> value.
-        better_high: the label of the only panel where a high value is good.
+        better_high: the labels of the panels where a high value is good.
         marks: round -> a remark. Each gets a vertical line in every panel, and its text below. None
             for no marks.
     """
@@ -233,7 +232,7 @@ def _draw_lines(
     styles = line_styles(sorted(names))
     marks = marks or {}
     for axes, (label, lines) in zip(grid, panels.items(), strict=True):
-        draw_lines(axes, lines, styles, high_is_worse=label != better_high)
+        draw_lines(axes, lines, styles, high_is_worse=label not in better_high)
         for round_ in marks:
             axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
         over_rounds(axes)

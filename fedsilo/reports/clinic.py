@@ -12,7 +12,7 @@ from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
 from fedsilo.pages.page import NONE, Picture, Table, hide_small_count, share, with_interval
 from fedsilo.pages.page_pictures import certainty, estimates
-from fedsilo.reports.run_facts import head_of, taking_part
+from fedsilo.reports.run_facts import head_of, taking_part, task_parts
 from fedsilo.runs.finished_run import Shown
 from fedsilo.server_app.records.partial_means import SiteMetrics
 
@@ -54,6 +54,16 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
         examinations: further sections, which were built from the sites' data.
     """
     metrics = final_metrics(run)
+    parts = task_parts(run.task)
+    if parts:
+        return {
+            **taking_part(run),
+            "head": _head(run),
+            "has_classes": False,
+            "examinations": [*parts.sections(run), *examinations],
+            "groups": bool(examinations),
+            "withheld": ", ".join(run.withheld),
+        }
     outcomes = {}
     for site, by_name in metrics.items():
         counts, samples = _test_counts(run, site)
@@ -62,7 +72,9 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
     return {
         **taking_part(run),
         "head": _head(run),
+        "has_classes": True,
         "examinations": examinations,
+        "groups": bool(examinations),
         "withheld": ", ".join(run.withheld),
         **_overall(run, metrics),
         **_by_class(run, outcomes),

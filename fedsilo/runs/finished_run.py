@@ -24,6 +24,7 @@ from fedsilo.core.arguments import AnyPath, AnyRun, Plugins, folder_of, path_of,
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.one_line import as_word
 from fedsilo.core.site_facts import SPLITS
+from fedsilo.core.tasks import CLASSIFICATION, TASKS
 from fedsilo.datasets.registry import data_set
 from fedsilo.runs.run_files import RunFiles
 from fedsilo.server_app.config.settings import (
@@ -105,6 +106,20 @@ class FinishedRun(RunFiles):
             SettingError: a wanted site is not in the run.
         """
         return select_sites(list(self.silos), wanted, str(self.path))
+
+    @property
+    def task(self) -> str:
+        """The name of the run's task; a run of classification does not name it in its files."""
+        return str(self.summary.get("task", CLASSIFICATION))
+
+    def stratum_names(self, site: str = "") -> list[str]:
+        """Return the names of the groups that label counts count, as ``class_names`` does.
+
+        The list is empty if the task counts its samples as one group.
+        """
+        if TASKS[self.task].strata == 1:
+            return []
+        return self.class_names(site)
 
     def class_names(self, site: str = "") -> list[str]:
         """Return the names of the classes at ``site``, by default the run's first site.

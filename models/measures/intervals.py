@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _Z = 1.959964  # the 97.5 % quantile of the standard normal distribution
+_FARTHEST = 700.0  # the largest logit whose exponential is finite
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     # The interval is symmetric on the logit scale and mapped back, so it stays within 0 and 1.
     # The derivative of the logit is 1 / (A (1 - A)), hence the divisor
     middle, half = math.log(auc / (1 - auc)), _Z * error / (auc * (1 - auc))
-    low, high = middle - half, middle + half
+    # An AUC just below 1, as float32 gives it, has a logit whose exponential is beyond a float
+    low, high = max(middle - half, -_FARTHEST), min(middle + half, _FARTHEST)
     return Interval(1 / (1 + math.exp(-low)), 1 / (1 + math.exp(-high)))
 
 
