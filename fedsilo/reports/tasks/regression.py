@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from fedsilo.core.one_line import format_count
+from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.regression_metrics import OutcomeBin, pool_outcome_bins
-from fedsilo.pages.page import Picture, Table
+from fedsilo.pages.page import NONE, Picture, Table
 from fedsilo.pages.page_pictures import against_diagonal
-from fedsilo.reports.clinic import Examination
+from fedsilo.reports.clinic import Examination, final_metrics
 from fedsilo.runs.finished_run import Shown
 
 _ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
