@@ -6,7 +6,7 @@ used, so a list of tasks needs no PyTorch.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class TaskEntry(NamedTuple):
@@ -21,7 +21,9 @@ class TaskEntry(NamedTuple):
     numeric: bool = False
 
 
-CLASSIFICATION, REGRESSION, MULTI_LABEL = "classification", "regression", "multi-label"
+CLASSIFICATION: Final = "classification"
+REGRESSION: Final = "regression"
+MULTI_LABEL: Final = "multi-label"
 TASKS = {
     CLASSIFICATION: TaskEntry(
         "fedsilo.models.tasks.classification:Classification",
