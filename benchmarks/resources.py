@@ -34,7 +34,14 @@ from fedsilo.deployment.options import DeploymentOptions
 _LOOK = 0.25  # seconds
 _MEGABYTE = 1e6
 _SETTINGS = ("machine.device=cpu", "machine.threads=1")
-_LOW = ("minimum-batch=1", "minimum-steps-per-reply=1", "minimum-measured=1", "sums-min-count=1")
+_NODE = (
+    "minimum-batch=1",
+    "minimum-steps-per-reply=1",
+    "minimum-measured=1",
+    "sums-min-count=1",
+    "allow-folds=true",
+    "allow-embeddings=true",
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def measured(method: str, job: Job) -> dict[str, str | float]:
 @contextmanager
 def _started(job: Job, folder: Path) -> Iterator[Deployment]:
     """Bring up a server and the hospitals of a job, which allow small batches."""
-    options: DeploymentOptions = {"node_config": _LOW}
+    options: DeploymentOptions = {"node_config": _NODE}
     if job.sites:
         options["sites"] = job.sites
     commands.up(folder, job.names, options, print)
@@ -179,6 +186,7 @@ def main() -> None:
         if given.csv and given.csv.exists():
             both = pd.concat([pd.read_csv(given.csv), table])
             table = both.drop_duplicates("method", keep="last")
+            table = table.sort_values("method", key=lambda names: names.map(list(JOBS).index))
         print(table.to_string(index=False))
         if given.csv:
             write_atomically(given.csv, table.to_csv(index=False, lineterminator="\n"))
