@@ -53,6 +53,7 @@ class Machine:
 
     def start(self, command: Sequence[str]) -> None:
         """Start the unit's command with the machine's checkout."""
+        self.folder.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, env=_environment(self.code), stdout=log, stderr=log
@@ -124,9 +125,8 @@ def hospitals(tmp_path: Path) -> Iterator[dict[str, Machine]]:
     """Return the machines of the three hospitals; what runs there is ended."""
     machines = {}
     for site in SITES:
-        folder = tmp_path / f"at-{site}"
-        folder.mkdir()
-        machines[site] = Machine(folder, app_folder(), tmp_path / f"{site}.log")
+        log = tmp_path / f"{site}.log"
+        machines[site] = Machine(tmp_path / f"at-{site}", app_folder(), log)
     with ended_with_tests(tmp_path):
         try:
             yield machines
