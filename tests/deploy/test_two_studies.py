@@ -15,6 +15,11 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import kill, run_options
 
 SITES = 4
+SITE_FILE = """
+methods: ["*"]
+datasets: ["*"]
+records: ["config/*", "metrics/*", "arrays/*"]
+"""
 _LIMIT = 240.0  # seconds
 PRIVATE: dict[str, Value] = {
     "privacy.trust": "nobody",
@@ -35,14 +40,15 @@ def _trust_nobody(folder: Path, sites: Sequence[str]) -> None:
     assert main(["deploy", "up", "--deployment", str(folder)]) == 0
 
 
-def _runs_in_log(deployment: Deployment, site: str) -> set[str]:
-    """Return the runs in a hospital's audit log, or in its run book if it has no log."""
+def _check_own_files(deployment: Deployment, site: str, run: str) -> None:
+    """Check that a hospital's run book, by which quotas count, and audit log have one run only."""
     own = Path(str(deployment.node_config[site]["state-dir"])) / OWN / site
     book: dict[str, Any] = json.loads((own / "runs.json").read_text())
-    logged = set()
-    if (own / "audit.jsonl").is_file():
-        logged = {json.loads(line)["run"] for line in (own / "audit.jsonl").open()}
-    return logged | book.keys()
+    assert book.keys() == {"", run}  # the empty name counts hellos by day
+    assert book[""]["messages"] == 1, "another study asked it too"
+    lines = [json.loads(line) for line in (own / "audit.jsonl").open()]
+    assert {line["run"] for line in lines} == {run}
+    assert lines[0]["kind"] == "query.hello"
 
 
 def test_two_studies_with_other_hospitals_and_another_trust_are_kept_apart(
@@ -77,8 +83,7 @@ def test_two_studies_with_other_hospitals_and_another_trust_are_kept_apart(
     for name, sites in (("hearts", hearts), ("scans", scans)):
         assert sorted(runs[name].read_json("silos.json")) == sites
         for site in sites:
-            # Its quotas count by the runs in its book, and no other run has asked it
-            assert _runs_in_log(deployment, site) == {name}
+            _check_own_files(deployment, site, name)
         assert runs[name].read_json("summary.json")["rounds"] == values[name]["rounds"]
     assert (runs["scans"].path / "privacy.json").is_file()
     # A study is what it would be alone
