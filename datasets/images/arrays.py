@@ -1,5 +1,7 @@
 """The user's own arrays: one file ``SITE.npz`` per site in the data directory.
 
+SITE is the site's name, or its ``folder_name`` if fedsilo wrote the file.
+
 It holds ``x``, samples (n, channels, height, width) or (n, height, width), as uint8 or as floats
 that networks take unscaled; ``y`` (n,), integers from 0; and ``classes``, the classes' names, which
 must be equal at all sites.
@@ -17,6 +19,7 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.array_files import DAMAGES, kind_of, read_arrays
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.files.site_names import find_by_site, folder_name, is_visible, normalise_name
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import BrokenImageError, check_file
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
@@ -42,21 +45,26 @@ class OwnArrays(DataSet):
         """Return the names of the ``.npz`` files without their endings, in alphabetical order.
 
         Raises:
-            DataError: the data directory has no ``.npz`` file.
+            DataError: the data directory has no ``.npz`` file, or the name of one is invalid.
         """
         folder = self._folder(places)
-        names = sorted(path.stem for path in folder.glob("*.npz"))
+        names = sorted(_find_files(folder))
         if not names:
             raise DataError(f"{folder} has no file SITE.npz: write one with x, y and classes")
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a ``.npy`` file as one sample, with the shape of ``x``."""
-        x = _read(self._folder(places) / f"{site}.npz")[0]
+        x = _read(self._file(site, places))[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 
     def _folder(self, places: Places) -> Path:
         return data_folder(places, self.name, "with a file SITE.npz for each site")
+
+    def _file(self, site: str, places: Places) -> Path:
+        """Return the path of a site's file, which may be missing."""
+        folder = self._folder(places)
+        return _find_files(folder).get(site, folder / f"{folder_name(site)}.npz")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read a site's arrays, split them, and load the silo through the cache.
@@ -68,7 +76,7 @@ class OwnArrays(DataSet):
         Raises:
             DataError: the arrays are invalid, or fewer than 2 training samples are left.
         """
-        path = self._folder(places) / f"{name}.npz"
+        path = self._file(name, places)
         stamp = path.stat()
         x, y, classes = _read(path)
         facts = [
@@ -106,6 +114,11 @@ class OwnArrays(DataSet):
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(classes), fill)
+
+
+def _find_files(folder: Path) -> dict[str, Path]:
+    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names."""
+    return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
@@ -196,7 +209,7 @@ def _check_arrays(
         raise DataError(f"{where}: {fault}")
     if x.ndim == 3:
         x = x[:, None]
-    return x, y.astype(np.int64), list(map(str, classes.tolist()))
+    return x, y.astype(np.int64), [normalise_name(str(name)) for name in classes.tolist()]
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
@@ -216,8 +229,11 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 def _class_fault(classes: npt.NDArray[Any]) -> str:
     """Explain why an array is not a list of two or more distinct class names; '' if it is."""
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
-    if not are_names or len(classes) < 2 or len(set(classes.tolist())) < len(classes):
+    names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
+    if not are_names or len(classes) < 2 or len(names) < len(classes):
         return f"classes must be two names or more, each once, but is {kind_of(classes)}"
+    if not all(map(is_visible, names)):
+        return "a name in classes has a character that cannot be seen: rename the class"
     return ""
 
 
@@ -264,7 +280,7 @@ def write_arrays(
             )
         places = np.searchsorted(every, y)
         _check_arrays(f"silo '{site}'", x, places, classes)  # refused before a run begins
-        np.savez(folder / f"{site}.npz", x=x, y=places, classes=classes)
+        np.savez(folder / f"{folder_name(site)}.npz", x=x, y=places, classes=classes)
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -25,7 +25,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedsilo.core.messages import INCOMING, SITE_NAME, TRAINED, UNREPEATABLE
+from fedsilo.core.files.site_names import is_site_name
+from fedsilo.core.messages import INCOMING, TRAINED, UNREPEATABLE
 from fedsilo.core.site_facts import SPLITS
 
 CLASS = "class"
@@ -145,7 +146,7 @@ def read_metric(name: str) -> Metric | None:
     word, between, source = name.partition(FROM)
     if not _WORD.fullmatch(word) or word.startswith(TRAINED_PREFIX) or word in _PARTS:
         return None
-    if between and not SITE_NAME.fullmatch(source):
+    if between and not is_site_name(source):
         return None
     return Metric(word, site=source)
 
@@ -162,14 +163,13 @@ def _read_member(family: str, rest: str) -> Metric | None:
     if part not in _PARTS[family]:
         return None
     if family == ROUTING:
-        known = bool(SITE_NAME.fullmatch(place))
-    else:
-        known = bool(_NUMBER.fullmatch(place))
-    if family in BIN_FAMILIES and known:
-        known = int(place) < BINS
-    if not known:
-        return None
-    return Metric(family, place, part, site=place if family == ROUTING else "")
+        if not is_site_name(place):
+            return None
+        return Metric(family, place, part, site=place)
+    is_known = bool(_NUMBER.fullmatch(place))
+    if family in BIN_FAMILIES and is_known:
+        is_known = int(place) < BINS
+    return Metric(family, place, part) if is_known else None
 
 
 def read_measurement(key: str) -> Measurement | None:
