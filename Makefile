@@ -18,7 +18,7 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-kernels test-sse test-pythons test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist audit licences
+.PHONY: run test test-kernels test-sse test-pythons test-soak test-drawn test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist audit licences
 
 run: setup  ## train UEFL over nine silos of embedded real digits
 	$(BIN)/python -m fedsilo.cli simulate $(EXPERIMENT)
@@ -46,6 +46,9 @@ test-pythons:  ## the whole suite by Python 3.12 and 3.13; a version that this m
 
 test-soak: setup  ## what `make test` tries at one place, at all others: deaths, seeds, engines; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m soak
+
+test-drawn: setup  ## the tests of properties by newly drawn cases; `make test` draws the same each time
+	HYPOTHESIS_PROFILE=drawn OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile $$(grep -rl "import.*hypothesis\|from hypothesis" tests --include='test_*.py')
 
 KILLS ?= 200
 test-kill: setup  ## commands killed at drawn moments, given again: the same bytes; an hour for 200

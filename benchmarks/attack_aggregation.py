@@ -117,7 +117,7 @@ def flipped(name: str, *arguments: Any) -> Silo:
     silo = load_silo(name, *arguments)
     if name != BAD:
         return silo
-    labels = silo.task.classes - 1 - silo.train.labels
+    labels = silo.shape.outputs - 1 - silo.train.labels
     return dataclasses.replace(silo, train=dataclasses.replace(silo.train, labels=labels))
 
 

@@ -42,7 +42,7 @@ from fedsilo.models.maths.attention_rollout import (
 from fedsilo.models.methods.fedevprompt import BUFFER
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.site_network import evidences
 from fedsilo.runs.finished_run import FinishedRun
@@ -128,14 +128,14 @@ def training_step(
     silo = DERMOSCOPY_PHANTOM.load("vidir_molemax", settings, find_places("", ""))
     images = silo.train.inputs[torch.arange(batch) % len(silo.train)]
     labels = silo.train.labels[torch.arange(batch) % len(silo.train)]
-    task = Task(tuple(images.shape[1:]), silo.task.classes)
+    task = NetworkShape(tuple(images.shape[1:]), silo.shape.outputs)
     network = build_classifier(settings, task)
     compute.place(network)
     network.train()
     assert isinstance(network, PromptedViT)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained)
-    moments = _moments(network, compute, task.classes)
+    moments = _moments(network, compute, task.outputs)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
@@ -248,7 +248,7 @@ def _influence(run_dir: Path) -> Iterator[tuple[str, float, float, float, float,
                 others.setdefault(int(name.rpartition("/")[2]), []).append(scaled)
         gram = upsampling_gram(network.grid_size(), network.image_size())
         joined = {label: torch.cat(parts) for label, parts in others.items()}
-        moments = buffer_moments(joined, method.silo.task.classes, gram)
+        moments = buffer_moments(joined, method.silo.shape.outputs, gram)
         train, prompts = method.silo.train, list(network.prompts.values())
         tokens, maps = network.encode_with_rollout(float_inputs(train.inputs[:256]))
         labels = train.labels[:256]

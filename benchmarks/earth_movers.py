@@ -20,7 +20,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.earth_movers import closeness
 from fedsilo.models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 BATCH = 64
 
@@ -86,7 +86,7 @@ def solvers_table(repeats: int) -> Table:
 def share_in_step(settings: CommonSettings, side: int, repeats: int) -> tuple[float, float]:
     """Return a distillation step's milliseconds and the closeness's share of it."""
     method_settings = FedEFMSettings()
-    task = Task((1, side, side), 10)
+    task = NetworkShape((1, side, side), 10)
     student, expert = (
         build_classifier(dataclasses.replace(settings, seed=seed), task) for seed in (0, 1)
     )

@@ -22,7 +22,7 @@ from fedsilo.client_app.training.freed_memory import keep_freed_memory
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 _WARM, _STEPS = 20, 40
 
@@ -33,7 +33,9 @@ def measure(width: int, keeps: bool) -> str:
     if keeps:
         keep_freed_memory()
     compute = Compute(torch.device("cpu"), bf16=False, channels_last=True)
-    network = compute.place(build_classifier(CommonSettings(width=width), Task((1, 28, 28), 10)))
+    network = compute.place(
+        build_classifier(CommonSettings(width=width), NetworkShape((1, 28, 28), 10))
+    )
     optimiser, seconds = torch.optim.Adam(network.parameters()), []
     images, labels = compute.bring(torch.rand(64, 1, 28, 28)), torch.arange(64) % 10
     for step in range(_WARM + _STEPS):

@@ -25,7 +25,7 @@ from fedsilo.core.settings_schema import Value, build
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import SiteNetwork
 
 _CLASSES, _IMAGES = 10, 4096
@@ -97,7 +97,7 @@ def row(
     count = min(_IMAGES, 16 * batch)
     images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8)
     split = Split(images, torch.arange(count) % _CLASSES)
-    network = compute.place(build_classifier(settings, Task(shape, _CLASSES)))
+    network = compute.place(build_classifier(settings, NetworkShape(shape, _CLASSES)))
     works = {
         "bare": bare(network, split, compute, batch, steps),
         "ours": lambda: LocalTraining(network, split, settings, compute, (1, "site")).run(),

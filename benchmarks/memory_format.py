@@ -18,7 +18,7 @@ from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 FORMATS = ("contiguous", "channels-last")
 JOBS: tuple[tuple[str, int, tuple[int, int, int]], ...] = (
@@ -39,7 +39,7 @@ def step_seconds(
     """Return the seconds of each step of Adam on batches of 32 random images."""
     compute = choose_compute("cpu", "fp32", 1, memory_format=memory_format)
     settings = CommonSettings(network=network, width=width)
-    model = compute.place(build_classifier(settings, Task(shape, 10))).train()
+    model = compute.place(build_classifier(settings, NetworkShape(shape, 10))).train()
     images, labels = compute.bring(torch.rand(32, *shape)), torch.arange(32) % 10
     optimiser, seconds = torch.optim.Adam(model.parameters()), []
     for _ in range(steps + 2):

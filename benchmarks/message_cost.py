@@ -20,7 +20,7 @@ import torch
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.server_app.config.settings import resolve
 
 BATCH = 16
@@ -57,7 +57,7 @@ def run_seconds(settings: Mapping[str, bool | int | float | str]) -> float:
 
 def bare_seconds(messages: int) -> float:
     """Return the CPU seconds of as many steps of the same network in a bare loop."""
-    network = build_classifier(CommonSettings(width=4, dropout=0.0), Task((1, 16, 16), 10))
+    network = build_classifier(CommonSettings(width=4, dropout=0.0), NetworkShape((1, 16, 16), 10))
     optimiser = torch.optim.Adam(network.parameters())
     inputs, labels = torch.rand(BATCH, 1, 16, 16), torch.randint(10, (BATCH,))
     network.train()

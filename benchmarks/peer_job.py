@@ -56,7 +56,7 @@ def silo(number: int, settings: CommonSettings) -> Silo:
 
 def first_weights(settings: CommonSettings) -> Weights:
     """Return the weights that all start from."""
-    return exchanged_arrays(build_classifier(settings, silo(0, settings).task))
+    return exchanged_arrays(build_classifier(settings, silo(0, settings).shape))
 
 
 def trained(
@@ -64,7 +64,7 @@ def trained(
 ) -> Weights:
     """Return a client's weights after its local epochs."""
     data = silo(number, settings)
-    network = build_classifier(settings, data.task)
+    network = build_classifier(settings, data.shape)
     load_exchanged(network, weights)
     network.train()
     optimiser = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
@@ -87,7 +87,7 @@ def _batches(samples: int, size: int, order: torch.Generator) -> Iterator[Tensor
 
 def accuracy(weights: Mapping[str, Tensor], settings: CommonSettings) -> float:
     """Return the mean test accuracy over the clients."""
-    network = build_classifier(settings, silo(0, settings).task)
+    network = build_classifier(settings, silo(0, settings).shape)
     load_exchanged(network, weights)
     network.eval()
     right = []

@@ -82,7 +82,7 @@ class StartModel:
         from fedsilo.models.networks.build import build_classifier
 
         settings = read_settings(Path(file)).common
-        return build_classifier(settings, silo(0, settings).task)
+        return build_classifier(settings, silo(0, settings).shape)
 
 
 def main() -> None:

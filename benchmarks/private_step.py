@@ -17,7 +17,7 @@ import torch
 
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.models.privacy.dp_sgd import clipped_gradients, noisy_mean
 from fedsilo.models.privacy.release import UNITS, Release
@@ -52,7 +52,7 @@ def row_of(name: str) -> dict[str, object]:
     """Measure a network of ``NETWORKS``."""
     settings, shape = NETWORKS[name]
     common = CommonSettings(dropout=0.0, sample_clip_norm=1.0, **settings)
-    network = build_classifier(common, Task(shape, 2)).train()
+    network = build_classifier(common, NetworkShape(shape, 2)).train()
     inputs, labels = torch.randn(PATIENTS, *shape), torch.arange(PATIENTS) % 2
     count = sum(p.numel() for p in network.parameters())
     took = {

@@ -26,7 +26,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import build
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 _CLASSES = 2
 _VALUES = {"method": "fedavg", "network.name": "resnet22", "train.local-steps": 1}
@@ -51,7 +51,7 @@ def one_step(options: argparse.Namespace) -> None:
     shape = (options.batch, 1, options.size, options.size)
     images = torch.randint(-(2**15), 2**15, shape, generator=rng, dtype=torch.int16)
     split = Split(images, torch.arange(options.batch) % _CLASSES)
-    network = build_classifier(settings, Task(shape[1:], _CLASSES))
+    network = build_classifier(settings, NetworkShape(shape[1:], _CLASSES))
     compute.place(network)
     optimiser = open_optimiser(network, settings)
     cuda, start, seconds = compute.device.type == "cuda", resident(), []

@@ -93,7 +93,7 @@ def bare_seconds(common: CommonSettings) -> float:
     """Return the CPU seconds of the same steps and averages over all sites in plain PyTorch."""
     splits = [load_silo(name, common).train for name in silo_names(common)]
     splits = [Split(torch.nan_to_num(split.inputs), split.labels) for split in splits]
-    network = build_classifier(common, load_silo(silo_names(common)[0], common).task).train()
+    network = build_classifier(common, load_silo(silo_names(common)[0], common).shape).train()
     weights = {name: array.clone() for name, array in network.state_dict().items()}
     began = time.process_time()
     for _ in range(common.rounds):

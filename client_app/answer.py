@@ -254,7 +254,8 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
             metrics = dict(limits.drop_small_splits(metrics, sizes))
     if lab.sample_parts:
         release = lab.privacy.measurements(parts_bound(lab.sample_parts))  # this costs epsilon
-        metrics |= noisy_metrics(lab.sample_parts, sizes, lab.silo.task.classes, release)
+        ranges = lab.task.part_ranges(lab.silo.shape.outputs)
+        metrics |= noisy_metrics(lab.sample_parts, sizes, ranges, release)
     if common.trust == SERVER:  # time and memory of an answer depend on the data
         metrics[SECONDS] = time.perf_counter() - lab.began
         metrics[PEAK_MEMORY] = lab.compute.peak_memory()

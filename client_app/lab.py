@@ -21,7 +21,7 @@ from fedsilo.client_app.masked_part import Arrays, MaskedPart
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.evaluation import Measured, measure, measured_parts, select_labels
+from fedsilo.client_app.training.evaluation import Measured, measure, measured_parts, select_strata
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
@@ -44,7 +44,6 @@ from fedsilo.core.messages import (
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, load_exchanged
-from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 
 # The prefix in a site's state of arrays kept with the last reply that counted
@@ -82,7 +81,7 @@ class Lab:
         self.instruction = instruction  # the server's request
         self.content = content  # the message's records
         self.site = session.silo.name
-        tabular = session.silo.features and instruction.phase not in SECURING
+        tabular = session.silo.columns() and instruction.phase not in SECURING
         # The site's data; the features of a table are standardised
         self.silo = session.silo_for(content) if tabular else session.silo
         # The run's settings, overridden by the site's own folders and limits
@@ -90,6 +89,8 @@ class Lab:
         # The same with this site's own seed, for the order, choice and dropping of samples.
         # Values that all sites must share, such as initial weights, use the seed in ``common``
         self.sampling = session.sampling
+        # The run's loss, labels and metrics, with the scale of a numeric outcome
+        self.task = session.task.scaled_by(self.silo.outcome)
         self.compute = session.compute  # device and precision
         self.metrics: dict[str, float] = {}  # the reply's metrics, by key of the MetricRecord
         # Each sample's contribution to metrics that leave with noise, by key of the MetricRecord
@@ -350,7 +351,7 @@ class Lab:
         fewest = 1
         # A mean over few samples of a label reveals them, so the floor for sums applies here too
         if measured.within is not None:
-            samples = select_labels(samples, measured.within)
+            samples = select_strata(samples, self.task.strata(samples.labels), measured.within)
             fewest = self.common.sums_min_count
         if len(samples.labels) < fewest:
             return {}  # the server knows this from the site's label counts
@@ -363,7 +364,14 @@ class Lab:
             counts_from = self.common.sums_min_count
         key = (self.instruction.round, self.site, model, split)
         found = measure(
-            measured.network, samples, self.sampling, self.compute, key, probe, counts_from
+            measured.network,
+            samples,
+            self.sampling,
+            self.compute,
+            key,
+            probe,
+            counts_from,
+            self.task,
         )
         if measured.names is None:
             return found
@@ -378,7 +386,7 @@ class Lab:
         network: SiteNetwork,
         split: str,
         key: tuple[str, ...],
-        metrics: Collection[str] = MEASURED,
+        metrics: Collection[str] | None = None,
     ) -> None:
         """Record each sample's part, from 0 to 1, in the metrics; ``pack`` adds noise to the sums.
 
@@ -390,13 +398,13 @@ class Lab:
             network: the received network.
             split: "val" or "test".
             key: keys of the dropout seed in addition to round and site.
-            metrics: some of ``MEASURED``, which has "accuracy", "loss" and "entropy".
+            metrics: some of the metrics that the task always has; None for all of them.
         """
         reported = sum(self.session.reported.get(split, ()))
         if not reported or split not in self.session.measured_splits():
             return
         samples: Split = getattr(self.silo, split)
         place: tuple[int | str, ...] = (self.instruction.round, self.site, *key)
-        parts = measured_parts(network, samples, self.sampling, self.compute, place)
-        for metric in metrics:
+        parts = measured_parts(network, samples, self.sampling, self.compute, place, self.task)
+        for metric in parts if metrics is None else metrics:
             self.sample_parts[measurement(INCOMING, split, metric)] = parts[metric]

@@ -171,7 +171,7 @@ class MaskedPart:
         Raises:
             RefusedError: the metric has no bounds, or the run's trust is not 'sums'.
         """
-        ends = bounds(name, self.session.silo.task.classes)
+        ends = bounds(name, self.session.task.limits(self.session.silo.shape.outputs))
         if ends is None or self.session.settings.trust != SUMS:
             raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
         return ends

@@ -22,7 +22,7 @@ from fedsilo.client_app.site.limits import Limits, limits_of
 from fedsilo.client_app.site.node import forget_opening, is_simulated, note_opening, own_folder
 from fedsilo.client_app.site.policy import refuse_few_samples
 from fedsilo.client_app.site.trust import tells_single_answers
-from fedsilo.core.errors import DataError, RefusedError, SiteError
+from fedsilo.core.errors import DataError, RefusedError, SettingError, SiteError
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.plugins import with_plugin_settings
 from fedsilo.core.seeding import generator
@@ -111,8 +111,22 @@ class OpenedSite:
         return silo
 
 
+def _refuse_other_task(silo: Silo, settings: CommonSettings) -> None:
+    """Check that the labels are those of the run's task.
+
+    Raises:
+        SettingError: the site's labels are for another task.
+    """
+    if silo.task != settings.task:
+        raise SettingError(
+            f"site {silo.name}: 'task' is '{settings.task}', but the labels of data set "
+            f"'{settings.dataset}' are for '{silo.task}': set 'task' to '{silo.task}', or correct "
+            "the schema"
+        )
+
+
 def _kind_of(silo: Silo) -> tuple[object, ...]:
-    return silo.task, silo.features, silo.classes, silo.schema
+    return silo.task, silo.shape, silo.features, silo.classes, silo.schema
 
 
 def open_site(context: Context, with_data: bool = True) -> OpenedSite:
@@ -128,7 +142,8 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
             could reveal one sample by comparison; a required 'state-dir' is missing; the hospital
             has a cap on epsilon, but the run is not private; or consent to send folder names is
             missing.
-        SettingError: settings of differential privacy contradict each other.
+        SettingError: settings of differential privacy contradict each other, or the labels are for
+            another task than the run.
         SiteError: the node config names no site.
         DataError: the data cannot be read.
     """
@@ -155,6 +170,7 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
         stand_in = declared_data(folder, settings, load).stand_in(site)
         forget_opening()
     silo = stand_in or load()
+    _refuse_other_task(silo, settings)
     check_privacy_settings(settings, bool(silo.features))
     cap = None
     if folder is not None and capped.max_epsilon:

@@ -38,6 +38,7 @@ from fedsilo.datasets.silo.silos import SPLITS, Silo, log_once
 from fedsilo.models.maths.pacing import batch_of
 from fedsilo.models.maths.standardisation import sums_of
 from fedsilo.models.maths.unlike_columns import compare_with
+from fedsilo.models.tasks.task import Task, task_of
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
 _OTHERS = 256 * 2**20  # the most bytes of samples in cached sessions besides the current one
@@ -73,6 +74,11 @@ class SiteSession(OpenedSite):
     def __post_init__(self) -> None:
         """Find the name of the site's folders once, and not in each round."""
         object.__setattr__(self, "folder", folder_name(self.silo.name))
+
+    @property
+    def task(self) -> Task:
+        """The run's task: its loss, labels and metrics."""
+        return task_of(self.settings)
 
     @classmethod
     def from_context(cls, context: Context) -> SiteSession:
@@ -199,9 +205,9 @@ class SiteSession(OpenedSite):
         whose = "in the schema"
         if settings.standardise == "pooled":
             whose = "over all sites"
-        own = sums_of(self.silo.train.inputs)
+        own = sums_of(self.silo.column_values())
         floor = settings.sums_min_count
-        for unlike in compare_with(self.silo.features, own, statistics, floor):
+        for unlike in compare_with(self.silo.columns(), own, statistics, floor):
             log_once(f"site {self.silo.name}: {unlike.sentence(whose)}")
 
     def phase_function(self, phase: str) -> Callable[[Any], Any]:
@@ -270,7 +276,7 @@ class SiteSession(OpenedSite):
                 "samples ('minimum-batch'): it takes no part"
             )
         if self.stand_in:
-            if self.silo.features and settings.standardise == "declared":
+            if self.silo.columns() and settings.standardise == "declared":
                 # Raises a SettingError here, where it may leave, instead of inside the sum
                 find_standardisation(self.silo, settings, RecordDict())
             self._refuse_small_steps(sum(counts))

@@ -25,6 +25,7 @@ from fedsilo.core.plugins import (
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_of
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
@@ -32,6 +33,7 @@ from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.row_splits import check_folds
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM
+from fedsilo.models.tasks.task import task_class
 
 _UNREAD = {
     "medmnist": "is several data sets",
@@ -202,6 +204,25 @@ def check_data_settings(settings: CommonSettings) -> None:
             f"'data.image-size' must be 0 or at least {SMALLEST_IMAGE}, but is "
             f"{settings.image_size}"
         )
+
+
+def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
+    """Return the metrics of a data set's result tables, the headline first.
+
+    They are the task's own, or the data set's if the task leaves them to it.
+
+    Raises:
+        SettingError: the data set or the task does not exist.
+    """
+    return task_class(task).shown or data_set(dataset).headline
+
+
+def shown_of(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the metrics of a finished run's result tables, from the content of summary.json.
+
+    A run of classification does not name its task there.
+    """
+    return shown_metrics(str(summary["dataset"]), str(summary.get("task", CLASSIFICATION)))
 
 
 def silo_names(settings: CommonSettings) -> list[str]:

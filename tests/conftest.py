@@ -18,9 +18,12 @@ from tests.support import golden
 from tests.support.setting_keys import as_key, as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
-# Speed belongs in a benchmark, not in a test that fails on a busy machine
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+# Without a deadline: speed belongs in a benchmark, not in a test that fails on a busy machine.
+# `make test` draws the same cases each time, so that a red suite is the fault of the change;
+# `make test-drawn` draws new ones
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("drawn", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # The recorded bits are those of these kernels; whoever names others, as `make test-kernels` does,
 # tests by those

@@ -103,10 +103,10 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
     label, because the metrics would equal the usual ones. The metrics are named
     ``own-labels-accuracy`` and ``own-labels-loss``.
     """
-    known = torch.unique(lab.silo.train.labels)
+    known = torch.unique(lab.task.strata(lab.silo.train.labels))
     ends = lab.instruction.phase == EVALUATE
-    if ends and not torch.isin(lab.silo.test.labels, known).all():
-        names = {metric: f"own-labels-{metric}" for metric in ("accuracy", "loss")}
+    if ends and not torch.isin(lab.task.strata(lab.silo.test.labels), known).all():
+        names = {metric: f"own-labels-{metric}" for metric in (lab.task.headline, "loss")}
         yield Measured(network, names, within=known)
 
 

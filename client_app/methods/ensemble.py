@@ -13,7 +13,7 @@ class EnsembleSite(LocalSite):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the mean of the received models' predictions; without any, the site's own model."""
         if arrays := from_others(lab):
-            experts = open_experts(lab.common, lab.silo.task, arrays)
+            experts = open_experts(lab.common, lab.silo.shape, arrays)
             return lab.compute.place(Mixture(experts))
         return super().open(lab)
 

@@ -71,9 +71,9 @@ def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
     def rows(inputs: Tensor) -> Tensor:
         return network.network.encode(inputs).flatten(1)
 
-    # The means of all classes, however small, because only their mean leaves
+    # The means of all strata, however small, because only their mean leaves
     means = class_means(network, lab.silo, lab.compute, rows, 1)
-    # Weighted by counts, the classes' means give the mean over all samples
-    counts = torch.bincount(lab.silo.train.labels)
+    # Weighted by counts, the strata's means give the mean over all samples
+    counts = torch.bincount(lab.task.strata(lab.silo.train.labels))
     total = torch.stack([counts[label] * mean for label, mean in means.items()]).sum(dim=0)
     return (total / len(lab.silo.train)).reshape(network.bias.shape)

@@ -40,7 +40,7 @@ class FedDistillSite(LocalSite):
         without received logits adds nothing. Returns None if no mean logits were received, as in
         round 1; the network's own loss is then used.
         """
-        classes = lab.silo.task.classes
+        classes = lab.silo.shape.outputs
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)
         if mean_logits is None:
             return None

@@ -129,7 +129,7 @@ class FedEvPromptSite(SiteMethod):
             return None
         gram = upsampling_gram(vit.grid_size(), vit.image_size())
         joined = {label: torch.cat(parts) for label, parts in sorted(by_class.items())}
-        return buffer_moments(joined, lab.silo.task.classes, gram).to(lab.compute.device)
+        return buffer_moments(joined, lab.silo.shape.outputs, gram).to(lab.compute.device)
 
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
         """Return attention maps of this site's training samples, named ``maps/<class>``.
@@ -175,7 +175,7 @@ def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> s
     """
     if site == lab.site:
         return "these are its own maps, which must not come back"
-    if not label.isdecimal() or int(label) >= lab.silo.task.classes:
+    if not label.isdecimal() or int(label) >= lab.silo.shape.outputs:
         return "there is no such class"
     if maps.ndim != 2 or maps.shape[1] != cells:
         return f"it is {tuple(maps.shape)}, not (any, {cells})"

@@ -80,6 +80,6 @@ def _prototypes(
 
     ``class_targets`` checks their classes and shapes (tokens * channels,).
     """
-    size, classes = network.tokens * network.channels, lab.silo.task.classes
+    size, classes = network.tokens * network.channels, lab.silo.shape.outputs
     prototypes = class_targets(arrays, PROTOTYPE, classes, size)
     return prototypes and prototypes.to(lab.compute.device)

@@ -67,7 +67,7 @@ class PICSRSite(SiteMethod):
         """
         if _stage(lab) == ROUTING_STAGE:
             arrays = lab.arrays()
-            experts = open_experts(lab.common, lab.silo.task, arrays)
+            experts = open_experts(lab.common, lab.silo.shape, arrays)
             prototypes = arrays_below(PROTOTYPE, arrays)
             router = open_router(self.settings, prototypes, arrays)
             return lab.compute.place(PICSRNetwork(experts, prototypes, router))

@@ -21,10 +21,12 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import with_former_keys
 from fedsilo.core.settings_schema import Value, as_mapping, keys_with
 from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import CLASSIFICATION, numeric_columns
 from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
+from fedsilo.models.tasks.task import task_named
 
 FILE = "declared-data.json"
 _MOST = 100  # the most declarations, one for each data set and way to read it
@@ -41,9 +43,10 @@ class DeclaredData:
     Attributes:
         input_type: the dtype of the inputs, such as "float32".
         has_figures: whether the schema declares means and deviations of the features.
-        at_least: lower bounds on the samples of each class, by split.
+        at_least: lower bounds on the samples of each stratum, such as each class, by split.
         samples: a digest of the settings that decide which samples there are; empty in declarations
             from an older version.
+        task: the name of the task that the labels are for.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -57,6 +60,7 @@ class DeclaredData:
     has_figures: bool
     at_least: dict[str, list[int]]
     samples: str = ""
+    task: str = CLASSIFICATION
 
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
@@ -70,14 +74,15 @@ class DeclaredData:
             at_least[split] = [round_down(count) for count in counts]
         return cls(
             silo.distribution,
-            tuple(silo.task.input_shape),
+            tuple(silo.shape.input_shape),
             str(silo.train.inputs.dtype).removeprefix("torch."),
-            silo.task.classes,
+            silo.shape.outputs,
             tuple(silo.classes),
             tuple(silo.features),
             silo.schema,
             silo.declared is not None,
             at_least,
+            task=silo.task,
         )
 
     def stand_in(self, name: str) -> Silo:
@@ -87,19 +92,19 @@ class DeclaredData:
         gets mean 0 and deviation 1 in their place.
         """
         nothing = torch.zeros(1, dtype=getattr(torch, self.input_type))
+        task = task_named(self.task)
         splits = {}
         for split, counts in self.at_least.items():
-            # Counts (2, 3) of two classes become labels (0, 0, 1, 1, 1)
-            labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+            labels = task.stand_in_labels(counts, self.classes)
             splits[split] = Split(nothing.expand(len(labels), *self.input_shape), labels)
-        width = len(self.features)
+        width = len(numeric_columns(self.task, self.features, self.class_names))
         declared = None
         if self.has_figures:
             declared = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())
         return Silo(
             name,
             self.distribution,
-            Task(self.input_shape, self.classes),
+            NetworkShape(self.input_shape, self.classes),
             train=splits["train"],
             val=splits["val"],
             test=splits["test"],
@@ -108,6 +113,7 @@ class DeclaredData:
             classes=self.class_names,
             declared=declared,
             schema=self.schema,
+            task=self.task,
         )
 
 

@@ -169,7 +169,7 @@ _FREE = frozenset(
 )
 
 # Settings that version 0.1 lacked -> the value that does what it did. States of 0.1 open with it
-_ADDED: dict[str, Value] = {"fedefm.emd-gradient": False}
+_ADDED: dict[str, Value] = {"fedefm.emd-gradient": False, "task": "classification"}
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:

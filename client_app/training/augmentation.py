@@ -24,16 +24,20 @@ from fedsilo.datasets.silo.silos import Silo
 _EXAMPLE = "[{RandomHorizontalFlip: {p: 0.5}}, {RandomRotation: {degrees: 10}}]"
 _BIAS, _RANGE = 32768, 65535  # radiographs are stored as int16
 
-Transform = Callable[[Tensor], Tensor]
+Transform = Callable[..., Any]
+Augment = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def augmenter(
     settings: CommonSettings, key: tuple[int | str, ...], device: torch.device
-) -> Transform:
-    """Return a function that augments batches of images (batch, channels, height, width).
+) -> Augment:
+    """Return a function that augments batches of images, and their masks alike.
 
-    Each call uses the seed of the next batch; the type and shape of the images stay the same. An
-    empty batch is returned unchanged.
+    The function takes images (batch, channels, height, width) and labels, and returns both. Labels
+    that are masks (batch, height, width) are moved as their images are; a rotation fills them with
+    the background, and transforms of colours leave them unchanged. Other labels are returned
+    unchanged. Each call uses the seed of the next batch; types and shapes stay the same. An empty
+    batch is returned unchanged.
 
     Args:
         settings: the transforms ('train.augmentation') and the seed.
@@ -42,12 +46,22 @@ def augmenter(
     """
     transform, numbers = _parse_transforms(settings.augmentation), count()
 
-    def augment(batch: Tensor) -> Tensor:
-        with seed_generators(settings.seed, "augmentation", *key, next(numbers), device=device):
-            changed = [_change(image, transform) for image in batch]
-        if not changed:  # a private batch may be empty
-            return batch
-        return torch.stack(changed)
+    def augment(batch: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        number, has_masks = next(numbers), labels.ndim == 3
+        if not len(batch):  # a private batch may be empty
+            return batch, labels
+        images, masks = [], []
+        with seed_generators(settings.seed, "augmentation", *key, number, device=device):
+            for image, label in zip(batch, labels, strict=True):
+                if has_masks:
+                    image, label = _change_pair(image, label, transform)
+                    masks.append(label)
+                else:
+                    image = _change(image, transform)
+                images.append(image)
+        if has_masks:
+            labels = torch.stack(masks)
+        return torch.stack(images), labels
 
     return augment
 
@@ -58,10 +72,30 @@ def _change(image: Tensor, transform: Transform) -> Tensor:
     An int16 image is transformed as floats from 0 to 1; the result is clipped, rounded and stored
     as int16 again. Any other image is passed to ``transform`` unchanged.
     """
+    changed: Tensor
     if image.dtype != torch.int16:
-        return transform(image)
+        changed = transform(image)
+        return changed
     changed = transform((image.float() + _BIAS) / _RANGE)
     return (changed.clamp(0, 1) * _RANGE - _BIAS).round().to(torch.int16)
+
+
+def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
+    """Transform an image (channels, height, width) and its mask (height, width) by one draw.
+
+    The image is treated as in ``_change``; the mask keeps its type.
+    """
+    from torchvision import tv_tensors
+
+    moved: list[Tensor] = []
+
+    def both(pixels: Tensor) -> Tensor:
+        changed: Tensor
+        changed, marks = transform(pixels, tv_tensors.Mask(mask))
+        moved.append(marks.as_subclass(Tensor))
+        return changed
+
+    return _change(image, both), moved[0]
 
 
 @lru_cache(maxsize=4)
@@ -150,7 +184,7 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
     Raises:
         SettingError: a transform fails, or the image gets another shape or type.
     """
-    image = torch.zeros(silo.task.input_shape, dtype=silo.train.inputs.dtype)
+    image = torch.zeros(silo.shape.input_shape, dtype=silo.train.inputs.dtype)
     transform = _parse_transforms(settings.augmentation)
     try:
         with seed_generators(settings.seed, "augmentation"):

@@ -1,11 +1,11 @@
-"""Measure a network on a split: class probabilities, with or without MC dropout, and metrics."""
+"""Measure a network on a split: predictions, with or without MC dropout, and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.core.metric_names import BINS, CERTAINTY, RELIABILITY
@@ -14,16 +14,14 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.maths.mc_dropout import (
-    mc_dropout_probabilities,
+    mc_dropout_mean,
     only_dropout_active,
-    predictive_entropy,
 )
-from fedsilo.models.measures.classification_metrics import bin_counts, classification_metrics
-from fedsilo.models.measures.outcome_counts import outcome_counts
+from fedsilo.models.measures.classification_metrics import bin_counts
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.models.privacy.noisy_metrics import bounded_parts
 from fedsilo.models.privacy.release import copy_alone
+from fedsilo.models.tasks.task import Task, task_of
 
 _BATCH = 500  # the most inputs of a batch
 _NUMBERS = 2**24  # the most numbers in a batch, so that large images use smaller batches
@@ -70,7 +68,8 @@ class Measured:
     # Maps tokens (batch, l, c) to further values of each sample's prediction besides its class
     # probabilities: name -> (batch,) on the CPU
     of_samples: Callable[[Tensor], dict[str, Tensor]] | None = None
-    within: Tensor | None = None  # only samples with these labels are measured; None for all
+    # Only samples of these strata (``Task.strata``) are measured; None for all
+    within: Tensor | None = None
 
 
 def measure(
@@ -81,12 +80,11 @@ def measure(
     key: tuple[int | str, ...],
     probe: Probe | None = None,
     counts_from: int | None = None,
+    task: Task | None = None,
 ) -> dict[str, float]:
-    """Measure a network on ``split``, with class probabilities averaged over MC-dropout passes.
+    """Measure a network on ``split``, with predictions averaged over MC-dropout passes.
 
-    ``accuracy`` is the share of samples whose most probable class is right. ``loss`` is the mean
-    negative log-likelihood, and ``entropy`` the mean entropy of the probabilities (UEFL, eq. 8),
-    both in nats. All other metrics come from ``models.measures.classification_metrics``.
+    The task of ``settings`` decides what a prediction is, and which metrics there are.
 
     Args:
         network: placed on the compute device.
@@ -97,15 +95,17 @@ def measure(
         key: more keys of the dropout seed, such as (round, site).
         probe: sees the tokens of every batch and adds its own metrics; None for no probe.
         counts_from: the smallest outcome count to publish; None to publish no counts.
+        task: the task with the outcome's scale; None for the task of ``settings``.
 
     Returns:
         Metric -> value.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
-    probabilities = predict_batches(network, batches, settings, compute, key, probe)
-    metrics = metrics_of(probabilities, split.labels)
+    task = task or task_of(settings)
+    predictions = predict_batches(network, batches, settings, compute, key, probe, task)
+    metrics = task.metrics(predictions, split.labels)
     if counts_from is not None:
-        metrics |= outcome_counts(probabilities, split.labels, counts_from)
+        metrics |= task.counts(predictions, split.labels, counts_from)
     if probe:
         metrics |= probe.values()
     return metrics
@@ -117,48 +117,32 @@ def measured_parts(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
+    task: Task | None = None,
 ) -> dict[str, Tensor]:
     """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
-    The metrics are "accuracy", "loss" and "entropy", scaled to this range (a loss above 3 nats
-    counts as 3); the arguments are those of ``measure``. Samples are measured one at a time. In a
+    The task says which metrics these are, and how they are scaled to this range; the arguments are
+    those of ``measure``. Samples are measured one at a time. In a
     batch, the last bits of a sample's output depend on the batch size, and malicious weights could
     let these bits decide the sample's class. An empty split gives empty tensors.
     """
+    task = task or task_of(settings)
     empty = torch.zeros(0, 2, dtype=torch.float64)
-    found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples
+    found = [task.parts(empty, split.labels[:0])]  # a split may have no samples
     if len(split):
         inputs = one_by_one(split.inputs)
-        probabilities = predict_batches(network, inputs, settings, compute, key)
+        predictions = predict_batches(network, inputs, settings, compute, key, task=task)
         for number in range(len(split)):
             # Each sample in tensors of its own, because the last bits can depend on a batch's size
             found.append(
-                bounded_parts(copy_alone(probabilities, number), copy_alone(split.labels, number))
+                task.parts(copy_alone(predictions, number), copy_alone(split.labels, number))
             )
     return {metric: torch.cat([part[metric] for part in found]) for metric in found[0]}
 
 
-def metrics_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return accuracy, loss, entropy and classification metrics: metric -> value.
-
-    Args:
-        probabilities: class probabilities (n, classes); for the loss they are at least 1e-12.
-        labels: classes (n,).
-    """
-    # A probability of 0 would make the loss infinite, so it is raised to 1e-12
-    losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
-    right = probabilities.argmax(dim=1) == labels
-    values = {
-        "accuracy": right.double().mean().item(),
-        "loss": losses.mean().item(),
-        "entropy": predictive_entropy(probabilities).mean().item(),
-    }
-    return values | classification_metrics(probabilities, labels)
-
-
-def select_labels(split: Split, labels: Tensor) -> Split:
-    """Return the samples whose label is one of ``labels``."""
-    chosen = torch.isin(split.labels, labels)
+def select_strata(split: Split, strata: Tensor, chosen_strata: Tensor) -> Split:
+    """Return the samples whose stratum, in ``strata`` (n,), is one of ``chosen_strata`` (k,)."""
+    chosen = torch.isin(strata, chosen_strata)
     return Split(split.inputs[chosen], split.labels[chosen])
 
 
@@ -184,8 +168,9 @@ def predict_batches(
     compute: Compute,
     key: tuple[int | str, ...],
     probe: Probe | None = None,
+    task: Task | None = None,
 ) -> Tensor:
-    """Return the class probabilities (n, classes) of inputs in batches, float64 on the CPU.
+    """Return the task's predictions (n, ...) for inputs in batches, float64 on the CPU.
 
     They are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without dropout.
     The batches are consumed one at a time. The dropout draws continue from batch to batch, so only
@@ -198,8 +183,9 @@ def predict_batches(
         compute: the device and the precision.
         key: more keys of the dropout seed, such as (round, site).
         probe: sees the tokens (batch, l, c) of each batch; None for no probe.
+        task: the task with the outcome's scale; None for the task of ``settings``.
     """
-    probabilities = []
+    task, predictions = task or task_of(settings), []
     with (
         seed_generators(settings.seed, "mc-dropout", *key, device=compute.device),
         torch.no_grad(),
@@ -217,8 +203,9 @@ def predict_batches(
                 probe.see(tokens)
             features = network.features(tokens)
             passes = max(settings.mc_passes, 1)
-            probabilities.append(mc_dropout_probabilities(network.classify, features, passes).cpu())
-    return torch.cat(probabilities)
+            mean = mc_dropout_mean(network.classify, features, passes, task.predict)
+            predictions.append(mean.cpu())
+    return torch.cat(predictions)
 
 
 def _in_parts(

@@ -16,6 +16,7 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.models.maths.dirichlet import skewed_prior
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import TokenClassifier, evidences
+from fedsilo.models.tasks.task import task_of
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
@@ -27,7 +28,9 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
     Raises:
         SettingError: the backbone's weights are missing or belong to another architecture.
     """
-    network = build_classifier(common, silo.task)
+    network = build_classifier(common, silo.shape)
+    if silo.outcome is not None:
+        network.criterion = task_of(common).scaled_by(silo.outcome).criterion()
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
     if common.class_weights != "none":
@@ -55,14 +58,14 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
         SettingError: the run's own weights are not one per class.
     """
     if common.class_weights == "balanced":
-        counts = torch.bincount(silo.train.labels, minlength=silo.task.classes).double()
+        counts = torch.bincount(silo.train.labels, minlength=silo.shape.outputs).double()
         # Dividing by the classes that have samples keeps the mean weight at 1
         balanced = counts.sum() / ((counts > 0).sum() * counts.clamp(min=1))
         return torch.where(counts > 0, balanced, 0.0).float()
-    given = _given_weights(common)
-    if len(given) != silo.task.classes:
+    given, classes = _given_weights(common), silo.shape.outputs
+    if len(given) != classes:
         raise SettingError(
-            f"'train.class-weights' has {len(given)} weights for {silo.task.classes} classes: give "
+            f"'train.class-weights' has {len(given)} weights for {classes} classes: give "
             f"one of each, {join_names(silo.class_names())}"
         )
     return torch.tensor(given)

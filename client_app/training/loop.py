@@ -283,7 +283,7 @@ class _Steps:
         for indices in batches_of_pass:
             batch, labels = self._pick(indices), self._label(indices)
             if self._augment:
-                batch = self._augment(batch)
+                batch, labels = self._augment(batch, labels)
             if self._set_rates:
                 self._set_rates()
             self._optimisers[0].zero_grad(set_to_none=True)

@@ -13,6 +13,7 @@ from fedsilo.models.maths.class_means import class_sums, large_classes
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.release import Release, copy_alone
+from fedsilo.models.tasks.task import task_named
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ def class_means(
 ) -> dict[int, Tensor]:
     """Return the mean of ``function`` over the training samples of each class with enough samples.
 
+    In a task without classes, the strata of the task take their place.
+
     The network is put into eval mode, because in training mode batch norm and dropout would make a
     sample's values depend on its batch and on chance. Samples are computed in batches, which limits
     the memory. Exact sums are float64, and private sums are integers, which get noise.
@@ -65,8 +68,9 @@ def class_means(
     Returns:
         Class -> mean (d,), float32 on the CPU; empty if no class has enough samples.
     """
-    split, classes = silo.train, silo.task.classes
-    counts = torch.bincount(split.labels, minlength=classes).tolist()
+    task, split = task_named(silo.task), silo.train
+    strata, classes = task.strata(split.labels), task.stratum_count(silo.shape.outputs)
+    counts = torch.bincount(strata, minlength=classes).tolist()
     if private:
         counts = list(private.counts)
     # Private means use reported counts, because exact ones would reveal who is there
@@ -79,7 +83,7 @@ def class_means(
     parts = in_batches(split.inputs)
     if alone:
         parts = one_by_one(split.inputs)
-    labels = torch.split(split.labels, [len(part) for part in parts])
+    labels = torch.split(strata, [len(part) for part in parts])
     sums = torch.zeros((), dtype=torch.float64)
     if private:
         sums = sums.to(torch.int64)

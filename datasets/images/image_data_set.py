@@ -124,6 +124,10 @@ class ImageDataSet(DataSet):
         """
         return lambda name: decode_image(index.folder / name, size, settings.colour_constancy)
 
+    def channels_of(self, index: ImageIndex) -> int:
+        """Return the number of channels of each array that ``reader`` returns for ``index``."""
+        return self.channels
+
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
         """Decode all images of ``index`` to ``size`` pixels per side; broken images become faults.
 
@@ -131,7 +135,8 @@ class ImageDataSet(DataSet):
         """
         from threadpoolctl import threadpool_limits
 
-        shape, read = (self.channels, size, size), self.reader(index, size, settings)
+        shape = (self.channels_of(index), size, size)
+        read = self.reader(index, size, settings)
         # Several threads wait for each other in small products, and may round differently
         with threadpool_limits(1):
             return decode_each(index.names, shape, self.dtype, read)
@@ -153,6 +158,10 @@ class ImageDataSet(DataSet):
             return self.reader(lone, size, settings)(name)
 
         return read
+
+    def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
+        """Return notes for the site's log on its decoded images, one sentence each; here none."""
+        return []
 
     def files_folder(self, places: Places) -> Path:
         """Return the folder of the image files; ``Path()`` if the data set has none."""
@@ -270,7 +279,7 @@ class ImageDataSet(DataSet):
             facts: dict[str, Any] = {"name": name, "distribution": name, "classes": list(classes)}
             schema = json_digest([listed, size])
             facts |= {"dropped": faults, "schema": schema}
-            save_silo(target, parts, facts, split.notes)
+            save_silo(target, parts, facts, [*split.notes, *self.content_notes(index, parts)])
 
         # The public part is not split, so the settings of the split do not matter to it
         read = self.settings

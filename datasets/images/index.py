@@ -39,6 +39,7 @@ class ImageIndex:
         safe_names: a name for each image in errors, which the server may read. A file's own name
             may be that of a patient.
         parts: each image's split (of ``SPLITS``) if the user gives it; otherwise empty.
+        masks: each image's mask, a file relative to ``folder``; empty if images have no masks.
     """
 
     where: str
@@ -48,6 +49,7 @@ class ImageIndex:
     groups: tuple[str, ...]
     safe_names: tuple[str, ...]
     parts: tuple[str, ...] = ()
+    masks: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -64,6 +66,7 @@ class ImageIndex:
             groups=_pick(self.groups, rows),
             safe_names=_pick(self.safe_names, rows),
             parts=_pick(self.parts, rows),
+            masks=_pick(self.masks, rows),
         )
 
 
@@ -76,12 +79,14 @@ class ListedImage:
     group: str
     safe_name: str
     part: str = ""
+    mask: str = ""
 
 
 def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
     """Build the index of listed images in ``folder``, in their order.
 
-    Either all images or no image must have a part. ``where`` names the site in errors.
+    Either all images or no image must have a part, and the same holds for masks. ``where`` names
+    the site in errors.
     """
     return ImageIndex(
         where=where,
@@ -91,6 +96,7 @@ def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> Ima
         groups=tuple(image.group for image in images),
         safe_names=tuple(image.safe_name for image in images),
         parts=tuple(image.part for image in images if image.part),
+        masks=tuple(image.mask for image in images if image.mask),
     )
 
 
@@ -104,8 +110,8 @@ def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Concatenate the indices of several sites whose images are in one folder.
 
-    The parts (train, val, test) are dropped. If safe names differ from file names, they also name
-    the site. Without indices the result is empty.
+    The parts (train, val, test) and the masks are dropped. If safe names differ from file names,
+    they also name the site. Without indices the result is empty.
     """
     names: list[str] = []
     groups: list[str] = []

@@ -8,6 +8,7 @@ import logging
 import os
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
@@ -44,10 +45,19 @@ def _names_as_lists(content: Any) -> Any:
     """
     if not isinstance(content, list):
         return content
+    return {name: [name] for name in distinct_names(content)}
+
+
+def distinct_names(content: Sequence[Any]) -> list[str]:
+    """Convert the class names of a list under 'classes' to texts.
+
+    Raises:
+        ValueError: a name appears twice.
+    """
     names = [as_text(name) for name in content]
     if len(set(names)) != len(names):
         raise fault("under 'classes' a name appears twice")
-    return {name: [name] for name in names}
+    return names
 
 
 class Declaration(FileModel):
@@ -109,13 +119,13 @@ class ManifestDataSet(ImageDataSet):
         """
         folder = self.files_folder(places)
         declaration = self.declaration(places)
-        manifest = _resolve_inside("", declaration.sites[site])
+        manifest = resolve_inside("", declaration.sites[site])
         if manifest is None:
             raise DataError(
                 f"{folder / self.file}: the manifest of site '{site}' is outside the data "
                 "directory: move it there"
             )
-        reader = _Manifest(folder, manifest, declaration.classes, self.file, self.columns)
+        reader = Manifest(folder, manifest, declaration.classes, self.file, self.columns)
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
@@ -148,7 +158,7 @@ class OwnImages(ManifestDataSet):
     file = "images.yaml"
 
 
-def _resolve_inside(folder: str, path: str) -> str | None:
+def resolve_inside(folder: str, path: str) -> str | None:
     """Normalise ``folder/path``, relative to the data directory; None if it leads outside.
 
     Only the text is used: symbolic links are not followed, and the file need not exist.
@@ -162,8 +172,12 @@ def _resolve_inside(folder: str, path: str) -> str | None:
 
 
 @dataclass
-class _Manifest:
+class Manifest:
     """The reader of one manifest.
+
+    Class attributes:
+        image_column: the column that names the image files.
+        needed: the columns that a manifest must have.
 
     Attributes:
         folder: the data directory.
@@ -181,8 +195,12 @@ class _Manifest:
     columns: tuple[str, ...] = ()
     lines: dict[str, int] = field(default_factory=dict)
 
+    image_column: ClassVar[str] = "path"
+    needed: ClassVar[tuple[str, ...]] = ("path", "label")
+
     @property
     def where(self) -> str:
+        """The manifest's path, for errors."""
         return str(self.folder / self.file)
 
     def read(self) -> ImageIndex:
@@ -195,25 +213,33 @@ class _Manifest:
             DataError: a line is invalid, or a patient is in two parts.
         """
         optional = ("split", "patient", *self.columns)
-        rows = read_rows(self.folder / self.file, ("path", "label"), optional)
+        rows = read_rows(self.folder / self.file, self.needed, optional)
         # If one line names a part, all must: an empty cell is refused then
         has_parts = any(row.get("split") for _, row in rows)
         images = []
         for number, row in rows:
-            label = self._class(number, row["label"])
-            name = self._file(number, row["path"])
+            label = self.label(number, row)
+            name = self._file(number, row[self.image_column])
             patient = normalise_name(row.get("patient", ""))
             group = f"patient {patient}"
             if patient.lower() in _NO_PATIENT:
                 group = f"file {name}"
             part = self._part(number, row["split"]) if has_parts else ""
-            images.append(ListedImage(name, label, group, f"the image of line {number}", part))
+            safe_name, mask = f"the image of line {number}", self.mask(number, row)
+            images.append(ListedImage(name, label, group, safe_name, part, mask))
         index = index_images(self.where, self.folder, images)
         self._check_patients(index)
         self._mention_large_group(index)
         return index
 
-    def _class(self, number: int, label: str) -> int:
+    def mask(self, number: int, row: Mapping[str, str]) -> str:
+        """Return the mask of the image in line ``number``, relative to the data directory.
+
+        It is "" here, because the images of a class have no masks.
+        """
+        return ""
+
+    def label(self, number: int, row: Mapping[str, str]) -> int:
         """Return the number of the class that the label in line ``number`` belongs to.
 
         The label is compared in its normal form, in which 1.0 equals 1.
@@ -221,6 +247,7 @@ class _Manifest:
         Raises:
             DataError: no class has this label. The error names the line and the known labels.
         """
+        label = row["label"]
         text = same_text(label)
         for place, labels in enumerate(self.classes.values()):
             if text in labels:
@@ -241,21 +268,35 @@ class _Manifest:
             DataError: the path is not a file name, leads outside the data directory, or appears
                 twice.
         """
-        place = f"{self.where}, line {number}, column 'path'"
+        name = self.resolve(number, self.image_column, path)
+        if name in self.lines:
+            raise DataError(
+                f"{self.where}, line {number}, column '{self.image_column}': the same file is in "
+                f"line {self.lines[name]}: keep one of the lines"
+            )
+        self.lines[name] = number
+        return name
+
+    def resolve(self, number: int, column: str, path: str) -> str:
+        """Return the file that a cell names, relative to the data directory; it need not exist.
+
+        Args:
+            number: the line of the cell, for errors.
+            column: the column of the cell, for errors.
+            path: the cell, relative to the manifest's folder, or absolute.
+
+        Raises:
+            DataError: the path is not a file name, or leads outside the data directory.
+        """
+        place = f"{self.where}, line {number}, column '{column}'"
         if not path or not path.isprintable():
             raise DataError(f"{place}: this is not a file name: correct it")
         if PurePosixPath(path).is_absolute():
             path = self._make_relative(path, place)
-        name = _resolve_inside(str(PurePosixPath(self.file).parent), path)
+        name = resolve_inside(str(PurePosixPath(self.file).parent), path)
         if name is None:
             raise DataError(f"{place}: the file is outside the data directory: move it there")
-        name = self._stored_name(name)
-        if name in self.lines:
-            raise DataError(
-                f"{place}: the same file is in line {self.lines[name]}: keep one of the lines"
-            )
-        self.lines[name] = number
-        return name
+        return self._stored_name(name)
 
     def _make_relative(self, path: str, place: str) -> str:
         """Convert an absolute path to one relative to the manifest's folder.

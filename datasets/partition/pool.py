@@ -133,7 +133,7 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
     return CutPool(
         labels={part: mixed.labels for part, mixed in parts.items()},
         inputs=lambda part, rows: parts[part].inputs(rows),
-        classes=silos[0].task.classes,
+        classes=silos[0].shape.outputs,
         key=[[silo.name, silo.schema, silo.fingerprints] for silo in silos],
         facts=_shared_facts(silos[0]),
     )

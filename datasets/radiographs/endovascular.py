@@ -99,8 +99,8 @@ class _WithMasks(Endovascular):
         def read(name: str) -> Pixels:
             picture = read_picture(index.folder / name, bits)
             mask = _read_mask(picture, index.folder / masks[name])
-            image = _shrink(_central_square(picture), size)
-            return np.stack([image, _shrink_mask(_central_square(mask), size)])
+            image = shrink(central_square(picture), size)
+            return np.stack([image, shrink_mask(central_square(mask), size)])
 
         return read
 
@@ -161,7 +161,7 @@ def read_picture(path: Path, bits: int) -> Grey:
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
     """Decode the central square of an image file or DICOM, resized to uint8 (size, size)."""
-    return _shrink(_central_square(read_picture(path, bits)), size)
+    return shrink(central_square(read_picture(path, bits)), size)
 
 
 def _read_8_bits(path: Path) -> Grey:
@@ -211,22 +211,26 @@ def _read_mask(picture: Grey, path: Path) -> Mask:
     return values > 0
 
 
-def _central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    height, width = picture.shape
+def central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Cut the largest central square out of a picture or mask (height, width, ...); a view.
+
+    An odd surplus leaves one more row or column at the bottom or right.
+    """
+    height, width = picture.shape[:2]
     side = min(height, width)
     top = (height - side) // 2
     left = (width - side) // 2
     return picture[top : top + side, left : left + side]
 
 
-def _shrink(square: Grey, size: int) -> Pixels:
+def shrink(square: Grey, size: int) -> Pixels:
     """Resize a square picture of 0..1 to (size, size), 0..255: bilinear, antialiased."""
     pixels: Pixels = np.rint(resize(square, size, size).clip(0, 1) * 255).astype(np.uint8)
     return pixels
 
 
-def _shrink_mask(square: Mask, size: int) -> Pixels:
-    """Resize a square mask to (size, size), 0 or 1, by taking the nearest pixel."""
+def shrink_mask(square: npt.NDArray[Any], size: int) -> Pixels:
+    """Resize a square mask of classes to (size, size), uint8, by taking the nearest pixel."""
     # The centre of each new pixel, in pixels of the old picture; a mean would blur the mask's edge
     places = ((np.arange(size) + 0.5) * len(square) / size).astype(np.int64)
     return square[np.ix_(places, places)].astype(np.uint8)

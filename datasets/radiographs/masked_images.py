@@ -14,7 +14,7 @@ from fedsilo.core.files.locations import Places, find_places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import DATA_SETS, data_set
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 MASK_CLASSES = ("background", "catheter")
 
@@ -63,15 +63,24 @@ def masked_silo(silo: Silo) -> Silo:
     The mask becomes the labels, (n, height, width), and the inputs lose that channel. The classes
     become "background" and "catheter". ``silo`` itself is not changed.
     """
-    # The mask is not an input of the network, so the task has one channel less
-    channels, *size = silo.task.input_shape
+    split = split_masks(silo)
+    shape = NetworkShape(split.shape.input_shape, len(MASK_CLASSES))
+    return replace(split, shape=shape, classes=MASK_CLASSES)
+
+
+def split_masks(silo: Silo) -> Silo:
+    """Separate the last channel of a silo's images, the masks, as labels (n, height, width).
+
+    The silo's classes are those of the pixels and stay as they are. ``silo`` itself is not changed.
+    """
+    # The mask is not an input of the network, so the shape has one channel less
+    channels, *size = silo.shape.input_shape
     return replace(
         silo,
         train=_split_masks(silo.train),
         val=_split_masks(silo.val),
         test=_split_masks(silo.test),
-        task=Task((channels - 1, *size), len(MASK_CLASSES)),
-        classes=MASK_CLASSES,
+        shape=NetworkShape((channels - 1, *size), silo.shape.outputs),
     )
 
 

@@ -24,6 +24,7 @@ from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import CLASSIFICATION, numeric_columns
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.silo.measures import (
     ColumnWords,
@@ -32,7 +33,8 @@ from fedsilo.datasets.silo.measures import (
     picture_measures,
     unit_pixels,
 )
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
+from fedsilo.models.tasks.task import task_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +50,9 @@ ImageReader = Callable[[Path], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of one split: ``inputs`` (n, *input_shape) and ``labels`` (n,) int64; n may be 0.
+    """The samples of one split: ``inputs`` (n, *input_shape) and ``labels`` (n, ...); n may be 0.
+
+    The task says what a label is: a class is (n,) int64 (``models.tasks``).
 
     Inputs are float32 as networks take them, or images that are scaled one batch at a time
     (``models.networks.encoders.float_inputs``): 8-bit images (uint8), or radiographs of up to 16
@@ -77,25 +81,29 @@ class Silo:
         name: the site's name.
         distribution: a name for what the data are like; sites with the same one are averaged
             together.
-        task: input shape and number of classes.
+        shape: input shape, and the number of outputs that a network for the labels has.
         train, val, test: the splits; val and test may be empty.
         fingerprints: split -> SHA-256 of its bytes.
         features: a table's feature names in column order; empty for images. A table's inputs stay
             as they were read, with NaN for a missing value, until they are standardised.
-        classes: the names of the classes; empty if the classes have no names.
+        classes: the names of the classes or findings, empty if they have no names; or the name of a
+            numeric outcome.
         dropped: number of rows left out because a value was missing or out of range, or of images
             that could not be decoded.
-        declared: mean and standard deviation from the data's schema, for standardising; None if the
-            schema declares none.
+        declared: mean and standard deviation of each of ``columns`` from the data's schema, for
+            standardising; None if the schema declares none.
         schema: a digest of a table's schema, or of the classes and size of images; all sites of a
             run must have the same.
         folder: the silo's folder in the cache, or None.
         standardisation: the statistics that standardised the features; None before that.
+        task: the name of the task that the labels are for.
+        outcome: the statistics (1,) that standardise numeric labels in training, which stay in
+            their unit here; None before ``standardisation``, and for other labels.
     """
 
     name: str
     distribution: str
-    task: Task
+    shape: NetworkShape
     train: Split
     val: Split
     test: Split
@@ -107,10 +115,30 @@ class Silo:
     schema: str = ""
     folder: Path | None = None
     standardisation: FeatureStatistics | None = None
+    task: str = CLASSIFICATION
+    outcome: FeatureStatistics | None = None
 
     def splits(self) -> dict[str, Split]:
         """Return the three splits by name: 'train', 'val' and 'test'."""
         return {"train": self.train, "val": self.val, "test": self.test}
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the numbers to standardise: a table's features, a numeric outcome."""
+        return numeric_columns(self.task, self.features, self.class_names())
+
+    def column_values(self) -> Tensor:
+        """Return the training samples' values of ``columns``, (n, columns) float32.
+
+        There must be at least one column. NaN marks a missing value.
+        """
+        import torch
+
+        parts = []
+        if self.features:
+            parts.append(self.train.inputs)
+        if len(self.columns()) > len(self.features):
+            parts.append(self.train.labels[:, None])
+        return torch.cat(parts, dim=1)
 
     def inputs(self) -> dict[str, Tensor]:
         """Return each split's inputs by the split's name."""
@@ -118,18 +146,20 @@ class Silo:
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, or '0', '1', ... if they have no names."""
-        return self.classes or tuple(map(str, range(self.task.classes)))
+        return self.classes or tuple(map(str, range(self.shape.outputs)))
 
     def label_counts(self) -> dict[str, list[int]]:
-        """Count the samples of each class: split -> list of ``task.classes`` counts.
+        """Count the samples of each stratum of the task, such as each class: split -> counts.
 
         An empty split has zeros.
         """
         import torch
 
+        task = task_named(self.task)
+        strata = task.stratum_count(self.shape.outputs)
         counts = {}
         for name, split in self.splits().items():
-            counts[name] = torch.bincount(split.labels, minlength=self.task.classes).tolist()
+            counts[name] = torch.bincount(task.strata(split.labels), minlength=strata).tolist()
         return counts
 
 
@@ -142,6 +172,7 @@ class DataSet(ABC):
         silos_by_files: whether the files on each machine decide which silos exist, so that the
             server's files do not show which silos the hospitals have.
         origin: 'public' files, the user's 'own', or 'made-up' when they are first used.
+        tasks: the names of the tasks that its labels can be read for.
         is_table: whether samples are rows of features, which are standardised before use.
     """
 
@@ -150,6 +181,7 @@ class DataSet(ABC):
     silos_by_files: ClassVar[bool] = False
     origin: ClassVar[Origin] = "public"
     is_table: ClassVar[bool] = False
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION,)
 
     @property
     @abstractmethod
@@ -278,6 +310,19 @@ class DataSet(ABC):
         return []
 
 
+def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
+    """Return the stratum of each label, (n,), so that splits keep the strata's shares.
+
+    Args:
+        labels: labels (n, ...) in the form of the task.
+        task: the task's name.
+    """
+    import torch
+
+    strata: npt.NDArray[np.int64] = task_named(task).strata(torch.from_numpy(labels)).numpy()
+    return strata
+
+
 def fingerprint(split: Split) -> str:
     """Return the SHA-256, in hexadecimal, of a split's inputs and labels.
 
@@ -368,7 +413,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
     return Silo(
         name=facts["name"],
         distribution=facts["distribution"],
-        task=Task(tuple(splits["train"].inputs.shape[1:]), classes),
+        shape=NetworkShape(tuple(splits["train"].inputs.shape[1:]), classes),
         train=splits["train"],
         val=splits["val"],
         test=splits["test"],
@@ -379,6 +424,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
         declared=declared,
         schema=facts.get("schema", ""),
         folder=folder,
+        task=facts.get("task", CLASSIFICATION),
     )
 
 

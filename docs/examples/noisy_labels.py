@@ -48,7 +48,7 @@ class NoisyLabels(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         silo = self.base.load(name, settings, places)
         rng = generator(settings.seed, "noisy-labels", name)
-        labels = flipped(silo.train.labels, silo.task.classes, self.share, rng)
+        labels = flipped(silo.train.labels, silo.shape.outputs, self.share, rng)
         train = Split(silo.train.inputs, labels)
         return replace(
             silo, train=train, fingerprints={**silo.fingerprints, "train": fingerprint(train)}

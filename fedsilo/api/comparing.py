@@ -244,7 +244,7 @@ def crossvalidate(
     from fedsilo.comparison import budgets as compared
     from fedsilo.comparison import crossvalidate as study
     from fedsilo.comparison.slurm import read_jobs
-    from fedsilo.datasets.registry import data_set
+    from fedsilo.datasets.registry import shown_metrics
     from fedsilo.engines.planning import plan_run
 
     refuse_below(2, "folds", folds)
@@ -269,7 +269,7 @@ def crossvalidate(
     budgets = budgets.with_rounds(rounds)
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
-    return study.compare_folds(summaries, data_set(first.dataset).headline, folds, budgets)
+    return study.compare_folds(summaries, shown_metrics(first.dataset, first.task), folds, budgets)
 
 
 def _read_names(experiments: Sequence[str]) -> list[str]:

@@ -168,7 +168,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     If ``draw`` is False, no pictures are drawn. Nothing is printed if no paper reports the run's
     method on its data.
     """
-    from fedsilo.datasets.registry import data_set
+    from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures
     from fedsilo.runs.published.table import print_published
     from fedsilo.server_app.run.terminal import make_console, printer
@@ -176,7 +176,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
     run, console = load_run(directory.path), make_console()
     if draw:
         draw_pictures(directory, printer(console))
-    headline = data_set(run.summary["dataset"]).headline
+    headline = shown_of(run.summary)
     print_published(run.shown().summary, run.paper, headline, console)
     return run
 
@@ -265,10 +265,18 @@ def resume(
 
 @options.command
 def fit(
-    family: Annotated[options.Family, "logistic (odds ratios), linear, or poisson (rate ratios)"],
+    family: Annotated[
+        options.Family,
+        "logistic (odds ratios), linear, poisson (rate ratios) or cox (hazard ratios)",
+    ],
     *,
     dataset: Annotated[str | None, "the table (default: the settings' own)"] = None,
     outcome: Annotated[str, "the column that is explained (default: the table's label)"] = "",
+    time: Annotated[str, "cox: the column with the time to the event or to censoring"] = "",
+    event: Annotated[
+        str, "cox: the column that is 1 for an event, 0 if censored (default: the table's label)"
+    ] = "",
+    ties: Annotated[options.Ties, "cox: how events at the same time count"] = "efron",
     columns: Annotated[str, "the columns that explain it, with commas between (default: all)"] = "",
     trust: Annotated[
         options.Trusted, "server: it sees each hospital's sums; sums: only those over all hospitals"
@@ -281,7 +289,7 @@ def fit(
     """Fit a regression to the patients of all hospitals.
 
     Hospitals send sums of gradients and Hessians, so coefficients and standard errors are those of
-    the pooled data.
+    the pooled data. A Cox regression is stratified: each hospital has its own baseline hazard.
 
     Returns:
         The regression: ``document`` has all numbers, ``coefficients`` a row per coefficient.
@@ -290,11 +298,12 @@ def fit(
         FedsiloError: a setting or the data cannot be used; the patients determine no regression
             (FitError); or the run failed.
     """
-    from fedsilo.engines.regressions import regression_changes, run_regression
+    from fedsilo.engines.regressions import RegressionModel, regression_changes, run_regression
     from fedsilo.reports.regression import Regression
 
     given = options.run_sources(sources)
-    changes = regression_changes(family, outcome, columns, trust)
+    model = RegressionModel(family, outcome, columns, time, event, ties)
+    changes = regression_changes(model, trust)
     if dataset is not None:
         changes.append(f"dataset={dataset}")
     given = replace(given, changes=(*changes, *given.changes))
@@ -307,35 +316,39 @@ def fit(
 
 @options.command
 def watch(
-    run_dir: Annotated[options.MaybePath, "the run directory"] = None,
+    folder: Annotated[
+        options.MaybePath, "a run directory, or a folder of runs (default: $FEDSILO_RUNS, or runs)"
+    ] = None,
     *,
     deployment: options.OptionalDeployment = None,
     hospital: Annotated[
         options.MaybePath, "the folder into which a hospital's kit was opened"
     ] = None,
 ) -> Callable[[], View]:
-    """Show the progress of a run, a deployment or a hospital's node.
+    """Show the progress of a run, a folder of runs, a deployment or a hospital's node.
 
     Returns:
         A function without arguments. Each call reads the progress again and returns it as a view.
 
     Raises:
-        SettingError: not exactly one of ``run_dir``, ``deployment`` and ``hospital`` is given.
+        SettingError: more than one of ``folder``, ``deployment`` and ``hospital`` is given.
         KitError: ``hospital`` is not the folder of an opened kit.
     """
     from fedsilo.reports.watch.hospital import HospitalReader
-    from fedsilo.reports.watch.view import look_at_deployment, look_at_hospital, look_at_run
+    from fedsilo.reports.watch.run_folder import look_for
+    from fedsilo.reports.watch.view import look_at_deployment, look_at_hospital
 
-    given = [place for place in (run_dir, deployment, hospital) if place is not None]
-    if len(given) != 1:
+    given = [place for place in (folder, deployment, hospital) if place is not None]
+    if len(given) > 1:
         raise SettingError(
-            "name either a run directory, a deployment by --deployment, or a hospital by --hospital"
+            "name either a run directory or a folder of runs, a deployment by --deployment, or a "
+            "hospital by --hospital"
         )
-    if run_dir is not None:
-        return partial(look_at_run, Path(run_dir))
     if deployment is not None:
         return partial(look_at_deployment, Path(deployment))
-    return partial(look_at_hospital, HospitalReader(Path(given[0])))
+    if hospital is not None:
+        return partial(look_at_hospital, HospitalReader(Path(hospital)))
+    return look_for(Path(folder or _default_folder()))
 
 
 @options.command
@@ -358,8 +371,13 @@ def runs(
     """
     from fedsilo.reports.watch.run_list import list_runs
 
-    places = folders_of(several(folders)) or [Path(os.environ.get("FEDSILO_RUNS") or "runs")]
+    places = folders_of(several(folders)) or [_default_folder()]
     return list_runs(places, {"method": method, "dataset": dataset, "state": state})
+
+
+def _default_folder() -> Path:
+    """Return the folder of runs that commands read if none is named: $FEDSILO_RUNS, or runs."""
+    return Path(os.environ.get("FEDSILO_RUNS") or "runs")
 
 
 @options.command

@@ -50,7 +50,7 @@ from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.methods import METHODS
 from fedsilo.core.settings.common_settings import SERVER, CommonSettings
-from fedsilo.datasets.registry import data_set, load_silo, silo_names
+from fedsilo.datasets.registry import load_silo, shown_metrics, silo_names
 from fedsilo.pages.notebook import html_of_lines
 from fedsilo.pictures.picture_files import write_picture
 from fedsilo.runs.finished_run import FinishedRun, same_split
@@ -325,6 +325,7 @@ def _results(
         metrics = chosen_metrics(wanted, list(every), "--metrics", measured)
     frames = []
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
+    tasks = {job.experiment: job.settings.common.task for job in jobs}
     by_experiment: dict[str, list[FinishedRun]] = {}
     for job, run in zip(jobs, runs, strict=True):
         by_experiment.setdefault(job.experiment, []).append(run)
@@ -332,7 +333,7 @@ def _results(
     for name, of_experiment in by_experiment.items():
         data = data_sets[name]
         last_runs[data] = of_experiment
-        shown = metrics or data_set(data).headline
+        shown = metrics or shown_metrics(data, tasks[name])
         frames.append(experiment_results(name, summaries[name], shown))
     for on_data in last_runs.values():
         cuts = on_data

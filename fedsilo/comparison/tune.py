@@ -31,7 +31,7 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.removed import RENAMED
 from fedsilo.core.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
-from fedsilo.datasets.registry import data_fingerprint, data_set
+from fedsilo.datasets.registry import data_fingerprint, data_set, shown_metrics
 from fedsilo.engines.experiments import declared_experiment, read_section, simulation_file
 from fedsilo.engines.planning import plan_run
 from fedsilo.server_app.config.settings import RunSettings
@@ -233,7 +233,9 @@ def _run_search(
         found = run_groups(tried, plan.folder / "trials", jobs, go_on=True)
         points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
         # A later batch may lack a metric that all runs had so far, so it is chosen anew
-        decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
+        decides = metric or deciding_metric(
+            shown_metrics(base.common.dataset, base.common.task), summaries
+        )
         _refuse_unmeasured(decides, summaries)
         search.tell([point.score for point in _score_points(batch, found, decides)])
         write_atomically(plan.folder / "trials.csv", _csv(groups, summaries, decides))

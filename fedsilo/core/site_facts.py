@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import key_of
+from fedsilo.core.tasks import CLASSIFICATION, TASKS, count_strata, numeric_columns
 
 SPLITS = ("train", "val", "test")
 Vector = npt.NDArray[Any]
@@ -50,13 +52,14 @@ class SiteFacts:
         site: the site's name.
         distribution: the group of sites with similar data that the site belongs to.
         input_shape: shape of one input, without the batch.
-        classes: number of classes.
-        label_counts: split -> samples of each class; empty if the site reveals only sums over
-            sites.
+        classes: number of outputs of a network for the labels, such as the number of classes.
+        label_counts: split -> samples of each stratum of the task, such as each class; empty if
+            the site reveals only sums over sites.
         fingerprints: split -> SHA-256 of its samples.
         simulated: whether the site is simulated, and keeps its private state in the run directory.
         features: names of a table's features; empty for images.
-        sums: sums over a table's training rows, if its features are standardised over all sites.
+        sums: sums over the training rows of a table's features and of a numeric outcome, if these
+            are standardised over all sites.
         dropped: number of samples that no split holds.
         schema: digest of a table's schema, or of images' classes and size.
         backbone: digest of the weights that the network starts from; empty if these are random.
@@ -64,6 +67,7 @@ class SiteFacts:
         floor: the site's 'sums-min-count': no mean over fewer samples leaves the site.
         software: versions, revision and device of a hospital, by name.
         measured: the splits that the site sends measurements for; a hospital may withhold some.
+        task: the name of the task that the labels are for.
     """
 
     site: str
@@ -82,6 +86,11 @@ class SiteFacts:
     floor: int = 1
     measured: tuple[str, ...] = SPLITS
     software: dict[str, str] = field(default_factory=dict)
+    task: str = CLASSIFICATION
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the numbers that ``sums`` are over: features, numeric outcome."""
+        return numeric_columns(self.task, self.features, self.class_names)
 
     def sizes(self) -> dict[str, int]:
         """Return split -> number of samples; empty if the site reveals only sums over sites."""
@@ -123,20 +132,19 @@ class SiteFacts:
                 entries are not valid facts, perhaps because server and site run different versions.
                 The caller turns the error into one of the site.
         """
-        config = {"software": "{}", **config}
+        config = {"software": "{}", "task": CLASSIFICATION, **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
-        facts = replace(read, sums=_read_sums(config, len(read.features)))
-        fault = _find_split_fault(facts)
+        fault = _find_split_fault(read)
         if fault:
             raise ValueError(fault)
-        return facts
+        return replace(read, sums=_read_sums(config, len(read.columns())))
 
 
 _PLAIN = (
     *("site", "distribution", "input_shape", "classes", "simulated", "dropped", "schema"),
-    *("backbone", "floor"),
+    *("backbone", "floor", "task"),
 )
 _AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured", "software")
 
@@ -161,12 +169,16 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 def _find_split_fault(facts: SiteFacts) -> str:
     """Return the first fault in the counts or splits as a clause, or an empty string.
 
-    Label counts must have one number per class, must not be negative, and must include the split
-    train unless there are none at all. The measured splits must be known.
+    The task must be known. Label counts must have one number per stratum of the task, must not be
+    negative, and must include the split train unless there are none at all. The measured splits
+    must be known.
     """
+    if facts.task not in TASKS:
+        return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"
+    strata = count_strata(facts.task, facts.classes)
     for split, counts in facts.label_counts.items():
-        if len(counts) != facts.classes:
-            return f"'label-counts' of {split} have {len(counts)} numbers, not {facts.classes}"
+        if len(counts) != strata:
+            return f"'label-counts' of {split} have {len(counts)} numbers, not {strata}"
         if min(counts, default=0) < 0:
             return f"'label-counts' of {split} are not whole numbers of 0 or more"
     # Every reply's weight is checked against the counts of the training samples

@@ -44,9 +44,9 @@ def _cost(settings: RunSettings) -> str:
     """Estimate the optimiser steps and the bytes of a message that holds the whole network."""
     common = settings.common
     steps = format_count(estimate_steps(common), "optimiser step")
-    task = load_silo(silo_names(common)[0], common).task
+    shape = load_silo(silo_names(common)[0], common).shape
     weights = 0
-    for array in build_classifier(common, task).state_dict().values():
+    for array in build_classifier(common, shape).state_dict().values():
         weights += array.numel()
     return (
         f"about {steps} of all sites together; a network of {weights:,} numbers, so "

@@ -139,14 +139,14 @@ def build_start(
     """
     # Built even for a start with weights, because arrays that do not fit keep the seed's values
     settings = _with_seed(study.settings, seed)
-    network = study.downstream.build(settings, study.data.task)
+    network = study.downstream.build(settings, study.data.shape)
     if source is None:
         return study.compute.place(network), None
     if isinstance(source, RunModel) and not accepts_weights(study.downstream.network, source):
         learner, compute = cast(Segmenter, study.compute.place(network)), study.compute
         report = distil(learner, source, study.data.train, settings, compute, study.distil_epochs)
         return learner, report
-    classes = (study.data.classes, study.data.task.classes)
+    classes = (study.data.classes, study.data.shape.outputs)
     taken = transfer(study.downstream.trunk(network), source, settings, classes)
     network.requires_grad_(True)
     return study.compute.place(network), taken

@@ -127,7 +127,7 @@ def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: i
     rows = spread_rows(study.data.origin, images)
     test, predicted = study.data.test, {}
     for result in starts:
-        network = study.compute.place(study.downstream.build(study.settings, study.data.task))
+        network = study.compute.place(study.downstream.build(study.settings, study.data.shape))
         network.load_state_dict(result.trained[0].arrays)
         predicted[result.label] = predicted_masks(network, test.inputs[rows], study.compute)
     origin = study.data.origin
@@ -183,7 +183,7 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
         "dataset": study.settings.dataset,
         "sites": list(data.sites),
         "images": data.sizes(),
-        "classes": list(data.classes) or data.task.classes,
+        "classes": list(data.classes) or data.shape.outputs,
         "epochs": study.epochs,
         "epoch chosen by": f"val {task.headline}",
         "definitions": dict(task.definitions),

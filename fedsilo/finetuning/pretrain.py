@@ -32,7 +32,7 @@ from fedsilo.engines.experiments import read_section, simulation_file
 from fedsilo.engines.planning import plan_run
 from fedsilo.models.measures.classification_metrics import classification_metrics
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.server_app.config.resources import cores
 
 _SHAPE = keys_with(CommonSettings, "shape")
@@ -173,7 +173,7 @@ class _Trainer:
         # The same generator also shuffles and augments, so the seed decides the whole training
         self.held_out = rows[::_HELD_OUT]
         self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
-        task = Task(tuple(public.inputs.shape[1:]), classes)
+        task = NetworkShape(tuple(public.inputs.shape[1:]), classes)
         with seed_generators(recipe.seed, "pretraining", "weights"):
             self.vit = build_vit(common, task, drop_path_rate=recipe.drop_path)
             head = nn.Linear(self.vit.num_features, classes)

@@ -21,7 +21,7 @@ from fedsilo.finetuning.finetune_request import CLASSIFICATION, SEGMENTATION
 from fedsilo.models.measures.segmentation_metrics import segmentation_metrics
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.segmentation.build_segmentation import (
     build_segmentation,
     segmentation_loss,
@@ -44,7 +44,7 @@ class Pooled:
     train: Split
     val: Split
     test: Split
-    task: Task  # the shape of an image and the number of classes
+    shape: NetworkShape  # the shape of an image and the number of classes
     classes: tuple[str, ...]  # the names of the classes, or empty if they have none
     sites: tuple[str, ...]  # the names of the sites, in the order of their images
     origin: tuple[str, ...]  # the site of each test image
@@ -82,7 +82,7 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
     """
     silos = [load_silo(site, settings) for site in sites]
     # Pooled images share one network, so their shape and their classes must be equal
-    kinds = {(silo.task, silo.classes) for silo in silos}
+    kinds = {(silo.shape, silo.classes) for silo in silos}
     if len(kinds) > 1:
         raise DataError(f"sites {', '.join(sites)} have images or classes of different kinds")
     return _pool_silos(settings, silos)
@@ -102,7 +102,7 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
             fault = _mask_fault(split)
             if fault:
                 raise DataError(f"{settings.dataset}, site {silo.name}, {name}: {fault}")
-    shapes = {silo.task.input_shape for silo in silos}
+    shapes = {silo.shape.input_shape for silo in silos}
     if len(shapes) > 1:
         sizes = ", ".join(map(str, sorted(shapes)))
         raise DataError(
@@ -143,7 +143,7 @@ def _mask_fault(split: Split) -> str:
 def _pool_silos(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
     """Concatenate each split over the silos, in order; the callers have checked that shapes agree.
 
-    The task and the classes are those of the first silo.
+    The shape and the classes are those of the first silo.
 
     Raises:
         DataError: a split is empty at all silos.
@@ -161,8 +161,8 @@ def _pool_silos(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
     origin: list[str] = []
     for silo in silos:
         origin += [silo.name] * len(silo.test)
-    task, classes = silos[0].task, silos[0].classes
-    return Pooled(**pooled, task=task, classes=classes, sites=sites, origin=tuple(origin))
+    shape, classes = silos[0].shape, silos[0].classes
+    return Pooled(**pooled, shape=shape, classes=classes, sites=sites, origin=tuple(origin))
 
 
 class Downstream:
@@ -183,9 +183,9 @@ class Downstream:
     def __init__(self, network: str) -> None:
         self.network = network  # the name of the network, such as 'conv' or 'unet'
 
-    def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Build the network for images and classes of ``task``, initialised from 'seed'."""
-        return build_classifier(settings, task)
+    def build(self, settings: CommonSettings, shape: NetworkShape) -> nn.Module:
+        """Build the network for images and classes of ``shape``, initialised from 'seed'."""
+        return build_classifier(settings, shape)
 
     def trunk(self, network: nn.Module) -> nn.Module:
         """Return the part of ``network`` whose arrays have the same names as in a run.
@@ -226,9 +226,9 @@ class Segmentation(Downstream):
         "loss": "the training loss in eval mode, mean over batches weighted by images",
     }
 
-    def build(self, settings: CommonSettings, task: Task) -> nn.Module:
-        """Build the segmentation network for images of ``task``, initialised from 'seed'."""
-        return build_segmentation(self.network, settings, task)
+    def build(self, settings: CommonSettings, shape: NetworkShape) -> nn.Module:
+        """Build the segmentation network for images of ``shape``, initialised from 'seed'."""
+        return build_segmentation(self.network, settings, shape)
 
     def trunk(self, network: nn.Module) -> nn.Module:
         """Return the encoder of ``network``, whose arrays have the same names as in a run."""

@@ -19,7 +19,7 @@ from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.finetuning.finetune_request import Classes, RunModel, Source
 from fedsilo.finetuning.tasks import cosine_epochs
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.segmentation.pyramids import Segmenter, resize_maps
 
@@ -306,6 +306,6 @@ def build_run_vit(
             own[field] = getattr(source.common, field)
     own |= {"network": "vit", "train_backbone": True, "backbone_weights": "random"}
     common = dataclasses.replace(settings, **own)
-    vit = cast(PromptedViT, build_classifier(common, Task(input_shape, source.classes[1])))
+    vit = cast(PromptedViT, build_classifier(common, NetworkShape(input_shape, source.classes[1])))
     transfer(vit, source, common, source.classes)
     return vit.requires_grad_(False)

@@ -13,7 +13,7 @@ from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.methods import settings_class
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, defaults
-from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.registry import shown_of
 from fedsilo.pages.page import NONE, Picture
 from fedsilo.pages.page_pictures import curves
 from fedsilo.pictures.learning_curves import CURVES, series
@@ -280,8 +280,8 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
     a note names the sites that a mean leaves out.
     """
     for experiment, summaries in experiments.items():
-        data = next(iter(summaries.values()))["dataset"]
-        results = experiment_results(experiment, summaries, data_set(str(data)).headline)
+        shown = shown_of(next(iter(summaries.values())))
+        results = experiment_results(experiment, summaries, shown)
         spreads = over_seeds(results)
         if spreads.empty:
             continue

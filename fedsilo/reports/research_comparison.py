@@ -12,7 +12,7 @@ from fedsilo.comparison.significance import Outcome, Tested, significance
 from fedsilo.comparison.tables import mean, p_equation
 from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.one_line import format_count
-from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.registry import shown_of
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.pages.page import Picture, share, with_interval
 from fedsilo.pages.page_pictures import estimates, scatter
@@ -79,8 +79,8 @@ def _has_same_seeds(experiments: Mapping[str, Mapping[int, Any]]) -> bool:
 
 
 def _headline(runs: Runs) -> Sequence[str]:
-    """Return the headline metrics of the first run's data set."""
-    return data_set(str(runs[0].summary["dataset"])).headline
+    """Return the metrics that the first run's result tables show."""
+    return shown_of(runs[0].summary)
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:

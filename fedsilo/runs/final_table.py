@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.registry import DATA_SETS, data_set
+from fedsilo.datasets.registry import DATA_SETS, shown_of
 from fedsilo.pages.notebook import html_of_lines
 from fedsilo.server_app.records.summary import summary_lines
 
@@ -31,7 +31,7 @@ def final_table(
     name = summary["dataset"]
     metrics: Sequence[str] = _METRICS
     if name in DATA_SETS:
-        metrics = data_set(name).headline
+        metrics = shown_of(summary)
     lines = [*summary_lines(summary, silos, metrics)]
     if withheld:
         lines.append(

@@ -222,8 +222,8 @@ def _rebuild_participants(silos: Silos, silo: Silo) -> Participants:
         facts[site] = SiteFacts(
             site=site,
             distribution=known["distribution"],
-            input_shape=silo.task.input_shape,
-            classes=silo.task.classes,
+            input_shape=silo.shape.input_shape,
+            classes=silo.shape.outputs,
             label_counts=known["label_counts"],
             fingerprints=known["fingerprints"],
             features=silo.features,

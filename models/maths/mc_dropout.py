@@ -34,20 +34,24 @@ def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[Non
             part.training = mode
 
 
-def mc_dropout_probabilities(
-    classify: Callable[[Tensor], Tensor], features: Tensor, passes: int
+def mc_dropout_mean(
+    classify: Callable[[Tensor], Tensor],
+    features: Tensor,
+    passes: int,
+    predict: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Average the class probabilities over ``passes`` dropout masks, (batch, classes) float64.
+    """Average the predictions over ``passes`` dropout masks, (batch, ...) float64.
 
     Call it inside ``only_dropout_active``, which switches dropout on, and inside
     ``fedsilo.core.seeding.seed_generators``, which seeds the masks.
 
     Args:
-        classify: maps features to logits (batch, classes), and contains all dropout.
+        classify: maps features to the network's outputs (batch, ...), and contains all dropout.
         features: (batch, ...).
         passes: number of masks, at least 1.
+        predict: maps outputs to predictions (``Task.predict``), such as class probabilities.
     """
-    total = torch.softmax(classify(features).float(), dim=-1).double()
+    total = predict(classify(features).float()).double()
     for _ in range(passes - 1):
-        total += torch.softmax(classify(features).float(), dim=-1).double()
+        total += predict(classify(features).float()).double()
     return total / passes

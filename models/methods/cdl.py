@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.methods.decentralised import MatchaSettings, Topology
 
 
@@ -23,6 +24,8 @@ class CDLSettings(MatchaSettings):
     """Settings of CDL; beta 0, where the support model would have no effect, is not allowed."""
 
     title = "CDL"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "compares class probabilities"
     server = "fedsilo.strategies.methods.decentralised:CDL"
     site = "fedsilo.client_app.methods.cdl:CDLSite"
     why_not_private = "trains a second model by the same batches, whose gradients are not bounded"

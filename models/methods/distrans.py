@@ -25,6 +25,7 @@ from fedsilo.core.seeding import generator, seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 
@@ -40,6 +41,8 @@ class DisTransSettings(OwnSettings):
     """Settings of DisTrans; defaults are those of the authors' code, whose network takes SGD."""
 
     title = "DisTrans"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "derives offsets from class shares"
     server = "fedsilo.strategies.methods.distrans:DisTrans"
     site = "fedsilo.client_app.methods.distrans:DisTransSite"
 

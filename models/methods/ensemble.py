@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.tasks import CLASSIFICATION
 
 
 @dataclass(frozen=True)
@@ -10,5 +11,7 @@ class EnsembleSettings(OwnSettings):
     """Ensemble has no settings of its own."""
 
     title = "Ensemble"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "averages class probabilities"
     server = "fedsilo.strategies.methods.local:Ensemble"
     site = "fedsilo.client_app.methods.ensemble:EnsembleSite"

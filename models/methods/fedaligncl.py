@@ -29,6 +29,7 @@ from fedsilo.core.messages import Notes
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.privacy.gaussian_mechanism import normals
 
@@ -43,6 +44,8 @@ class FedAlignCLSettings(OwnSettings):
     """The method's own settings; ``epoch-steps`` (Q) and ``pace`` (tau) are common ones."""
 
     title = "Fed-Align-CL"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "orders samples by the classes that were forgotten"
     server = "fedsilo.strategies.methods.fedaligncl:FedAlignCL"
     site = "fedsilo.client_app.methods.fedaligncl:FedAlignCLSite"
     why_not_private = "sends embeddings of single images, which no noise hides"

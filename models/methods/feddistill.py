@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 
 LOGITS = "logits/"
 
@@ -22,6 +23,8 @@ class FedDistillSettings(OwnSettings):
     """Settings of FedDistill; lambda 0, which is ``local``, is not allowed."""
 
     title = "FedDistill"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "sends the mean logits of each class"
     server = "fedsilo.strategies.methods.class_means:FedDistill"
     site = "fedsilo.client_app.methods.feddistill:FedDistillSite"
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.maths.earth_movers import Solver, closeness, pooled_tokens
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.methods.decentralised import TopologySettings
@@ -39,6 +40,8 @@ class FedEFMSettings(TopologySettings):
     """Settings of FedEFM; beta and the temperature are not published."""
 
     title = "FedEFM"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "distils class probabilities"
     server = "fedsilo.strategies.methods.fedefm:FedEFM"
     site = "fedsilo.client_app.methods.fedefm:FedEFMSite"
     why_not_private = "weighs its neighbours by whole batches, in which patients meet"

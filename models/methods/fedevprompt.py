@@ -24,6 +24,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import AUTO, CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
 BUFFER = "buffer/"  # buffer/<site>/<class> at the server
@@ -35,6 +36,8 @@ class FedEvPromptSettings(OwnSettings):
     """Settings of FedEvPrompt: sites share maps and, in the paper's ablation (table 2), prompts."""
 
     title = "FedEvPrompt"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "sends attention maps of each class, chosen by evidence"
     server = "fedsilo.strategies.methods.fedevprompt:FedEvPrompt"
     site = "fedsilo.client_app.methods.fedevprompt:FedEvPromptSite"
     why_not_private = "sends attention maps of single images, which no noise hides"

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.methods.fedrep import FedRepSettings
 
 # The means before training, and with them their mean squared length: <kind><class>, (d + 1,)
@@ -31,6 +32,8 @@ class FedPACSettings(FedRepSettings):
     """Settings of FedPAC; the paper trains the classifier for one epoch and the rest for five."""
 
     title = "FedPAC"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "sends class means"
     server = "fedsilo.strategies.methods.fedpac:FedPAC"
     site = "fedsilo.client_app.methods.fedpac:FedPACSite"
     sums_suffice = False

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.maths.class_means import ClassTargets
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
@@ -30,6 +31,8 @@ class FedProtoSettings(OwnSettings):
     """Settings of FedProto; lambda 0, which is ``local``, is not allowed."""
 
     title = "FedProto"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "sends the mean embedding of each class"
     server = "fedsilo.strategies.methods.class_means:FedProto"
     site = "fedsilo.client_app.methods.fedproto:FedProtoSite"
 

@@ -31,6 +31,7 @@ from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 
@@ -46,6 +47,8 @@ class PICSRSettings(OwnSettings):
     """Settings of PICSR, including values that the paper does not give."""
 
     title = "PICSR"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "mixes class probabilities"
     server = "fedsilo.strategies.methods.picsr:PICSR"
     site = "fedsilo.client_app.methods.picsr:PICSRSite"
 

@@ -31,6 +31,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.tasks import CLASSIFICATION
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply
@@ -46,6 +47,8 @@ class UEFLSettings(OwnSettings):
     """UEFL's own settings; defaults are the paper's for MNIST."""
 
     title = "UEFL"
+    tasks = (CLASSIFICATION,)
+    why_tasks = "grows its codebook by the entropy of class probabilities"
     server = "fedsilo.strategies.methods.uefl:UEFL"
     site = "fedsilo.client_app.methods.uefl:UEFLSite"
 

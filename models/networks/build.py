@@ -4,6 +4,8 @@ Every method trains the same network from the same initial weights, so a compari
 compares their methods.
 """
 
+from importlib import import_module
+
 from torch import nn
 
 from fedsilo.core.errors import SettingError
@@ -16,17 +18,19 @@ from fedsilo.models.networks.kinds import (
     IMAGE_NETWORKS,
     OWN_NETWORKS,
     ROW_NETWORKS,
-    Task,
+    NetworkShape,
 )
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.models.privacy.dp_sgd import with_group_norm
+from fedsilo.models.tasks.task import Task, task_of
 
 
-def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
+def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
     """Build the network that the settings name, with initial weights keyed on the seed.
 
-    The network is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
+    The run's task decides the loss, and may bring a network of its own (``Task.network``).
+    A classifier is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
     ViT. If training is private per patient, group norm replaces batch norm.
 
     Returns:
@@ -37,33 +41,50 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
         SettingError: the network does not take such data, the images are too small for it, or a
             plugin does not build a network.
     """
-    kind = network_kind(settings, task)
+    task = task_of(settings)
+    if task.network:
+        return _build_for_task(task, settings, shape)
+    kind = network_kind(settings, shape)
     evidence = None
-    if settings.loss == "evidential" or (settings.loss == "auto" and kind == "vit"):
-        evidence = Evidence(task.classes, settings.evidence)
+    is_auto = settings.loss == "auto" and kind == "vit" and "evidential" in task.losses
+    if settings.loss == "evidential" or is_auto:
+        evidence = Evidence(shape.outputs, settings.evidence)
     # Sites build their networks apart: only the seed makes their initial weights the same
     with seed_generators(settings.seed, "initial-weights"):
         if kind == "vit":
             # Imported here, because timm takes seconds to import
             from fedsilo.models.networks.prompted_vit import build_prompted_vit
 
-            network: TokenClassifier = build_prompted_vit(settings, task, evidence)
+            network: TokenClassifier = build_prompted_vit(settings, shape, evidence)
         elif kind == "resnet22":
-            network = build_radiograph_classifier(settings, task, evidence)
+            network = build_radiograph_classifier(settings, shape, evidence)
         elif kind in ("logistic", "mlp"):
-            network = _row_classifier(kind, settings, task, evidence)
+            network = _row_classifier(kind, settings, shape, evidence)
         elif kind not in OWN_NETWORKS:
             from fedsilo.models.networks.plugged import build_plugged
 
-            network = build_plugged(settings, task, evidence)
+            network = build_plugged(settings, shape, evidence)
         else:
-            network = _image_classifier(kind, settings, task, evidence)
+            network = _image_classifier(kind, settings, shape, evidence)
+        if evidence is None:
+            network.criterion = task.criterion()
     if settings.is_private():
         with_group_norm(network)
     return network
 
 
-def network_kind(settings: CommonSettings, task: Task) -> str:
+def _build_for_task(task: Task, settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
+    """Call the task's own builder, with torch's generators seeded as for the other networks."""
+    module, _, name = task.network.partition(":")
+    build = getattr(import_module(module), name)
+    with seed_generators(settings.seed, "initial-weights"):
+        network: TokenClassifier = build(settings, shape)
+    if settings.is_private():
+        with_group_norm(network)
+    return network
+
+
+def network_kind(settings: CommonSettings, shape: NetworkShape) -> str:
     """Return the name of the network that the run trains, such as ``conv``.
 
     'auto' is VGG16 for the colour data sets in ``AUTO_NETWORKS``; otherwise it is the first network
@@ -76,7 +97,7 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
     """
     networks: tuple[str, ...] = IMAGE_NETWORKS
     data = "images"
-    if len(task.input_shape) == 1:
+    if len(shape.input_shape) == 1:
         networks, data = ROW_NETWORKS, "a table"
     kind = settings.network
     if kind == "auto":
@@ -91,20 +112,20 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
 
 
 def _image_classifier(
-    kind: str, settings: CommonSettings, task: Task, evidence: Evidence | None
+    kind: str, settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
     """Build 'conv' or 'vgg16-bn' with a head of one hidden layer, as wide as the last map.
 
     Args:
         kind: 'conv'; any other name means 'vgg16-bn'.
         settings: the width, the dropout rate and, for 'conv', the leading norm.
-        task: the shape of the images and the number of classes.
+        shape: the shape of the images and the number of classes.
         evidence: turns logits into evidence; None for cross-entropy.
 
     Raises:
         SettingError: the images are so small that the encoder leaves no map.
     """
-    channels, height, width = task.input_shape
+    channels, height, width = shape.input_shape
     encoder: ConvEncoder | VggEncoder
     if kind == "conv":
         norm = settings.leading_norm
@@ -124,13 +145,13 @@ def _image_classifier(
         nn.Linear(tokens * hidden, hidden),
         nn.GELU(),
         nn.Dropout(settings.dropout),
-        nn.Linear(hidden, task.classes),
+        nn.Linear(hidden, shape.outputs),
     )
     return TokenClassifier(encoder, head, tokens=tokens, channels=hidden, evidence=evidence)
 
 
 def _row_classifier(
-    kind: str, settings: CommonSettings, task: Task, evidence: Evidence | None
+    kind: str, settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
     """Build a classifier for table rows: 'logistic' without a hidden layer, or 'mlp' with one.
 
@@ -139,6 +160,6 @@ def _row_classifier(
     hidden = 0
     if kind == "mlp":
         hidden = settings.width
-    encoder = RowEncoder(features=task.input_shape[0], hidden=hidden)
-    head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(encoder.channels, task.classes))
+    encoder = RowEncoder(features=shape.input_shape[0], hidden=hidden)
+    head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(encoder.channels, shape.outputs))
     return TokenClassifier(encoder, head, tokens=1, channels=encoder.channels, evidence=evidence)

@@ -9,8 +9,10 @@ from fedsilo.core.settings_schema import as_mapping, defaults, keys_in
 
 IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
 ROW_NETWORKS = ("logistic", "mlp")
+# The networks of task 'segmentation'; 'auto' means the first, and 'vit' classifies images too
+SEGMENTATION_NETWORKS = ("unet", "swin", "swinunet", "vit", "transunet")
 # Any other name is a plugin's or timm's
-OWN_NETWORKS = frozenset({"auto", *IMAGE_NETWORKS, *ROW_NETWORKS})
+OWN_NETWORKS = frozenset({"auto", *IMAGE_NETWORKS, *ROW_NETWORKS, *SEGMENTATION_NETWORKS})
 TIMM = "timm:"  # prefix of the name of a timm classifier
 # For UEFL's data sets in colour, 'auto' means VGG16. They are listed by name: a rule by channels
 # would change the network of every run on a hospital's own photographs
@@ -24,16 +26,17 @@ _APPLIES_TO = dict.fromkeys(keys_in(CommonSettings, "vit"), "vit") | {
 
 
 @dataclass(frozen=True)
-class Task:
-    """The classification task of a network.
+class NetworkShape:
+    """The shape of a network's inputs, and its number of outputs.
 
     Attributes:
         input_shape: (channels, height, width) of an image, or (features,) of a table's row.
-        classes: the number of classes.
+        outputs: the numbers that the network computes: one for each class or finding, or 1 for a
+            numeric outcome.
     """
 
     input_shape: tuple[int, ...]
-    classes: int
+    outputs: int
 
 
 def image_network(settings: CommonSettings) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedsilo.core.array_names import arrays_below, by_site
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, load_exchanged
 
 EXPERT = "expert/"
@@ -34,7 +34,7 @@ def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 
 
 def open_experts(
-    settings: CommonSettings, task: Task, arrays: Mapping[str, Tensor]
+    settings: CommonSettings, shape: NetworkShape, arrays: Mapping[str, Tensor]
 ) -> dict[str, TokenClassifier]:
     """Build each site's expert network from arrays with wire names: site -> network.
 
@@ -42,7 +42,7 @@ def open_experts(
 
     Args:
         settings: the run's settings, by which each expert is built.
-        task: the data's shape and classes.
+        shape: the data's shape and classes.
         arrays: the experts' arrays, whose wire names contain their site.
 
     Raises:
@@ -50,7 +50,7 @@ def open_experts(
     """
     experts = {}
     for site, own in by_expert(arrays).items():
-        experts[site] = build_classifier(settings, task)
+        experts[site] = build_classifier(settings, shape)
         load_exchanged(experts[site], own)
     return experts
 

@@ -5,9 +5,9 @@ A builder is called as ``build(input_shape, classes)`` and returns a module that
 ``forward_head``, its features become tokens; otherwise its logits are its only token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,18 @@ from fedsilo.core.one_line import reason_of
 from fedsilo.core.plugins import resolve_plugin, wrong_plugin
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
-from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM, Task
+from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM, NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.models.privacy.dp_sgd import with_group_norm
 
 _DROPOUT = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 # Samples that a new network is tried with; two show whether the batch keeps its place
 _BATCH = 2
+R = TypeVar("R")
 
 
 def build_plugged(
-    settings: CommonSettings, task: Task, evidence: Evidence | None
+    settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> TokenClassifier:
     """Build a plugin's or timm's network and check it with a batch of zeros.
 
@@ -36,7 +37,7 @@ def build_plugged(
 
     Args:
         settings: the run's settings: the network's name, and whether training is private.
-        task: the shape of an input and the number of classes.
+        shape: the shape of an input and the number of classes.
         evidence: turns logits into evidence; None for cross-entropy. A plugin's own
             ``TokenClassifier`` ignores it.
 
@@ -48,28 +49,28 @@ def build_plugged(
     # The server builds networks on the meta device to read shapes; foreign code may not run there
     with torch.device("cpu"):
         if name.startswith(TIMM):
-            module = _timm_module(name.removeprefix(TIMM), task)
+            module = _timm_module(name.removeprefix(TIMM), shape)
         else:
-            module = _call_builder(name, resolve_plugin("network", name, OWN_NETWORKS), task)
+            module = call_builder(name, resolve_plugin("network", name, OWN_NETWORKS), shape)
         if settings.is_private():
             _refuse_batch_norms(name, module)
         if isinstance(module, TokenClassifier):
             network: TokenClassifier = module
         else:
-            network = PluggedClassifier(name, module, task, evidence)
+            network = PluggedClassifier(name, module, shape, evidence)
         if settings.is_private():
             with_group_norm(network)
-            _refuse_batch_dependence(name, network, task)
+            _refuse_batch_dependence(name, network, shape)
         return network
 
 
-def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
+def call_builder(name: str, builder: Any, shape: NetworkShape) -> nn.Module:
     """Call a plugin's builder with input shape and classes, and return its module.
 
     Args:
         name: the network's name, for errors.
         builder: the object that the plugin names.
-        task: the shape of an input and the number of classes.
+        shape: the shape of an input and the number of classes.
 
     Raises:
         SettingError: ``builder`` is not a function, fails, or returns something that cannot be
@@ -78,7 +79,7 @@ def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
     if not callable(builder) or isinstance(builder, nn.Module):
         raise wrong_plugin("network", name, builder, "function build(input_shape, classes)")
     try:
-        module = builder(task.input_shape, task.classes)
+        module = builder(shape.input_shape, shape.outputs)
     except Exception as error:  # foreign code may raise anything
         raise SettingError(f"network '{name}' cannot be built ({reason_of(error)})") from None
     fault = _find_module_fault(module)
@@ -102,8 +103,8 @@ def _find_module_fault(module: Any) -> str | None:
     return None
 
 
-def _timm_module(name: str, task: Task) -> nn.Module:
-    """Build a classifier of timm for the task's images and classes, with random weights.
+def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
+    """Build a classifier of timm for images of a shape and classes, with random weights.
 
     Nothing is downloaded.
 
@@ -112,10 +113,10 @@ def _timm_module(name: str, task: Task) -> nn.Module:
     """
     import timm
 
-    if len(task.input_shape) != 3:
+    if len(shape.input_shape) != 3:
         raise SettingError(f"network '{TIMM}{name}' takes images, but the data are a table")
-    channels, *size = task.input_shape
-    usual: dict[str, Any] = {"num_classes": task.classes, "in_chans": channels}
+    channels, *size = shape.input_shape
+    usual: dict[str, Any] = {"num_classes": shape.outputs, "in_chans": channels}
     # A ViT needs the size of its images at construction, a convolutional network refuses the
     # argument
     try:
@@ -149,7 +150,7 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
             )
 
 
-def _refuse_batch_dependence(name: str, network: nn.Module, task: Task) -> None:
+def _refuse_batch_dependence(name: str, network: nn.Module, shape: NetworkShape) -> None:
     """Check that a sample's logits do not depend on the other samples of its batch.
 
     Private training computes each sample by itself, but class means and measurements use whole
@@ -160,7 +161,9 @@ def _refuse_batch_dependence(name: str, network: nn.Module, task: Task) -> None:
     Raises:
         SettingError: the logits depend on the batch.
     """
-    inputs = torch.linspace(-1, 1, _BATCH * prod(task.input_shape)).view(_BATCH, *task.input_shape)
+    inputs = torch.linspace(-1, 1, _BATCH * prod(shape.input_shape)).view(
+        _BATCH, *shape.input_shape
+    )
     # Different inputs, because a mean over equal ones would change nothing
     network.eval()
     with torch.no_grad():
@@ -186,11 +189,13 @@ class PluggedClassifier(TokenClassifier):
     scale: Tensor
     offset: Tensor
 
-    def __init__(self, name: str, module: nn.Module, task: Task, evidence: Evidence | None) -> None:
+    def __init__(
+        self, name: str, module: nn.Module, shape: NetworkShape, evidence: Evidence | None
+    ) -> None:
         encode = getattr(module, "forward_features", None)
         classify = getattr(module, "forward_head", None)
         self._split = callable(encode) and callable(classify)
-        features = _try_module(name, module, task, self._split)
+        features = _try_module(name, module, shape, self._split)
         # The places of a map (channels, rows, columns) become tokens. Some networks, such as Swin,
         # put the channels last; ``num_features`` tells the two orders apart
         self._last = features.ndim < 3 or features.shape[-1] == getattr(module, "num_features", 0)
@@ -203,7 +208,7 @@ class PluggedClassifier(TokenClassifier):
         for part in module.modules():
             if isinstance(part, _DROPOUT):
                 part.only_trains = True  # type: ignore[assignment]  # see only_dropout_active
-        for which, values in zip(("scale", "offset"), _pixels(name, module, task), strict=True):
+        for which, values in zip(("scale", "offset"), _pixels(name, module, shape), strict=True):
             self.register_buffer(which, values, persistent=False)
 
     def encode(self, inputs: Tensor) -> Tensor:
@@ -306,7 +311,7 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
     return None
 
 
-def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
+def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) -> Tensor:
     """Run ``module`` on two zero inputs in eval mode, and return the features of one sample.
 
     The result has no batch axis. Running statistics do not change.
@@ -314,37 +319,31 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
     Args:
         name: the network's name, for errors.
         module: the network. It is in training mode afterwards.
-        task: the shape of an input and the number of classes.
+        shape: the shape of an input and the number of classes.
         split: whether the features come from ``forward_features``; otherwise they are the logits.
 
     Raises:
         SettingError: the module raises an error for such inputs, or does not return logits (2,
             classes) or features (2, ...).
     """
-    # Eval mode, because batch norm in training mode would take zeros into its running statistics
-    inputs = torch.zeros(_BATCH, *task.input_shape)
-    module.eval()
-    try:
-        with torch.no_grad():
-            logits = features = module(inputs)
-            if split:
-                features = cast(Any, module).forward_features(inputs)
-                logits = cast(Any, module).forward_head(features)
-    except Exception as error:  # foreign code may raise anything
-        raise SettingError(
-            f"network '{name}' does not take inputs of {task.input_shape} ({reason_of(error)})"
-        ) from None
-    finally:
-        module.train()
+
+    def forward(inputs: Tensor) -> tuple[Any, Any]:
+        logits = features = module(inputs)
+        if split:
+            features = cast(Any, module).forward_features(inputs)
+            logits = cast(Any, module).forward_head(features)
+        return logits, features
+
+    logits, features = run_on_zeros(name, module, shape, forward)
     # A tuple or mapping, as detection networks return it, has no shape
-    wanted, shape = (_BATCH, task.classes), tuple(getattr(logits, "shape", ()))
-    if not isinstance(logits, Tensor) or not logits.is_floating_point() or shape != wanted:
+    wanted, given = (_BATCH, shape.outputs), tuple(getattr(logits, "shape", ()))
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or given != wanted:
         returned = type(logits).__name__
         if isinstance(logits, Tensor):
-            returned = f"{logits.dtype} of {shape}"
+            returned = f"{logits.dtype} of {given}"
         raise SettingError(
             f"network '{name}' must return logits of {wanted} for {_BATCH} inputs and "
-            f"{task.classes} classes, but returns {returned}"
+            f"{shape.outputs} classes, but returns {returned}"
         )
     if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != _BATCH:
         raise SettingError(
@@ -353,7 +352,37 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
     return features[0]
 
 
-def _pixels(name: str, module: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
+def run_on_zeros(
+    name: str, module: nn.Module, shape: NetworkShape, forward: Callable[[Tensor], R]
+) -> R:
+    """Return the result of ``forward`` on two inputs of zeros, with ``module`` in eval mode.
+
+    Running statistics do not change, and the module is in training mode afterwards.
+
+    Args:
+        name: the network's name, for errors.
+        module: the network that ``forward`` uses.
+        shape: the shape of an input.
+        forward: maps inputs (2, *input_shape) to any result.
+
+    Raises:
+        SettingError: ``forward`` raises an error.
+    """
+    # Eval mode, because batch norm in training mode would take zeros into its running statistics
+    inputs = torch.zeros(_BATCH, *shape.input_shape)
+    module.eval()
+    try:
+        with torch.no_grad():
+            return forward(inputs)
+    except Exception as error:  # foreign code may raise anything
+        raise SettingError(
+            f"network '{name}' does not take inputs of {shape.input_shape} ({reason_of(error)})"
+        ) from None
+    finally:
+        module.train()
+
+
+def _pixels(name: str, module: nn.Module, shape: NetworkShape) -> tuple[Tensor, Tensor]:
     """Return the scale and the offset by which a network's inputs are changed, x * scale + offset.
 
     For networks of timm they are (channels, 1, 1) and map -1..1 to the range of the published
@@ -363,4 +392,4 @@ def _pixels(name: str, module: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
         return torch.ones(()), torch.zeros(())
     from fedsilo.models.networks.prompted_vit import pixel_scale
 
-    return pixel_scale(cast(Any, module), task.input_shape[0])
+    return pixel_scale(cast(Any, module), shape.input_shape[0])

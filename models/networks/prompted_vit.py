@@ -21,7 +21,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import head_mean_without_prefix, rollout
 from fedsilo.models.maths.dirichlet import Evidence
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import FrozenPart, TokenClassifier
 
 # Uniform(-1, 1), as other prefixes start, would drown the keys of a trained ViT
@@ -95,18 +95,18 @@ class PromptedViT(TokenClassifier):
     def __init__(
         self,
         vit: VisionTransformer,
-        task: Task,
+        shape: NetworkShape,
         settings: CommonSettings,
         evidence: Evidence | None = None,
     ) -> None:
         # Only one of these is built, because building a frozen part freezes the ViT
         backbone = _Backbone(vit) if settings.train_backbone else _FrozenBackbone(vit)
-        head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(vit.embed_dim, task.classes))
+        head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(vit.embed_dim, shape.outputs))
         super().__init__(backbone, head, tokens=1, channels=vit.embed_dim, evidence=evidence)
         self.scale: Tensor
         self.offset: Tensor
         self.prompts = nn.ParameterDict(_initial_prompts(vit, settings))
-        scale, offset = pixel_scale(vit, task.input_shape[0])
+        scale, offset = pixel_scale(vit, shape.input_shape[0])
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("offset", offset, persistent=False)
 
@@ -276,21 +276,21 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
     return prompts
 
 
-def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransformer:
-    """Build the settings' ViT for the task's images, without a head and with random weights.
+def build_vit(settings: CommonSettings, shape: NetworkShape, **more: Any) -> VisionTransformer:
+    """Build the settings' ViT for images of a shape, without a head and with random weights.
 
     Nothing is downloaded.
 
     Args:
         settings: the backbone's name and sizes; a size of 0 keeps the backbone's own.
-        task: the shape of the images.
+        shape: the shape of the images.
         more: further arguments of ``timm.create_model``.
 
     Raises:
         SettingError: timm cannot build the ViT, the ViT lacks plain blocks or a class token, or the
             images do not fit it: their channels must be 1 or 3, and patches must divide them.
     """
-    channels, *size = task.input_shape
+    channels, *size = shape.input_shape
     sizes = {
         "embed_dim": settings.backbone_width,
         "depth": settings.backbone_depth,
@@ -342,7 +342,7 @@ def _has_plain_blocks(vit: nn.Module) -> bool:
 
 
 def build_prompted_vit(
-    settings: CommonSettings, task: Task, evidence: Evidence | None
+    settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> PromptedViT:
     """Build the prompted ViT with an uninitialised backbone, which ``load_backbone`` fills later.
 
@@ -351,13 +351,13 @@ def build_prompted_vit(
 
     Args:
         settings: the run's settings.
-        task: the shape of the images and the number of classes.
+        shape: the shape of the images and the number of classes.
         evidence: turns logits into evidence; None for cross-entropy.
     """
     if settings.backbone_weights == "random":
-        return PromptedViT(build_vit(settings, task), task, settings, evidence)
+        return PromptedViT(build_vit(settings, shape), shape, settings, evidence)
     # A server that exchanges only prompts never needs the weights. On the meta device the backbone
     # has shapes, but takes no memory
     with torch.device("meta"):
-        vit = build_vit(settings, task)
-    return PromptedViT(vit, task, settings, evidence)
+        vit = build_vit(settings, shape)
+    return PromptedViT(vit, shape, settings, evidence)

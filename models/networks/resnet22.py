@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier
 
 _STAGES = 5
@@ -185,7 +185,7 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 
 
 def build_radiograph_classifier(
-    settings: CommonSettings, task: Task, evidence: Evidence | None
+    settings: CommonSettings, shape: NetworkShape, evidence: Evidence | None
 ) -> RadiographClassifier:
     """Build ResNet-22 with the head that 'network.classifier' names.
 
@@ -194,7 +194,7 @@ def build_radiograph_classifier(
     Raises:
         SettingError: the images are too small, or a published classifier does not fit the classes.
     """
-    channels, height, width = task.input_shape
+    channels, height, width = shape.input_shape
     if min(height, width) < _SMALLEST_IMAGE:
         raise SettingError(
             f"network 'resnet22' takes images of at least {_SMALLEST_IMAGE} pixels a side, but "
@@ -205,7 +205,7 @@ def build_radiograph_classifier(
     encoder = ResNet22(in_channels=channels, width=settings.width, checkpointed=checkpointed)
     size = encoder.channels
     if settings.classifier == "published":
-        head = build_published_head(size, task.classes)
+        head = build_published_head(size, shape.outputs)
     else:
-        head = build_head(size, task.classes, settings.dropout)
+        head = build_head(size, shape.outputs, settings.dropout)
     return RadiographClassifier(encoder, head, tokens=1, channels=size, evidence=evidence)

@@ -45,13 +45,6 @@ def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
     return {metric: values.double().clamp(0.0, 1.0) for metric, values in parts.items()}
 
 
-def range_of(name: str, classes: int) -> float:
-    """Return the largest value of a metric, such as ``incoming.val.loss``; the smallest is 0."""
-    return {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(classes)}[
-        name.rpartition(".")[2]
-    ]
-
-
 def parts_bound(parts: Mapping[str, Tensor]) -> float:
     """Return the largest possible L2 norm of one patient's contributions to all ``parts``.
 
@@ -65,7 +58,10 @@ def parts_bound(parts: Mapping[str, Tensor]) -> float:
 
 
 def noisy_metrics(
-    parts: Mapping[str, Tensor], reported: Mapping[str, int], classes: int, release: Release
+    parts: Mapping[str, Tensor],
+    reported: Mapping[str, int],
+    ranges: Mapping[str, float],
+    release: Release,
 ) -> dict[str, float]:
     """Compute the site's metrics with noise, all in one release.
 
@@ -76,7 +72,7 @@ def noisy_metrics(
         parts: metric, as ``incoming.val.loss`` -> contributions (n,) in [0, 1] from the n samples
             in the metric's split.
         reported: split -> number of samples, as the site has reported it.
-        classes: number of classes, which bounds the entropy.
+        ranges: metric, as ``loss`` -> its value if every contribution is 1; the smallest is 0.
         release: clips and adds noise. Its bound must be ``parts_bound(parts)``.
 
     Returns:
@@ -91,5 +87,5 @@ def noisy_metrics(
     leaving = {}
     for name, total in release.with_noise(sums).items():
         share = float(total) / max(1, reported[split_of(name)])
-        leaving[name] = min(max(share, 0.0), 1.0) * range_of(name, classes)
+        leaving[name] = min(max(share, 0.0), 1.0) * ranges[name.rpartition(".")[2]]
     return leaving

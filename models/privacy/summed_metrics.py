@@ -8,7 +8,7 @@ it was.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fedsilo.core.messages import INCOMING, TRAINED, measurement
 
@@ -16,17 +16,16 @@ LARGEST_LOSS = 10.0  # nats; a larger mean loss of a site counts as 10
 _STEPS = "steps"  # optimiser steps of a round, which FedNova averages
 _MOST_STEPS = 2.0**16  # more steps count as 2^16
 _INVERSE_STEPS = "inverse-steps"  # 1 / (optimiser steps of a round), which SCAFFOLD averages
-MEASURED = ("accuracy", "entropy", "loss")
 TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
-def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[str]:
+def summed_metrics(trains: bool, measured: Sequence[str], splits: Sequence[str]) -> list[str]:
     """List the names of the metrics that a phase sums over the sites.
 
     Args:
         trains: whether sites train in the phase, which adds the training loss.
-        measures: whether sites measure the incoming model, which adds its accuracy, entropy and
-            loss on validation and test data.
+        measured: the metrics of the incoming model that sites measure on validation and test data
+            in this phase (``Task.always``); empty if they measure nothing.
         splits: the splits that every site has. A sum over fewer sites would show which sites lack
             the split.
 
@@ -36,11 +35,9 @@ def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[
     names = []
     if trains and "train" in splits:
         names.append(TRAIN_LOSS)
-    if not measures:
-        return names
     for split in ("val", "test"):
         if split in splits:
-            names += [measurement(INCOMING, split, metric) for metric in MEASURED]
+            names += [measurement(INCOMING, split, metric) for metric in measured]
     return names
 
 
@@ -52,24 +49,18 @@ def split_of(name: str) -> str:
     return name.partition(".")[2].partition(".")[0]
 
 
-def bounds(name: str, classes: int) -> tuple[float, float] | None:
+def bounds(name: str, limits: Mapping[str, tuple[float, float]]) -> tuple[float, float] | None:
     """Return the least and largest value of the metric ``name``; None if it cannot be summed.
 
     Values beyond these bounds are clipped before they are summed.
 
-    ``classes`` is the number of classes, whose logarithm bounds the entropy.
+    ``limits`` has the bounds of the task's metrics, such as ``loss`` (``Task.limits``).
     """
     metric = name.rpartition(".")[2]
     known = (_STEPS, _INVERSE_STEPS, TRAIN_LOSS)
-    if name not in known and name not in summed_metrics(True, True, ("val", "test")):
+    if name not in known and name not in summed_metrics(True, [*limits], ("val", "test")):
         return None
-    return {
-        "accuracy": (0.0, 1.0),
-        "entropy": (0.0, math.log(classes)),
-        "loss": (-LARGEST_LOSS, LARGEST_LOSS),
-        _STEPS: (0.0, _MOST_STEPS),
-        _INVERSE_STEPS: (0.0, 1.0),
-    }[metric]
+    return {**limits, _STEPS: (0.0, _MOST_STEPS), _INVERSE_STEPS: (0.0, 1.0)}[metric]
 
 
 def to_unit_range(value: float | None, low: float, high: float) -> float | None:

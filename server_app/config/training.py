@@ -6,8 +6,10 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.methods import OURS, site_class
 from fedsilo.core.one_line import join_names, quote_value
 from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
-from fedsilo.models.privacy.summed_metrics import MEASURED
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.tasks.task import task_of
 
 _STRUCTURED = keys_with(CommonSettings, "structured")
 _TRAINING = ("train.optimiser", "train.schedule", "train.warm-up", *_STRUCTURED)
@@ -71,8 +73,36 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
     check_augmentation(common, is_table)
 
 
+def check_task(common: CommonSettings, own: OwnSettings, is_table: bool) -> None:
+    """Check that the method, the data set and the settings suit the run's task.
+
+    Args:
+        common: the run's common settings.
+        own: the settings of the run's method.
+        is_table: whether the data set is a table and not images.
+
+    Raises:
+        SettingError: the method or the data set is for other tasks, or a setting contradicts the
+            task.
+    """
+    if own.tasks and common.task not in own.tasks:
+        raise SettingError(
+            f"method '{common.method}' {own.why_tasks}, so it suits task "
+            f"{join_names(own.tasks)}, but 'task' is '{common.task}': choose another method, such "
+            "as 'fedavg'"
+        )
+    suited = data_set(common.dataset).tasks
+    if common.task not in suited:
+        raise SettingError(
+            f"data set '{common.dataset}' has labels for task {join_names(suited)}, but 'task' is "
+            f"'{common.task}': set 'task' to one of these, or choose another data set"
+        )
+    task_of(common).check(is_table)
+
+
 def _check_early_stopping(common: CommonSettings) -> None:
     metric, usual = common.early_stopping_metric, CommonSettings()
+    always = task_of(common).always
     fault = ""
     if metric == "none":
         if common.patience != usual.patience:
@@ -81,11 +111,11 @@ def _check_early_stopping(common: CommonSettings) -> None:
                 "'server.early-stopping-metric'"
             )
     # A metric with noise would stop a run at random, and one that never comes would stop none
-    elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
+    elif common.trust == NOBODY or (common.trust == SUMS and metric not in always):
         fault = (
             f"setting 'server.early-stopping-metric' is '{metric}', but at 'privacy.trust' "
             f"'{common.trust}' this metric has noise or is not reported: remove "
-            f"'server.early-stopping-metric', or at trust 'sums' choose {', '.join(MEASURED)}"
+            f"'server.early-stopping-metric', or at trust 'sums' choose {', '.join(always)}"
         )
     elif not common.evaluate_every:
         fault = (

@@ -20,8 +20,9 @@ from fedsilo.core.methods import title_of
 from fedsilo.core.one_line import abbreviate, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SPLITS
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.core.versions import processor
-from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.registry import shown_of
 from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.checkpoints import BestRound, statistics_as_lists, write_model
@@ -85,6 +86,8 @@ def write_end(
     privacy = _build_privacy(method, hooks)
     directory.write_json("privacy.json", privacy)
     summary = _build_results(loop, recorder)
+    if method.common.task != CLASSIFICATION:
+        summary["task"] = method.common.task
     if hooks.best:
         summary["best"] = hooks.best.best
     summary["seconds"] = _build_seconds(seconds, recorder)
@@ -174,6 +177,7 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     return summaries.privacy_document(
         method.common.method,
         method.common.trust,
+        method.task,
         method.leaves(),
         hooks.recorder.totals(),
         guarantee,
@@ -282,7 +286,7 @@ def _show_table(
         summary: the content of summary.json, nothing hidden.
         console: prints the table and the lines.
     """
-    headline, groups = data_set(summary["dataset"]).headline, _distributions_of(method)
+    headline, groups = shown_of(summary), _distributions_of(method)
     sites = floors.shown_summary(summary)["sites"]
     title = summaries.title_of_results(summary)
     hidden = find_hidden(summary["sites"], sites, headline)

@@ -23,8 +23,9 @@ from fedsilo.core.settings.common_settings import AUTO, CommonSettings
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
+from fedsilo.models.tasks.task import Task, task_of
 from fedsilo.strategies.loop.ask import Ask, Replies, weighted_mean
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.robust import robust_mean
@@ -150,14 +151,19 @@ class Method(ABC):
 
     @property
     def task(self) -> Task:
+        """The run's task: its loss, labels and metrics."""
+        return task_of(self.common)
+
+    @property
+    def shape(self) -> NetworkShape:
         """The input shape and classes that all sites' data share."""
-        return self.participants.task()
+        return self.participants.shape()
 
     @cached_property
     def blueprint(self) -> TokenClassifier:
         """The run's network without values: sizes, and the names and shapes of its arrays."""
         with torch.device("meta"):
-            return build_classifier(self.common, self.task)
+            return build_classifier(self.common, self.shape)
 
     def weight_specs(self) -> Specs:
         """Return the shape and type of each exchanged array of the run's network."""
@@ -172,7 +178,7 @@ class Method(ABC):
         Raises:
             SettingError: a file of weights is missing or belongs to another network.
         """
-        return initial_weights(starting_network(self.common, self.task))
+        return initial_weights(starting_network(self.common, self.shape))
 
     def initial_state(self) -> Any:
         """Return the state before round 1: here one without arrays."""
@@ -320,7 +326,7 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
     return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 
-def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
+def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassifier:
     """Build the network that a run starts from, drawn from the seed or read from weight files.
 
     Pretrained backbone weights are loaded only if the sites exchange the backbone or the network is
@@ -329,7 +335,7 @@ def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
     Raises:
         SettingError: the weights are missing or belong to another architecture.
     """
-    network = build_classifier(common, task)
+    network = build_classifier(common, shape)
     if common.train_backbone or common.network == "resnet22":
         load_backbone(network, common)
     load_initial_weights(network, common)

@@ -28,6 +28,8 @@ from fedsilo.core.metric_names import (
     BIN_FAMILIES,
     BIN_PARTS,
     CLASS,
+    METRICS,
+    OUTCOME,
     read_measurement,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -73,11 +75,20 @@ _OWN = {
     DP_EPSILON: Range(0, _LARGEST),
     "new-codewords": _COUNT,
 }
-_SHARES = (
-    *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
-    *("vacuity", "forgotten", "sensitivity", "specificity", "f1", "precision", "recall"),
-)
-_RANGES = dict.fromkeys(_SHARES, _SHARE) | {
+_SHARES = (*("forgotten", "sensitivity", "specificity", "f1", "precision", "recall"),)
+
+
+def _known_ranges() -> dict[str, Range]:
+    """Return the ranges of the metrics of ``METRICS``, with 1e12 in place of infinity."""
+    ranges = {}
+    for name, rule in METRICS.items():
+        ranges[name] = Range(max(rule.low, -_LARGEST), min(rule.high, _LARGEST))
+    return ranges
+
+
+_RANGES = {
+    **_known_ranges(),
+    **dict.fromkeys(_SHARES, _SHARE),
     "perplexity": Range(0, _LARGEST),
     "codeword-distance": Range(0, _DIVERGED),
     "codebook-loss": Range(0, _DIVERGED),
@@ -119,6 +130,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     read = read_measurement(key)
     if read is None:
         return _OWN.get(key, _ANY)
+    if read.metric.word == OUTCOME and read.metric.part != "count":
+        return _ANY  # in the outcome's own unit
     if read.metric.part:  # a member of a family: of one class, bin or site
         if read.metric.part not in _COUNTS:
             return _SHARE

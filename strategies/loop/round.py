@@ -335,8 +335,8 @@ class Round(Ask):
         """Yield the keys of the metrics that a reply to ``phase`` must have.
 
         In a training phase this is the training loss. If sites measure in the phase, these are also
-        accuracy, entropy and loss of the received model on 'val' and 'test'. Other phases need
-        none.
+        the metrics of the received model that the task always has, on 'val' and 'test'. Other
+        phases need none.
 
         Args:
             phase: the phase of the question.
@@ -348,7 +348,7 @@ class Round(Ask):
         if phase in self.measuring:
             for split in ("val", "test"):
                 if split in splits:
-                    for metric in ("accuracy", "entropy", "loss"):
+                    for metric in self.method.task.always:
                         yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:

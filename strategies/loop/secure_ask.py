@@ -85,13 +85,16 @@ class SecureAsk(Ask):
             everything |= arrays
         # The model may be only a part of the arrays sent, so the specs come from the expected reply
         specs = next(iter(question.expect.values()), {})
-        classes = ask.method.participants.task().classes
-        sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
+        outputs = ask.method.participants.shape().outputs
+        sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), outputs)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
         metrics = question.metrics  # the metrics that each single reply must have
         if only_sums:
             metrics = ()
-            summed = summed_metrics(phase == TRAIN, phase in ask.measuring, sum_.splits)
+            measured: tuple[str, ...] = ()
+            if phase in ask.measuring:
+                measured = ask.method.task.always
+            summed = summed_metrics(phase == TRAIN, measured, sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
         asked = [*sum_.masked_specs(), *sum_.metrics]
         # The masks depend on everything that a site received, so a server that sends sites

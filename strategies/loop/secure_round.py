@@ -32,6 +32,7 @@ from fedsilo.models.privacy.secure_sum import (
     why_too_coarse,
 )
 from fedsilo.models.privacy.summed_metrics import bounds
+from fedsilo.models.tasks.task import task_of
 from fedsilo.strategies.loop.ask import ExactSum
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs
@@ -59,16 +60,16 @@ class SecureSum:
         common: the run's settings.
         specs: the shapes of the summed arrays, by name.
         asked: the number of sites that the round asks.
-        classes: the number of classes of the data.
+        outputs: the number of outputs of the network.
     """
 
     def __init__(
-        self, round_: int, common: CommonSettings, specs: Specs, asked: int, classes: int
+        self, round_: int, common: CommonSettings, specs: Specs, asked: int, outputs: int
     ) -> None:
         self.round = round_
         self.asked = asked
         self.common = common
-        self.classes = classes
+        self.limits = task_of(common).limits(outputs)
         self.specs = specs
         self.numbers = 0  # how many numbers the arrays have together
         for spec in specs.values():
@@ -317,7 +318,7 @@ class SecureSum:
         ):
             if not samples:
                 continue
-            low, high = bounds(name, self.classes) or (0.0, 0.0)
+            low, high = bounds(name, self.limits) or (0.0, 0.0)
             # Quantisation makes digits beyond the sixth meaningless
             means[name] = round(low + (high - low) * float(metric_sum) * self.samples / samples, 6)
         return means

@@ -1,9 +1,9 @@
-"""Check sites before a run: each hello, the operator's terms, and the values that sites must share.
+"""Check sites before a run: each hello, and the values that sites must share.
 
 Each check returns a fault in one line, or None; tuples list the checks in order. ``HELLO_CHECKS``
-read one hello before the server knows who sent it, and require possible values. ``Terms`` are the
-operator's: the registered name of a node and the agreed number of samples. ``TOGETHER_CHECKS``
-compare sites with one another and return the sites to leave out.
+read one hello before the server knows who sent it, and require possible values. The operator's
+terms (``terms.py``) come between. ``TOGETHER_CHECKS`` compare sites with one another and return the
+sites to leave out.
 
 If two sites claim the same data, the server cannot know who is right, so both are left out. If
 sites must agree, the most frequent answer wins and the other sites are left out; ties go to the
@@ -15,14 +15,14 @@ unit, or its numbers are untrue.
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedsilo.core.files.site_names import is_visible, site_name_fault
 from fedsilo.core.one_line import one_line
 from fedsilo.core.site_facts import SPLITS, SiteFacts, Sums, Vector
-from fedsilo.models.networks.kinds import Task
+from fedsilo.core.tasks import TASKS
+from fedsilo.models.networks.kinds import NetworkShape
 
 Facts = Mapping[str, SiteFacts]
 Refused = dict[str, str]  # site name -> why it is left out, in one line
@@ -111,13 +111,14 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if the number of classes is not from 2 to 10,000, or else None.
+    """Return a fault if the number of outputs is not from 1 to 10,000, or else None.
 
-    It is also a fault if the hello has class names, but not one for each class. A hello without any
-    class names is accepted.
+    A task with classes needs at least 2. It is also a fault if the hello has class names, but not
+    one for each output. A hello without any class names is accepted.
     """
-    if not 2 <= facts.classes <= _CLASSES:
-        return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
+    fewest = 1 if TASKS[facts.task].strata else 2
+    if not fewest <= facts.classes <= _CLASSES:
+        return f"it has {one_line(facts.classes, 30)} classes, not {fewest} to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
         return f"it names {len(facts.class_names)} of {one_line(facts.classes, 30)} classes"
     return None
@@ -152,7 +153,7 @@ def check_sums(facts: SiteFacts) -> str | None:
     sums = facts.sums
     if sums is None:
         return None
-    if not facts.features:  # images have none, and statistics over no column would fail
+    if not facts.columns():  # images have none, and statistics over no column would fail
         return "it sends 'sums-count' but names no 'features'"
     rows = facts.sizes().get("train", 0)
     if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
@@ -193,105 +194,20 @@ def find_hello_fault(facts: SiteFacts) -> str | None:
     return None
 
 
-# --- The operator's terms; the files are read by server_app/config/operator_files.py ---
-
-
-@dataclass(frozen=True)
-class Registry:
-    """Binds site names to registered node ids; a node id belongs to one registered key."""
-
-    path: str  # the file of registrations, named in errors
-    nodes: Mapping[str, int]  # the node id of each site, by site name
-
-    def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take the name ``site``; None if registered with it.
-
-        Either the node is registered under another name, or the node is not registered at all.
-        """
-        if self.nodes.get(site) == node:
-            return None
-        for name, known in self.nodes.items():
-            if known == node:
-                return (
-                    f"node {node} is registered as '{name}', but says that it is '{site}': give it "
-                    f"its own 'site' in its node config, or correct {self.path}"
-                )
-        return (
-            f"node {node} says that it is '{site}': its key is registered at the SuperLink, but "
-            f"its line in {self.path} is missing: 'fedsilo deploy renew {site}', or 'add', writes "
-            "both registrations"
-        )
-
-
-@dataclass(frozen=True)
-class AgreedWeights:
-    """The number of training samples that each site may count for, as agreed beforehand."""
-
-    path: str  # the file of agreed weights, named in errors
-    samples: Mapping[str, int]  # the agreed number for each site, by name
-
-    def fault(self, facts: SiteFacts) -> str | None:
-        """Explain why a site's reported training samples contradict the agreement, or return None.
-
-        The site needs an agreed number, and must not report more samples than that number.
-        Reporting fewer samples is not a fault.
-        """
-        site, said = facts.site, facts.sizes()["train"]
-        if site not in self.samples:
-            return f"site {site} has no entry in 'run.site-weights' {self.path}: add one"
-        if said > self.samples[site]:
-            return (
-                f"site {site} says that it has {said} training samples, but {self.path} agrees on "
-                f"{self.samples[site]}: ask the hospital, or change the number ('run.site-weights')"
-            )
-        return None
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Conditions that a node must meet in addition to a readable hello."""
-
-    registry: Registry | None = None  # None: any node may take any name
-    # None: sites weigh as many samples as they report
-    weights: AgreedWeights | None = None
-    # Returns why the run's method cannot use a site, or None
-    unfit: Callable[[SiteFacts], str | None] | None = field(default=None, compare=False)
-
-    def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
-        """Explain in one line why the node cannot take part, or return None.
-
-        The registry is checked first, then the agreed weights, then the method's own condition.
-
-        Args:
-            node: the node's id.
-            facts: the site's hello.
-            simulated: whether all sites of the run are simulated; simulated sites have no keys, so
-                the registry is not checked.
-        """
-        fault = None
-        if self.registry and not simulated:
-            fault = self.registry.fault(node, facts.site)
-        if self.weights and not fault:
-            fault = self.weights.fault(facts)
-        if self.unfit and not fault:
-            fault = self.unfit(facts)
-        return fault
-
-
 # --- Sites together: each check returns the sites to leave out, each with the reason. It gets the
 # hellos by site, and whether the features' sums are pooled ---
 
 
-def task_of(facts: SiteFacts) -> Task:
+def shape_of(facts: SiteFacts) -> NetworkShape:
     """Return the input shape and the number of classes of a site's data."""
-    return Task(facts.input_shape, facts.classes)
+    return NetworkShape(facts.input_shape, facts.classes)
 
 
 def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
     """Describe the first difference between two sites in the values that all sites must share.
 
-    The task (input shape and classes), the features, the schema and the backbone are compared, in
-    this order. Returns None if all are equal.
+    The task, the shape (inputs and outputs), the features, the schema and the backbone are
+    compared, in this order. Returns None if all are equal.
 
     Args:
         site: the name of the first site.
@@ -299,9 +215,14 @@ def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFa
         other: the name of the second site.
         other_facts: the hello of the second site.
     """
-    if task_of(facts) != task_of(other_facts):
+    if facts.task != other_facts.task:
         return (
-            f"site {site} holds {task_of(facts)}, site {other} {task_of(other_facts)}: all sites "
+            f"the labels of site {site} are for task '{facts.task}', those of site {other} for "
+            f"'{other_facts.task}': give all sites the same 'task' and schema"
+        )
+    if shape_of(facts) != shape_of(other_facts):
+        return (
+            f"site {site} holds {shape_of(facts)}, site {other} {shape_of(other_facts)}: all sites "
             "of a run need the same input shape and classes"
         )
     if facts.features != other_facts.features:
@@ -356,9 +277,9 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose task differs from the most frequent one, each with the difference.
 
-    The task here is the input shape, classes, features, schema and backbone. If several tasks are
-    equally frequent, the first site by name that has one of them decides. If all sites have one
-    task, the mapping is empty.
+    The task here includes the shape (inputs and outputs), features, schema and backbone. If several
+    tasks are equally frequent, the first site by name that has one of them decides. If all sites
+    have one task, the mapping is empty.
 
     Args:
         facts: the hellos by site.
@@ -368,7 +289,7 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     having: dict[Hashable, list[str]] = {}
     for site in sorted(facts):
         known = facts[site]
-        task = (known.input_shape, known.classes, known.features, known.schema, known.backbone)
+        task = (known.task, shape_of(known), known.features, known.schema, known.backbone)
         having.setdefault(task, []).append(site)
     if len(having) < 2:
         return {}
@@ -426,7 +347,7 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     for site, row in scales.items():
         far = np.flatnonzero(row > FAR * typical)
         if len(far):
-            feature = one_line(facts[site].features[far[0]], 80)
+            feature = one_line(facts[site].columns()[far[0]], 80)
             refused[site] = (
                 f"site {site}: mean or standard deviation of '{feature}' is more than {FAR:g} "
                 "times that of the median site: is it in another unit, or not its own?"

@@ -149,7 +149,7 @@ class FedProto(ClassMeans):
             "mean receive the mean over sites; if only one site sends a class, that is the site's "
             "own mean"
         ]
-        if network_kind(self.common, self.task) == "logistic":
+        if network_kind(self.common, self.shape) == "logistic":
             sentences.append(
                 "with network 'logistic' an embedding is the row itself, so the exact mean of "
                 "each such class's standardised rows leaves; unless 'data.standardise' is "
@@ -184,7 +184,7 @@ class FedProto(ClassMeans):
         A site's weight is its number of training samples of the class (``_prototype_weight``); the
         mean is float32. A class that no replying site sends is left unchanged.
         """
-        for label in range(self.task.classes):
+        for label in range(self.shape.outputs):
             name = f"{PROTOTYPE}{label}"
             sent, weights = [], []
             for site, reply in sorted(replies.items()):
@@ -296,4 +296,4 @@ class FedDistill(ClassMeans):
     @property
     def size(self) -> int:
         """The number of classes, because a mean consists of logits."""
-        return self.task.classes
+        return self.shape.outputs

@@ -71,14 +71,14 @@ class DisTrans(FedAvg):
         sites, "none" gives none, and "embedding" gives one per site, which a new embedding network
         computes from the site's class shares.
         """
-        single, task = starting_network(self.common, self.task), self.task
-        network = double_channels(single, self.common, task.input_shape)
+        single, shape = starting_network(self.common, self.shape), self.shape
+        network = double_channels(single, self.common, shape.input_shape)
         arrays = initial_weights(network)
         if self.settings.offset_aggregation == "none":
             del arrays[OFFSET]
         if self.settings.offset_aggregation == "embedding":
             pixels = len(arrays.pop(OFFSET))
-            embedding = build_embedding(self.common.seed, task.classes, pixels)
+            embedding = build_embedding(self.common.seed, shape.outputs, pixels)
             arrays |= self._embedding_arrays(embedding)
         return State(arrays)
 
@@ -114,7 +114,7 @@ class DisTrans(FedAvg):
         stay unchanged. Without replies no step is taken.
         """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
-        classes = self.task.classes
+        classes = self.shape.outputs
         embedding = build_embedding(self.common.seed, classes, len(some_offset))
         weights = {}
         for name, array in arrays_below(_EMBEDDING, state.arrays).items():

@@ -61,8 +61,8 @@ class FedEFM(Decentralised):
                 network's feature map has too many cells for it.
         """
         if self.settings.emd_solver == "cvxpylayers":
-            network = build_classifier(self.common, self.task)
-            refuse_large(map_tokens(network, self.task.input_shape, self.settings))
+            network = build_classifier(self.common, self.shape)
+            refuse_large(map_tokens(network, self.shape.input_shape, self.settings))
         return super().initial_state()
 
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:

@@ -119,7 +119,7 @@ class PICSR(Method):
         if not self.settings.collects(state.round):
             return state.with_keepers(ask(TRAIN, send, expect={}, notes=notes))
         specs = with_prefix(OWN_EXPERT, self.weight_specs())
-        specs[OWN_PROTOTYPE] = ArraySpec(self.task.input_shape)
+        specs[OWN_PROTOTYPE] = ArraySpec(self.shape.input_shape)
         expect = dict.fromkeys(ask.sites, specs)
         replies = ask(TRAIN, send, expect=expect, notes=notes, fault=self._fault_of_expert)
         return replace(state, arrays=self._collect_experts(replies))
@@ -156,7 +156,7 @@ class PICSR(Method):
         The output is not checked otherwise.
         """
         # An expert with huge weights is finite itself but makes every mixture non-finite
-        network = build_classifier(self.common, self.task)
+        network = build_classifier(self.common, self.shape)
         arrays = _to_tensors(reply.arrays)
         load_exchanged(network, arrays_below(OWN_EXPERT, arrays))
         with torch.no_grad():
@@ -188,7 +188,7 @@ class PICSR(Method):
         router is drawn from the seed, with one output per reply.
         """
         # The router is built only now, because its outputs are the sites that delivered an expert
-        router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
+        router = build_router(self.settings, self.shape.input_shape, len(replies), self.common.seed)
         arrays = with_prefix(ROUTER, initial_weights(router))
         for site, reply in replies.items():
             expert = arrays_below(OWN_EXPERT, reply.arrays)

@@ -53,7 +53,7 @@ def context(resolved: Callable[..., RunSettings]) -> Callable[..., Context]:
 @pytest.fixture
 def weights(common: CommonSettings, silo: Silo) -> dict[str, Any]:
     """Return the initial weights of the seed, as arrays."""
-    network = build_classifier(common, silo.task)
+    network = build_classifier(common, silo.shape)
     return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 

@@ -24,7 +24,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split, log_once
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record
 from tests.support.errors import refuses
@@ -210,7 +210,7 @@ def table_silo(declared: FeatureStatistics | None = None) -> Silo:
     return Silo(
         name="north",
         distribution="north",
-        task=Task((2,), 2),
+        shape=NetworkShape((2,), 2),
         train=Split(torch.tensor([[1.0, 60.0], [3.0, NAN], [5.0, 80.0]]), torch.tensor([0, 1, 1])),
         val=Split(torch.empty(0, 2), torch.empty(0, dtype=torch.int64)),
         test=Split(torch.tensor([[7.0, NAN]]), torch.tensor([1])),

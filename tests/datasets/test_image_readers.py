@@ -62,7 +62,7 @@ def test_every_data_set_of_images_reads_a_file_into_its_own_shape(
     deep = name in ("mammography", "mammography-phantom")
     save_picture(path, np.random.default_rng(0), bits=16 if deep else 8)
     image, own = image_reader(site, settings)(path), load_silo(site, settings)
-    assert image.shape == own.task.input_shape
+    assert image.shape == own.shape.input_shape
     assert image.dtype == own.train.inputs.numpy().dtype
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(BrokenImageError):

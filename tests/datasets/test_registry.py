@@ -22,7 +22,7 @@ from fedsilo.datasets.registry import (
 )
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from tests.support.errors import refuses
 
 TABLE = CommonSettings(dataset="table")
@@ -381,7 +381,7 @@ class _Ward(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         split = Split(torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1] * 3))
         facts = {"train": "", "val": "", "test": ""}
-        return Silo(name, name, Task((2,), 2), split, split, split, facts)
+        return Silo(name, name, NetworkShape((2,), 2), split, split, split, facts)
 
 
 @pytest.fixture

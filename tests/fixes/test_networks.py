@@ -14,7 +14,7 @@ from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import VggEncoder
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.resnet22 import ResNet22
 from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
 from fedsilo.server_app.config.settings import resolve
@@ -156,7 +156,7 @@ def test_run_with_fitting_network_ends(case: Case, tmp_path: Path) -> None:
 
 def test_two_channel_images_with_other_network_than_vit_run() -> None:
     def build(**more: Any) -> None:
-        build_classifier(CommonSettings(**{**VIT_FIELDS, **more}), Task((2, 16, 16), 3))
+        build_classifier(CommonSettings(**{**VIT_FIELDS, **more}), NetworkShape((2, 16, 16), 3))
 
     assert "has 2 channels: choose another 'network.name'" in refused(build)
     assert not refused(lambda: build(network="conv", width=4))
@@ -164,15 +164,15 @@ def test_two_channel_images_with_other_network_than_vit_run() -> None:
 
 def test_segmentation_of_larger_images_runs() -> None:
     settings = CommonSettings(width=4)
-    said = refused(lambda: build_segmentation("unet", settings, Task((1, 7, 7), 2)))
+    said = refused(lambda: build_segmentation("unet", settings, NetworkShape((1, 7, 7), 2)))
     assert "leaves nothing of 7x7 pixels: set 'data.image-size'" in said
-    assert not refused(lambda: build_segmentation("unet", settings, Task((1, 16, 16), 2)))
+    assert not refused(lambda: build_segmentation("unet", settings, NetworkShape((1, 16, 16), 2)))
 
 
 def test_segmentation_with_patches_that_can_be_halved_to_runs() -> None:
     def build(patch: int, kind: str = "transunet") -> None:
         settings = CommonSettings(**{**VIT_FIELDS, "backbone_patch": patch, "width": 4})
-        build_segmentation(kind, settings, Task((1, 48, 48), 2))
+        build_segmentation(kind, settings, NetworkShape((1, 48, 48), 2))
 
     said = refused(lambda: build(6))
     assert "have 6 pixels: set 'vit.backbone-patch' to 8 or 16, or choose another network" in said
@@ -204,7 +204,7 @@ def test_distillation_at_lower_rate_does_not_diverge() -> None:
 
     def distil(rate: float) -> None:
         settings = (CommonSettings(width=4, seed=seed) for seed in (1, 2))
-        own, expert = (build_classifier(each, Task((1, 16, 16), 10)) for each in settings)
+        own, expert = (build_classifier(each, NetworkShape((1, 16, 16), 10)) for each in settings)
         optimiser = torch.optim.SGD(expert.parameters(), lr=rate)
         torch.autograd.backward(expert.loss(images, labels))
         optimiser.step()

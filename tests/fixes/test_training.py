@@ -15,7 +15,7 @@ from fedsilo.datasets.registry import silo_names
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.server_app.config.settings import resolve
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
 
@@ -246,7 +246,7 @@ def test_run_that_site_refuses_with_fix_ends(case: Case, attempt: Callable[[Valu
 
 def test_training_that_overflows_in_fp16_continues_in_fp32() -> None:
     settings = CommonSettings(optimiser="sgd", learning_rate=1e-37, local_epochs=1)
-    network = build_classifier(CommonSettings(network="logistic"), Task((2,), 2))
+    network = build_classifier(CommonSettings(network="logistic"), NetworkShape((2,), 2))
     split = Split(torch.full((4, 2), 30.0), torch.zeros(4, dtype=torch.long))
 
     def steep(inputs: Tensor, labels: Tensor) -> Tensor:

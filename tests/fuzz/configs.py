@@ -27,7 +27,7 @@ from fedsilo.engines.experiments import find_experiment, read_experiments, read_
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.planning import plan_run
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
 from fedsilo.server_app.config.settings import RunSettings, group_settings, resolve
 from tests.fuzz.driver import Kind, Trial
@@ -266,7 +266,7 @@ def _network_megabytes(common: CommonSettings) -> float:
     """Return what the network of the digits takes that settings ask for."""
     if common.network not in ("auto", "conv") or common.dataset != "digits":
         return 0.0
-    network = build_classifier(common, Task((1, 8, 8), 10))
+    network = build_classifier(common, NetworkShape((1, 8, 8), 10))
     return sum(parameter.numel() for parameter in network.parameters()) * 4e-6
 
 

@@ -130,7 +130,7 @@ def _same(one: Silo, other: Silo) -> bool:
         for a, b in pairs
     )
     facts = [
-        (s.name, s.distribution, s.task, s.fingerprints, s.features, s.classes, s.dropped)
+        (s.name, s.distribution, s.shape, s.fingerprints, s.features, s.classes, s.dropped)
         for s in (one, other)
     ]
     return equal and facts[0] == facts[1]
@@ -142,11 +142,11 @@ def _loaded(name: str, settings: CommonSettings, cache: Path) -> list[str]:
     for site in silo_names(settings)[:2]:
         silo = load_silo(site, settings, places)
         for split in silo.splits().values():
-            if split.inputs.shape[1:] != silo.task.input_shape:
-                faults.append(f"inputs {split.inputs.shape} of a task of {silo.task.input_shape}")
+            if split.inputs.shape[1:] != silo.shape.input_shape:
+                faults.append(f"inputs {split.inputs.shape} of a task of {silo.shape.input_shape}")
             if (
                 len(split)
-                and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < silo.task.classes
+                and not 0 <= int(split.labels.min()) <= int(split.labels.max()) < silo.shape.outputs
             ):
                 faults.append("labels out of range")
             if split.inputs.is_floating_point() and split.inputs.isinf().any():

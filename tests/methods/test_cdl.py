@@ -139,7 +139,7 @@ def moved(site: Lab) -> tuple[TokenClassifier, dict[str, Tensor]]:
 
 @pytest.fixture
 def vit_weights(resolved: Callable[..., Any], silo: Any) -> dict[str, Any]:
-    network = build_classifier(resolved("cdl", **VIT).common, silo.task)
+    network = build_classifier(resolved("cdl", **VIT).common, silo.shape)
     return {name: array.numpy() for name, array in exchanged_arrays(network).items()}
 
 

@@ -27,7 +27,7 @@ from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.mixture import expert_array
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -226,7 +226,7 @@ def test_an_evidential_model_is_measured_with_the_prior_of_the_site_that_tests(
 # At the server. The server's side of ``cross``: what is collected, sent, and put into the matrix.
 
 COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")
-WEIGHTS = initial_weights(build_classifier(COMMON, Task((1, 16, 16), 10)))
+WEIGHTS = initial_weights(build_classifier(COMMON, NetworkShape((1, 16, 16), 10)))
 STATE = State({}, 3)
 Run = Callable[..., tuple[Any, RoundLoop]]
 

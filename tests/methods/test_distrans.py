@@ -35,7 +35,7 @@ from fedsilo.models.methods.distrans import (
     transform_images,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.strategies.loop.method import State
@@ -51,7 +51,7 @@ from tests.support.setting_keys import as_key
 
 # The equations
 
-DIGITS = Task((1, 16, 16), 10)
+DIGITS = NetworkShape((1, 16, 16), 10)
 
 
 def settings(**values: Any) -> CommonSettings:
@@ -59,7 +59,9 @@ def settings(**values: Any) -> CommonSettings:
     return build(CommonSettings, {"method": "distrans", "network.width": 2, **named})
 
 
-def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChannelClassifier:
+def double(
+    alpha: float = 0.2, task: NetworkShape = DIGITS, **values: Any
+) -> DoubleChannelClassifier:
     common = settings(**values)
     network = build_classifier(common, task)
     doubled = double_channels(network, common, task.input_shape)
@@ -98,7 +100,7 @@ def test_the_image_is_the_mean_of_its_channels_and_the_offset_can_be_had_back(
 @pytest.mark.parametrize("kind", ["conv", "resnet22", "vgg16-bn"])
 def test_it_starts_as_the_network_of_one_channel_where_the_channels_are_alike(kind: str) -> None:
     shape = (3, 32, 32) if kind == "vgg16-bn" else (1, 16, 16)
-    task = Task(shape, 10)
+    task = NetworkShape(shape, 10)
     single = build_classifier(settings(network=kind), task).eval()
     network = double(1e-12, task, network=kind).eval()
     images = torch.rand(2, *shape)
@@ -225,7 +227,7 @@ def received(resolved: Callable[..., Any]) -> Weights:
 
     def make(**own: Any) -> dict[str, Any]:
         settings = resolved("distrans", **own)
-        task = Task((1, 16, 16), 10)
+        task = NetworkShape((1, 16, 16), 10)
         single = build_classifier(settings.common, task)
         network = double_channels(single, settings.common, task.input_shape)
         arrays = {name: array.numpy() for name, array in exchanged_arrays(network).items()}
@@ -347,7 +349,7 @@ def test_a_site_explains_an_image_by_the_map_of_both_channels(
 ) -> None:
     own = {"network": network, "width": 2}
     settings = resolved("distrans", **own)
-    task = Task((1, 16, 16), 10)
+    task = NetworkShape((1, 16, 16), 10)
     single = build_classifier(settings.common, task)
     double = double_channels(single, settings.common, task.input_shape)
     arrays = {name: array.numpy() for name, array in exchanged_arrays(double).items()}

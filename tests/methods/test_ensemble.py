@@ -13,7 +13,7 @@ from fedsilo.core.messages import ARRAYS, METRICS, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.mixture import Mixture, expert_array
 from fedsilo.models.networks.site_network import TokenClassifier, load_exchanged
 from fedsilo.strategies.loop.method import State, initial_weights
@@ -77,7 +77,7 @@ def test_the_ensemble_is_the_mean_of_the_experts_probabilities(
     method = opened("ensemble", experts, phase="evaluate")
     network = cast(Mixture, method.open()).eval()
     inputs = method.silo.test.inputs
-    alone = build_classifier(method.common, method.silo.task).eval()
+    alone = build_classifier(method.common, method.silo.shape).eval()
     load_exchanged(alone, {name: torch.from_numpy(array) for name, array in weights.items()})
     with torch.no_grad():
         logits = alone(inputs)
@@ -123,7 +123,7 @@ def test_an_expert_that_does_not_fit_is_refused(opened: Opened, experts: dict[st
 # At the server
 
 COMMON = CommonSettings(rounds=3, silos=3, width=1, run_name="run")
-WEIGHTS = initial_weights(build_classifier(COMMON, Task((1, 16, 16), 10)))
+WEIGHTS = initial_weights(build_classifier(COMMON, NetworkShape((1, 16, 16), 10)))
 Run = Callable[..., tuple[Any, RoundLoop]]
 
 

@@ -39,7 +39,7 @@ from fedsilo.models.methods.fedaligncl import (
     perturb_arrays,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.meeting.participants import Participants
@@ -213,7 +213,7 @@ QUIET = {"noise_variance": 0.0}
 
 
 def _network() -> TokenClassifier:
-    return build_classifier(CommonSettings(width=4, dropout=0.0), Task((1, 16, 16), 2))
+    return build_classifier(CommonSettings(width=4, dropout=0.0), NetworkShape((1, 16, 16), 2))
 
 
 def _adam(network: TokenClassifier) -> torch.optim.Optimizer:

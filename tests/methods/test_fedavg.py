@@ -12,7 +12,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.strategies.loop.method import initial_weights
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -22,7 +22,7 @@ from fedsilo.strategies.methods.uefl import UEFL
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON = CommonSettings(width=4, seed=7, silos=3)
-TASK = Task((1, 16, 16), 10)
+TASK = NetworkShape((1, 16, 16), 10)
 
 
 def test_methods_of_one_seed_start_from_the_same_weights(participants: Participants) -> None:

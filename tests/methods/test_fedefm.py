@@ -35,7 +35,7 @@ from fedsilo.models.methods.fedefm import (
     multishot_loss,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from tests.support.lab import answer
@@ -50,7 +50,7 @@ PLAIN = FedEFMSettings()
 
 def _network(seed: int) -> TokenClassifier:
     settings = CommonSettings(network="conv", width=4, dropout=0.0, seed=seed)
-    return build_classifier(settings, Task((1, 16, 16), 3)).eval()
+    return build_classifier(settings, NetworkShape((1, 16, 16), 3)).eval()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from fedsilo.models.methods.fedevprompt import (
     most_certain,
     shared_names,
 )
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.site_network import SiteNetwork, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
@@ -208,7 +208,7 @@ def test_prompts_head_and_the_optimisers_moments_stay_at_the_site(opened: Opened
 def test_a_site_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened: Opened) -> None:
     first = opened(METHOD)
     start = exchanged_arrays(cast(PromptedViT, first.open()))
-    seeds = initial_weights(starting_network(first.common, first.silo.task))
+    seeds = initial_weights(starting_network(first.common, first.silo.shape))
     for name in OWN:
         np.testing.assert_array_equal(start[name], seeds[name])
     answer(first)
@@ -406,7 +406,7 @@ def test_a_map_that_cannot_be_one_is_refused_before_training(
 
 def stored(method: FedEvPromptSite, value: float, *names: str) -> Path:
     """Store a state of round 1 whose arrays ``names`` are ``value`` throughout."""
-    start = initial_weights(starting_network(method.common, method.silo.task))
+    start = initial_weights(starting_network(method.common, method.silo.shape))
     arrays = {
         f"network/{name}": np.full_like(array, value) if name in names else array
         for name, array in start.items()
@@ -500,7 +500,7 @@ def test_maps_are_taken_after_training_and_in_eval_mode(
 # At the server. The server side of FedEvPrompt by hand: the buffer, who is sent what, and what is
 # refused.
 
-TASK = Task((1, 16, 16), 3)
+TASK = NetworkShape((1, 16, 16), 3)
 # samples of three classes
 COUNTS = {"s1a": [30, 1, 5], "s2a": [36, 0, 0], "s3a": [2, 30, 4]}
 SHAPES = {"head.1.bias": (3,), "head.1.weight": (3, 16), "prompts.b": (1, 2, 3, 16)} | {

@@ -34,7 +34,7 @@ from fedsilo.models.methods.fedproto import (
     nearest_logits,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, evidences
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import State
@@ -65,7 +65,7 @@ def test_the_nearest_prototype_has_the_largest_logit_and_a_class_without_one_no_
 
 def test_a_network_measured_by_prototypes_ignores_its_head() -> None:
     common = CommonSettings(width=4, network="mlp", dropout=0.9, dataset="heart-synthetic")
-    network = build_classifier(common, Task((3,), 3))
+    network = build_classifier(common, NetworkShape((3,), 3))
     inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     embeddings = network.encode(inputs).flatten(1).detach()
     values = torch.stack([embeddings[1], torch.zeros(4), embeddings[3]])

@@ -123,7 +123,7 @@ def test_a_site_that_is_not_the_trainer_only_measures(
     reply = answer(method)
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 0
-    network = build_classifier(method.common, method.silo.task).eval()
+    network = build_classifier(method.common, method.silo.shape).eval()
     with torch.no_grad():
         expected = network.loss(method.silo.train.inputs, method.silo.train.labels).item()
     assert reply[METRICS]["trained.train.loss"] == pytest.approx(expected, rel=1e-4)

@@ -27,7 +27,7 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.methods.moon import MoonSettings, Projection, build_projection, contrastive_loss
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
@@ -160,7 +160,7 @@ def test_the_papers_values_hold_unless_they_are_set() -> None:
 # At a site
 
 Weights = Callable[..., dict[str, Any]]
-DIGITS = Task((1, 16, 16), 10)
+DIGITS = NetworkShape((1, 16, 16), 10)
 NETWORKS: dict[str, dict[str, Any]] = {
     "conv": {},
     "conv-evidential": {"loss": "evidential"},
@@ -175,7 +175,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 def received(resolved: Callable[..., Any]) -> Weights:
     """Return a builder of what the server sends at first: task, settings."""
 
-    def make(task: Task = DIGITS, **own: Any) -> dict[str, Any]:
+    def make(task: NetworkShape = DIGITS, **own: Any) -> dict[str, Any]:
         settings = resolved("moon", **own)
         network = build_classifier(settings.common, task)
         head = build_projection(settings.common.seed, network.channels)
@@ -355,7 +355,7 @@ def test_every_image_network_trains_between_the_two_models(
 ) -> None:
     own = {"local_steps": 1, "batch_size": 4, **NETWORKS[kind]}
     shape = (3, 32, 32) if kind == "vgg16-bn" else (1, 16, 16)
-    task = Task(shape, 10)
+    task = NetworkShape(shape, 10)
     arrays = received(task, **own)
     site = opened("moon", arrays, own=own, round=2)
     few = Split(torch.rand(4, *shape), torch.arange(4))
@@ -503,7 +503,7 @@ def test_a_finished_runs_model_is_a_plain_network(
     arrays, _ = load_state(directory.path / "model.safetensors")
     common = resolve(tiny("fedavg")).common
     site = FinishedRun.open(directory.path).lab("s1a")
-    network = build_classifier(common, site.silo.task)
+    network = build_classifier(common, site.silo.shape)
     assert set(arrays) == set(exchanged_arrays(network))
     opened = exchanged_arrays(cast(nn.Module, site.open()))
     for name, array in arrays.items():

@@ -38,7 +38,7 @@ from fedsilo.models.methods.picsr import (
     routing_metrics,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.mixture import Mixture, expert_array
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.strategies.loop.method import initial_weights
@@ -73,7 +73,7 @@ from tests.support.methods import (
 # up.
 
 CORNERS = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 8.0]])
-ROWS, IMAGES = Task((2,), 2), Task((1, 16, 16), 3)
+ROWS, IMAGES = NetworkShape((2,), 2), NetworkShape((1, 16, 16), 3)
 POINTS = st.tuples(*[st.floats(-50, 50)] * 2)
 
 
@@ -87,7 +87,7 @@ def _identity_router(experts: int, **own: str) -> Router:
     return router
 
 
-def _network(task: Task, sites: int) -> PICSRNetwork:
+def _network(task: NetworkShape, sites: int) -> PICSRNetwork:
     names = [f"s{index}" for index in range(sites)]
     experts: dict[str, TokenClassifier] = {
         name: build_classifier(CommonSettings(seed=index, width=1), task)
@@ -99,12 +99,12 @@ def _network(task: Task, sites: int) -> PICSRNetwork:
     return PICSRNetwork(experts, prototypes, router)
 
 
-def _batch(task: Task, count: int = 8) -> tuple[Tensor, Tensor]:
+def _batch(task: NetworkShape, count: int = 8) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(1)
     return torch.randn(count, *task.input_shape, generator=draw), torch.arange(count) % 2
 
 
-def _train_step(network: PICSRNetwork, task: Task) -> None:
+def _train_step(network: PICSRNetwork, task: NetworkShape) -> None:
     inputs, labels = _batch(task)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimiser = torch.optim.SGD(trained, lr=0.5)
@@ -243,7 +243,7 @@ def test_the_routers_first_weights_are_keyed_on_the_seed() -> None:
 
 @pytest.mark.parametrize("task", [ROWS, IMAGES])
 @pytest.mark.parametrize("sites", [1, 2, 7])
-def test_any_number_of_experts_is_mixed_for_rows_and_images(task: Task, sites: int) -> None:
+def test_any_number_of_experts_is_mixed_for_rows_and_images(task: NetworkShape, sites: int) -> None:
     network, (inputs, _) = _network(task, sites).eval(), _batch(task)
     with torch.no_grad():
         said = torch.stack([torch.softmax(e(inputs), dim=-1) for e in network.experts], dim=1)
@@ -264,7 +264,7 @@ def test_picsr_network_orders_prototypes_as_experts() -> None:
 
 
 @pytest.mark.parametrize("task", [ROWS, IMAGES])
-def test_training_changes_the_router_and_not_the_experts(task: Task) -> None:
+def test_training_changes_the_router_and_not_the_experts(task: NetworkShape) -> None:
     network = _network(task, 2)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     _train_step(network, task)
@@ -690,7 +690,7 @@ def test_a_private_prototype_is_of_clipped_samples_with_noise_and_is_charged(
 # At the server. The server side of PICSR by hand: its stages, what goes out and what must come
 # back.
 
-TASK = Task((1, 16, 16), 10)
+TASK = NetworkShape((1, 16, 16), 10)
 FINETUNED = {"experts": "finetuned", "warmup_rounds": 2}
 Build = Callable[..., PICSR]
 

@@ -28,7 +28,7 @@ from fedsilo.models.methods.uefl import UEFLSettings, uncertain_sites
 from fedsilo.models.methods.uefl_books import gaussian_codebook, segment_dimension
 from fedsilo.models.methods.uefl_network import CodeUse, UEFLNetwork
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.strategies.loop.ask import Question
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
@@ -52,7 +52,9 @@ BOOK = torch.tensor([[0.0, 0.0], [4.0, 4.0]])
 
 
 def _network(books: dict[str, Tensor] | None = None, **changes: float) -> UEFLNetwork:
-    classifier = build_classifier(CommonSettings(width=1), Task((1, 16, 16), 3))  # 4 tokens of 4
+    classifier = build_classifier(
+        CommonSettings(width=1), NetworkShape((1, 16, 16), 3)
+    )  # 4 tokens of 4
     settings = UEFLSettings(**changes)  # type: ignore[arg-type]  # field by field in the tests
     dimension = 4 // settings.segments
     return UEFLNetwork(

@@ -25,7 +25,7 @@ from fedsilo.core.files.locations import Places
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -136,7 +136,9 @@ def run_method(case: Case, folder: Path) -> tuple[RunSettings, RunDirectory, Not
 
 def problem_of(settings: RunSettings, noted: Noted) -> Problem:
     """Return what the reference of a run trains on."""
-    network = build_classifier(settings.common, Task(small_world.SHAPE, small_world.CLASSES))
+    network = build_classifier(
+        settings.common, NetworkShape(small_world.SHAPE, small_world.CLASSES)
+    )
     network = deepcopy(network).double()
     start = {n: a.detach().clone() for n, a in exchanged_arrays(network).items()}
     data, validation, first = {}, {}, {}

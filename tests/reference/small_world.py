@@ -10,7 +10,7 @@ from torch import nn
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, fingerprint
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier
 
 SHAPE, CLASSES, TOKENS, CHANNELS = (1, 2, 3), 3, 2, 4
@@ -44,7 +44,7 @@ class SmallWorld(DataSet):
             noise = torch.randn(count, *SHAPE, generator=rng)
             splits[part] = Split((centres + shift)[labels] + 0.7 * noise, labels)
         prints = {part: fingerprint(split) for part, split in splits.items()}
-        return Silo(name, name, Task(SHAPE, CLASSES), **splits, fingerprints=prints)
+        return Silo(name, name, NetworkShape(SHAPE, CLASSES), **splits, fingerprints=prints)
 
 
 WORLD = SmallWorld()

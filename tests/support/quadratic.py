@@ -21,7 +21,7 @@ from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.core.messages import ARRAYS, CONFIG, KEPT_STATE, Instruction, state_key
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.strategies.loop.ask import Ask, Question, Replies
@@ -68,7 +68,7 @@ def silo_of(site: str) -> Silo:
     count = SAMPLES[SITES.index(site)]
     split = Split(torch.zeros(count, 1), torch.zeros(count, dtype=torch.long))
     empty = Split(torch.zeros(0, 1), torch.zeros(0, dtype=torch.long))
-    return Silo(site, "D1", Task((1,), 2), split, empty, empty, {})
+    return Silo(site, "D1", NetworkShape((1,), 2), split, empty, empty, {})
 
 
 class QuadraticAsk(Ask):

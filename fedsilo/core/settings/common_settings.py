@@ -23,6 +23,7 @@ from typing import ClassVar, Literal, get_args
 from fedsilo.core.settings.data_settings import DataSettings, SplitSettings
 from fedsilo.core.settings.training_settings import NetworkSettings, TrainSettings, ViTSettings
 from fedsilo.core.settings_schema import keys_in, keys_with, setting
+from fedsilo.core.tasks import CLASSIFICATION, TASKS
 
 Aggregation = Literal["auto", "mean", "norm-clip", "median", "trimmed", "multikrum"]
 AUTO, AGGREGATIONS = "auto", get_args(Aggregation)[1:]
@@ -41,6 +42,12 @@ class ExperimentSettings:
 
     method: str = setting("uefl", "federated method, or a plugin: module or module:Class")
     dataset: str = setting("digits", "data set of silos, or a plugin: module:object")
+    task: str = setting(
+        CLASSIFICATION,
+        "what is learned, which decides loss, metrics and reports",
+        pattern="|".join(TASKS),
+        wording=f"one of {', '.join(TASKS)}",
+    )
     # Without a group as well: 'method' and 'dataset' may be in these files, which are loaded first
     plugin: str = setting(
         "",
@@ -65,6 +72,9 @@ class ServerSettings:
 
     group: ClassVar[str] = "server"
 
+    sites: str = setting(
+        "", "sites that take part, with commas between, or empty for all that are connected"
+    )
     sites_per_round: int = _count(0, "sites sampled for each round (0: all)")
     aggregation: Aggregation = setting(
         "auto",
@@ -97,6 +107,9 @@ class ServerSettings:
         "calibration-error",
         "loss",
         "entropy",
+        "mae",
+        "rmse",
+        "r2",
     ] = setting(
         "none",
         "validation metric, a mean over sites by samples, by which the best round is kept and "

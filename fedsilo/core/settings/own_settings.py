@@ -19,6 +19,10 @@ class OwnSettings:
         site: ``module:Class`` of the site side.
         why_not_private: the reason why the method cannot be differentially private per patient,
             as a predicate, or None if it can.
+        tasks: the names of the tasks that suit the method; empty if every task does, as for methods
+            that average weights or keep a part of them.
+        why_tasks: why only these tasks suit it, as a predicate such as "sends the mean embedding of
+            each class"; empty if every task does.
         sums_suffice: whether the server needs only the sum of the sites' arrays, weighted by
             samples, so secure aggregation can hide each site's arrays.
     """
@@ -27,6 +31,8 @@ class OwnSettings:
     server: ClassVar[str] = ""
     site: ClassVar[str] = ""
     why_not_private: ClassVar[str | None] = None
+    tasks: ClassVar[tuple[str, ...]] = ()
+    why_tasks: ClassVar[str] = ""
     sums_suffice: ClassVar[bool] = False
 
     def check(self, common: CommonSettings, is_table: bool) -> None:

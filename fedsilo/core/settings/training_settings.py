@@ -30,10 +30,15 @@ class NetworkSettings:
     group: ClassVar[str] = "network"
 
     network: (
-        Literal["auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"] | NetworkPlugin
+        Literal[
+            *("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
+            *("unet", "swin", "swinunet", "transunet"),
+        ]
+        | NetworkPlugin
     ) = setting(
         "auto",
-        "auto: conv for images, vgg16-bn for cifar10, cifar100, gtsrb, logistic for tables",
+        "auto: conv for images, vgg16-bn for cifar10, cifar100, gtsrb, logistic for tables, unet "
+        "for segmentation",
         wording=f"timm:NAME or {PLUGIN}",
     )
     width: int = _positive(
@@ -137,11 +142,14 @@ class TrainSettings:
         "none", "learning rate: constant, or divided by the root of all steps"
     )
     weight_decay: float = _step(0.0, "L2 penalty; with adamw, decoupled weight decay", ge=0)
-    loss: Literal["auto", "cross-entropy", "evidential"] = setting(
-        "auto", "auto: evidential for vit, else cross-entropy"
+    loss: Literal["auto", "cross-entropy", "evidential", "squared", "huber"] = setting(
+        "auto", "auto: evidential for vit, else cross-entropy; squared for regression"
     )
     evidence: Literal["softplus", "relu"] = setting(
         "softplus", "evidential loss: how logits become evidence"
+    )
+    dice_weight: float = _count(
+        1.0, "segmentation: weight of the soft Dice loss, added to the cross-entropy"
     )
     class_weights: str = _structured(
         "none",

@@ -103,7 +103,9 @@ def open_program(model: TrainedModel) -> Program:
     """
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
-    module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
+    module = ProbabilityModel(
+        network, model.silo.standardisation, model.pixel_standardisation(), model.lab.task
+    )
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
     # Prepared by the silo's code, not the module's, because the two answers are compared
@@ -118,7 +120,7 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
     value. For images they are uniform noise over the range of the pixels.
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
-    shape = (VECTORS, *model.silo.task.input_shape)
+    shape = (VECTORS, *model.silo.shape.input_shape)
     standardisation = model.silo.standardisation
     if standardisation:
         spread = torch.randn(shape, generator=rng, dtype=torch.float64)

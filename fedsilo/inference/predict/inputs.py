@@ -225,7 +225,7 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
     if is_table:
         return table_inputs(model, source.path, source.id_column)
     reader = image_reader(model.site, model.common)
-    return file_inputs(source, reader, int(np.prod(model.silo.task.input_shape)))
+    return file_inputs(source, reader, int(np.prod(model.silo.shape.input_shape)))
 
 
 def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileInputs:

@@ -31,7 +31,7 @@ from fedsilo.datasets.registry import image_reader, plugin_modules
 from fedsilo.finetuning.finetune_request import SEGMENTATION
 from fedsilo.finetuning.tasks import predicted_masks
 from fedsilo.inference.predict.inputs import CaseSource, FileInputs, Watch, file_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
 from fedsilo.pages.notebook import html_of_lines
 from fedsilo.server_app.config.trusted_plugins import approve_plugins
@@ -189,7 +189,7 @@ def _network(
     classes = document["classes"]
     if not isinstance(classes, int):
         classes = len(classes)
-    task = Task(tuple(batch.shape[1:]), classes)
+    task = NetworkShape(tuple(batch.shape[1:]), classes)
     network = build_segmentation(document["network"], settings, task)
     try:
         network.load_state_dict(dict(arrays))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsilo.client_app.training.evaluation import metrics_of
 from fedsilo.core.arguments import refuse_target
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings_schema import as_mapping
@@ -23,6 +22,7 @@ from fedsilo.inference.predict.answers import COLUMNS, Predictions
 from fedsilo.inference.predict.calibration import Calibration
 from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference
 from fedsilo.inference.predict.inputs import Inputs, RowInputs, Watch
+from fedsilo.models.tasks.task import Task
 from fedsilo.pages.page import refuse_twice
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
@@ -166,7 +166,7 @@ def predict_inputs(
         answer_all or inputs.truth is not None,
     )
     document = _document(model, inputs, calibration, coverage) | _novelty_document(found)
-    return replace(found, document=document | _metrics(inputs, own, sets))
+    return replace(found, document=document | _metrics(model.lab.task, inputs, own, sets))
 
 
 def _calibrate(
@@ -213,7 +213,7 @@ def _novelty_document(predictions: Predictions) -> dict[str, Any]:
     return {"novelty": own}
 
 
-def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
+def _metrics(task: Task, inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
     """Return ``{"figures": metrics}`` for the document, with names as in metrics.csv.
 
     ``covered`` is the share of prediction sets with the true class. If the classes are unknown, the
@@ -221,7 +221,7 @@ def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]
     """
     if inputs.truth is None:
         return {}
-    metrics = metrics_of(own, inputs.truth)
+    metrics = task.metrics(own, inputs.truth)
     if sets is not None:
         metrics["covered"] = sets.gather(1, inputs.truth[:, None]).double().mean().item()
     return {"figures": metrics}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsilo.core.errors import SettingError
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.segmentation.pyramids import (
     ConvPyramid,
     Pyramid,
@@ -68,25 +68,25 @@ class PyramidNetwork(Segmenter):
         return None
 
 
-def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
-    """Build a segmentation network for the task's images, with weights keyed on the seed.
+def build_segmentation(kind: str, settings: CommonSettings, shape: NetworkShape) -> Segmenter:
+    """Build a segmentation network for images of a shape, with weights keyed on the seed.
 
     All parts are trained, including a ViT's backbone.
 
     Args:
         kind: ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``.
         settings: the run's settings, among them the width and the ViT.
-        task: the image size and the classes, which include the background.
+        shape: the image size and the classes, which include the background.
 
     Raises:
         SettingError: the images do not fit the network.
     """
-    channels, height, width = task.input_shape
+    channels, height, width = shape.input_shape
     base, size = settings.width, (height, width)
     pyramid: Pyramid
     with seed_generators(settings.seed, "initial-weights"):
         if kind == "swinunet":
-            return SwinUnet(in_channels=channels, size=size, width=base, classes=task.classes)
+            return SwinUnet(in_channels=channels, size=size, width=base, classes=shape.outputs)
         if kind == "swin":
             pyramid = SwinPyramid(in_channels=channels, size=size, width=base)
         elif kind == "unet":
@@ -100,32 +100,40 @@ def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segme
             # Imported here, because timm takes seconds to import
             from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit
 
-            vit = PromptedViT(build_vit(settings, task), task, settings)
+            vit = PromptedViT(build_vit(settings, shape), shape, settings)
             if kind == "vit":
                 pyramid = ViTPyramid(vit, in_channels=channels, width=base)
             else:
                 pyramid = TransPyramid(vit, in_channels=channels, width=base)
-        return PyramidNetwork(pyramid, task.classes)
+        return PyramidNetwork(pyramid, shape.outputs)
 
 
 def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """Compute the mean cross-entropy plus the soft Dice loss, a scalar.
 
-    For a class with probabilities p and true pixels t, the soft Dice loss is 1 - (2 sum p t + 1) /
-    (sum p + sum t + 1), with sums over all pixels of the batch. It is averaged over the classes
-    other than the background.
+    Args:
+        logits: (batch, classes, h, w), with at least two classes.
+        masks: (batch, h, w), each pixel's class; 0 is the background.
+    """
+    entropy = nn.functional.cross_entropy(logits.float(), masks.long())
+    return entropy + soft_dice_loss(logits, masks)
+
+
+def soft_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
+    """Compute the soft Dice loss of a batch, averaged over the classes except the background.
+
+    For a class with probabilities p and true pixels t, it is 1 - (2 sum p t + 1) / (sum p + sum t +
+    1), with sums over all pixels of the batch.
 
     Args:
         logits: (batch, classes, h, w), with at least two classes.
         masks: (batch, h, w), each pixel's class; 0 is the background.
     """
-    truth = masks.long()
-    entropy = nn.functional.cross_entropy(logits.float(), truth)
     # A catheter covers a few per cent of the pixels, so cross-entropy alone is near its
     # minimum if all pixels are called background. Dice is summed over the batch, because for one
     # image without a catheter the ratio would be 0 / 0
     shares = logits.float().softmax(dim=1)[:, 1:]
-    wanted = nn.functional.one_hot(truth, logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
+    wanted = nn.functional.one_hot(masks.long(), logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
     both = (shares * wanted).sum(dim=(0, 2, 3))
     sizes = shares.sum(dim=(0, 2, 3)) + wanted.sum(dim=(0, 2, 3))
-    return entropy + (1 - (2 * both + 1) / (sizes + 1)).mean()
+    return (1 - (2 * both + 1) / (sizes + 1)).mean()

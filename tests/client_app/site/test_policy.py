@@ -113,7 +113,7 @@ def refusal(context: Context, asked: Message | None = None) -> str:
 @pytest.fixture
 def private_weights(resolved: Callable[..., RunSettings], silo: Silo) -> dict[str, Any]:
     """Return the initial weights of a network with group norms."""
-    network = build_classifier(resolved(**PRIVATE).common, silo.task)
+    network = build_classifier(resolved(**PRIVATE).common, silo.shape)
     return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 

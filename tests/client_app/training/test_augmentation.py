@@ -11,7 +11,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import SiteNetwork
 from tests.support.fixes import refused
 
@@ -25,7 +25,22 @@ def images(count: int, dtype: torch.dtype = torch.uint8) -> Tensor:
 
 
 def augmented(text: str, batch: Tensor, *key: int | str, seed: int = 1) -> Tensor:
-    return augmenter(CommonSettings(seed=seed, augmentation=text), key, CPU)(batch)
+    labels = torch.arange(len(batch))
+    changed, same = augmenter(CommonSettings(seed=seed, augmentation=text), key, CPU)(batch, labels)
+    assert same is labels
+    return changed
+
+
+def test_masks_move_with_their_images_and_keep_their_colours() -> None:
+    masks = (images(32)[:, 0] % 4 == 0).to(torch.uint8)
+    pictures = masks[:, None] * 200
+    text = "[{RandomHorizontalFlip: {p: 0.5}}, {ColorJitter: {brightness: [0.5, 0.5]}}]"
+    augment = augmenter(CommonSettings(seed=1, augmentation=text), (1, "a"), CPU)
+    for kind in (torch.uint8, torch.int16):
+        changed, moved = augment(pictures.to(kind), masks)
+        assert (moved.dtype, type(moved)) == (torch.uint8, Tensor)
+        assert not torch.equal(moved, masks)
+        assert torch.equal(changed[:, 0] > changed.min(), moved.bool())
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32])
@@ -51,7 +66,9 @@ def test_images_of_a_batch_are_changed_each_by_itself_and_alike_for_the_same_key
     others = [((2, "a"), 1), ((1, "b"), 1), ((1, "a"), 2)]
     assert not any(torch.equal(first, augmented(EITHER, batch, *k, seed=s)) for k, s in others)
     augment = augmenter(CommonSettings(seed=1, augmentation=EITHER), (1, "a"), CPU)
-    assert not torch.equal(augment(batch), augment(batch)), "the second batch has its own key"
+    labels = torch.zeros(64)
+    again = augment(batch, labels)[0]
+    assert not torch.equal(again, augment(batch, labels)[0]), "the second batch has its own key"
 
 
 def test_a_batch_without_images_as_private_batches_may_be_stays_as_it_is() -> None:
@@ -132,7 +149,7 @@ def test_an_augmentation_that_cannot_be_made_is_refused_in_one_line(text: str, t
 )
 def test_an_augmentation_that_does_not_fit_a_sites_images_is_refused(text: str, told: str) -> None:
     split = Split(images(2), torch.tensor([0, 1]))
-    silo = Silo("a", "D1", Task((1, 3, 4), 2), split, split, split, {})
+    silo = Silo("a", "D1", NetworkShape((1, 3, 4), 2), split, split, split, {})
     check_images(CommonSettings(augmentation=FLIP), silo)
     said = refused(lambda: check_images(CommonSettings(augmentation=text), silo))
     assert told in said

@@ -21,7 +21,7 @@ from fedsilo.client_app.training.compute import (
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.settings.common_settings import GPU_SHARE, CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from tests.support.errors import refuses
 
 CPU = torch.device("cpu")
@@ -175,7 +175,7 @@ def test_a_gradient_is_the_same_in_either_memory_format_but_for_rounding() -> No
     for last in (False, True):
         compute = Compute(CPU, bf16=False, channels_last=last)
         settings = CommonSettings(network="conv", width=4, dropout=0.0)
-        network = compute.place(build_classifier(settings, Task((1, 8, 8), 2)).double())
+        network = compute.place(build_classifier(settings, NetworkShape((1, 8, 8), 2)).double())
         network.loss(compute.bring(images), labels).backward()
         gradients.append([p.grad for p in network.parameters() if p.grad is not None])
     assert len(gradients[0]) == len(gradients[1]) > 4

@@ -79,7 +79,7 @@ def test_the_watch_draws_no_random_number_and_leaves_dropout_as_it_was(
     common: CommonSettings, silo: Silo
 ) -> None:
     settings = evidential(common)
-    network = cast(SiteNetwork, build_classifier(settings, silo.task))
+    network = cast(SiteNetwork, build_classifier(settings, silo.shape))
     key = (1, "s1a", "incoming", "test")
     plain = measure(network, silo.test, settings, CPU, key)
     watch = EvidenceProbe(network, silo.test.labels, binned=True)
@@ -95,7 +95,7 @@ def test_the_watch_sees_the_network_without_dropout_however_many_passes(
     passes: int, common: CommonSettings, silo: Silo
 ) -> None:
     settings = dataclasses.replace(evidential(common), mc_passes=passes)
-    network = build_classifier(settings, silo.task)
+    network = build_classifier(settings, silo.shape)
     watch = EvidenceProbe(network, silo.test.labels, binned=False)
     found = measure(network, silo.test, settings, CPU, (1, "s1a"), watch)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from fedsilo.client_app.training.loop import add_gradients
 from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.privacy.dp_sgd import clipped_gradients
 from fedsilo.models.privacy.release import UNITS, Release
 from tests.support.errors import refuses
@@ -26,7 +26,7 @@ from tests.support.errors import refuses
 
 def silo_of(*labels: int, classes: int = 3) -> Silo:
     split = Split(torch.randn(len(labels), 2), torch.tensor(labels))
-    return Silo("a", "D1", Task((2,), classes), split, split, split, {})
+    return Silo("a", "D1", NetworkShape((2,), classes), split, split, split, {})
 
 
 def settings_of(weights: str, **more: object) -> CommonSettings:

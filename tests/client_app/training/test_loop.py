@@ -156,13 +156,13 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
 
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
-    network = build_classifier(common, silo.task)
+    network = build_classifier(common, silo.shape)
     with refuses(SiteError, "train.learning-rate"):
         LocalTraining(network, silo.train, wild, CPU, (2, "s1a")).run()
 
 
 def trained(common: CommonSettings, silo: Silo, key: tuple[Any, ...]) -> tuple[float, bytes]:
-    network: TokenClassifier = build_classifier(common, silo.task)
+    network: TokenClassifier = build_classifier(common, silo.shape)
     loss = LocalTraining(network, silo.train, common, CPU, key).run()
     state = network.state_dict()
     return loss, b"".join(state[name].numpy().tobytes() for name in sorted(state))
@@ -192,7 +192,7 @@ def test_training_leaves_the_processes_random_numbers_alone(
 
 
 def test_training_lowers_the_loss(common: CommonSettings, silo: Silo) -> None:
-    network = build_classifier(common, silo.task)
+    network = build_classifier(common, silo.shape)
     losses = [
         LocalTraining(network, silo.train, common, CPU, (round_, "s1a")).run()
         for round_ in range(6)
@@ -428,7 +428,7 @@ def test_images_of_8_bits_train_as_their_float_version_does(
     floats = bytes_.float() / 127.5 - 1
     losses = []
     for inputs in (bytes_, floats):
-        network = build_classifier(common, silo.task)
+        network = build_classifier(common, silo.shape)
         split = Split(inputs, silo.train.labels[:36])
         losses.append(LocalTraining(network, split, common, CPU, (1, "s1a")).run())
     assert losses[0] == losses[1]

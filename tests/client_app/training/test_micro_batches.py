@@ -10,7 +10,7 @@ from fedsilo.client_app.training.loop import LocalTraining, add_gradients, micro
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import exchanged_arrays
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -51,7 +51,7 @@ def test_micro_batches_of_a_whole_batch_change_no_bit(common: CommonSettings, si
     found = []
     for size in (0, 16):
         settings = dataclasses.replace(common, micro_batch=size)
-        network = build_classifier(settings, silo.task)
+        network = build_classifier(settings, silo.shape)
         LocalTraining(network, silo.train, settings, CPU, (1, "s1a")).run()
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -61,7 +61,7 @@ def test_after_each_step_the_batch_is_handed_on_and_a_plan_is_kept_to(
     common: CommonSettings, silo: Silo
 ) -> None:
     seen: list[Tensor] = []
-    network = build_classifier(common, silo.task)
+    network = build_classifier(common, silo.shape)
 
     def see(inputs: Tensor, optimiser: torch.optim.Optimizer) -> None:
         seen.append(inputs)
@@ -81,7 +81,7 @@ def test_radiographs_train_as_their_standardised_version_does(common: CommonSett
     labels = torch.arange(12) % 10
     found = []
     for inputs in (raw, (pixels - mean) / spread):
-        network = build_classifier(common, Task((1, 16, 16), 10))
+        network = build_classifier(common, NetworkShape((1, 16, 16), 10))
         LocalTraining(network, Split(inputs, labels), common, CPU, (1, "a")).run()
         found.append(exchanged_arrays(network))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

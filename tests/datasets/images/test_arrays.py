@@ -39,7 +39,7 @@ def test_a_file_is_a_silo_of_its_samples_and_the_classes_names(tmp_path: Path) -
     assert silo_names(own) == ["north"]
     silo = load_silo("north", own)
     assert silo.class_names() == ("cat", "dog")
-    assert silo.task.input_shape == (1, 16, 16)
+    assert silo.shape.input_shape == (1, 16, 16)
     levels = {
         part: [(int(x[0, 0, 0]), int(y)) for x, y in zip(s.inputs, s.labels, strict=True)]
         for part, s in silo.splits().items()
@@ -64,7 +64,7 @@ def test_copies_of_a_sample_are_in_one_part_of_every_split(
 def test_floats_stay_as_they_are_and_a_new_file_is_read_like_them(tmp_path: Path) -> None:
     own = save(tmp_path / "data", x=np.linspace(-3, 3, 12 * 2 * 64).reshape(12, 2, 8, 8))
     silo = load_silo("north", own)
-    assert silo.task.input_shape == (2, 8, 8)
+    assert silo.shape.input_shape == (2, 8, 8)
     assert float(silo.train.inputs.min()) < -1
     sample = silo.train.inputs[0].numpy()
     for kind in (np.float32, np.float64):  # x was written as the latter
@@ -155,4 +155,4 @@ def test_what_is_written_has_the_classes_of_all_sites_and_channels_first(tmp_pat
     write_arrays(tmp_path, {"north": (colour, names), "south": (colour[:8], names[:8])})
     south = load_silo("south", settings(tmp_path))
     assert south.class_names() == ("cold", "flu", "well")
-    assert south.task.input_shape == (3, 16, 16)
+    assert south.shape.input_shape == (3, 16, 16)

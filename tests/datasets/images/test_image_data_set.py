@@ -82,7 +82,7 @@ def held(silo: Silo) -> list[list[int]]:
 def test_a_silo_holds_its_images_as_bytes_with_their_labels(places: Places) -> None:
     silo = load(places, "b")
     assert (silo.name, silo.distribution, silo.classes) == ("b", "b", ("even", "odd"))
-    assert (silo.task.input_shape, silo.task.classes) == ((3, 16, 16), 2)
+    assert (silo.shape.input_shape, silo.shape.outputs) == ((3, 16, 16), 2)
     assert silo.dropped == 0
     train, val, test = held(silo)
     assert (len(train), val, len(test)) == (18, [], 6)
@@ -370,7 +370,7 @@ def test_sites_of_other_classes_or_sizes_have_another_schema(places: Places) -> 
     assert load(places, data=Turned()).schema != first
     larger = FLAT.load("a", dataclasses.replace(PLAIN, image_size=17), places)
     assert larger.schema != first
-    assert larger.task.input_shape == (3, 17, 17)
+    assert larger.shape.input_shape == (3, 17, 17)
 
 
 @pytest.mark.parametrize("name", ["isic2019", "dermoscopy-phantom", "images"])

@@ -65,13 +65,13 @@ def test_a_centre_holds_its_images_with_nevus_against_all_others(places: Places)
     silo = load(places)
     assert silo.classes == ("other", "nevus")
     assert shown(silo) == [(i, int(i % 8 == 1)) for i in range(12)]
-    assert (silo.distribution, silo.task.input_shape) == ("bcn", (3, 32, 32))
+    assert (silo.distribution, silo.shape.input_shape) == ("bcn", (3, 32, 32))
 
 
 def test_a_centre_holds_its_images_with_their_diagnoses(places: Places) -> None:
     silo = load(places, target="diagnosis")
     assert silo.classes == ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-    assert silo.task.classes == 8
+    assert silo.shape.outputs == 8
     assert shown(silo) == [(i, i % 8) for i in range(12)]
 
 

@@ -69,7 +69,7 @@ def test_a_silo_is_what_a_hospitals_manifest_lists(places: Places) -> None:
         "north",
         ("benign", "malignant"),
     )
-    assert (silo.task.input_shape, silo.task.classes) == ((3, 16, 16), 2)
+    assert (silo.shape.input_shape, silo.shape.outputs) == ((3, 16, 16), 2)
     train, val, test = held(silo)
     assert (sorted(train + test), val, len(test)) == (list(range(16)), [], 4)
     assert {number // 2 for number in train}.isdisjoint({number // 2 for number in test})
@@ -133,7 +133,7 @@ def test_images_without_a_patient_stand_alone(places: Places) -> None:
 def test_the_declared_size_and_share_hold_unless_the_settings_say_otherwise(
     places: Places,
 ) -> None:
-    assert load(places, image_size=20).task.input_shape == (3, 20, 20)
+    assert load(places, image_size=20).shape.input_shape == (3, 20, 20)
     rewrite(places, "images.yaml", lambda text: text + "test-share: 0.5\n")
     assert [len(part) for part in held(load(places))] == [8, 0, 8]
     assert [len(part) for part in held(load(places, test_folds=4))] == [12, 0, 4]
@@ -365,7 +365,7 @@ def test_the_example_of_the_documentation_works(tmp_path: Path) -> None:
         path = tmp_path / "north" / "photos" / f"a{number}.jpg"
         Image.new("RGB", (90, 70), (number * 60, 0, 0)).save(path)
     silo = load(Places(tmp_path, tmp_path / "cache"))
-    assert silo.task.input_shape == (3, 64, 64)
+    assert silo.shape.input_shape == (3, 64, 64)
     assert silo.label_counts() == {"train": [2, 0], "val": [0, 0], "test": [0, 1]}
 
 

@@ -14,7 +14,7 @@ from fedsilo.datasets.partition.cuts import cut_names, load_cut
 from fedsilo.datasets.partition.label_sets import label_sets
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from tests.support.colour import ppm, write_gtsrb
 from tests.support.errors import refuses
 
@@ -106,7 +106,7 @@ def test_a_silo_is_tested_on_the_same_images_whatever_the_share(small_places: Pl
 def test_silos_are_of_one_distribution_and_say_what_they_hold(small_places: Places) -> None:
     silo = load_silo("silo-2", SMALL, small_places)
     assert (silo.name, silo.distribution) == ("silo-2", "unseen")
-    assert (silo.task.input_shape, silo.task.classes) == ((1, 16, 16), 10)
+    assert (silo.shape.input_shape, silo.shape.outputs) == ((1, 16, 16), 10)
     assert (silo.train.inputs.dtype, silo.train.labels.dtype) == (torch.float32, torch.int64)
 
 
@@ -218,7 +218,7 @@ class _Sites(DataSet):
         # The first site's labels are sorted, the second's take turns
         labels = (numbers[:, 1] >= 20).long() if site == 1 else (numbers[:, 1] % 2).long()
         whole, empty = Split(numbers, labels), Split(numbers[:0], labels[:0])
-        return Silo(name, name, Task((2,), 2), whole, empty, whole, fingerprints={})
+        return Silo(name, name, NetworkShape((2,), 2), whole, empty, whole, fingerprints={})
 
 
 def test_images_of_a_label_are_dealt_out_so_that_silos_get_as_many_of_each_site(

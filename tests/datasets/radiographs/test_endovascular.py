@@ -106,7 +106,7 @@ def held(parts: Mapping[str, Any]) -> dict[str, set[int]]:
 def test_a_silo_has_all_images_and_its_masked_one_those_with_masks(places: Places) -> None:
     assert silo_names(dataclasses.replace(OWN, data_dir=str(places.data))) == ["human", "animal"]
     silo, masked = load_silo("human", OWN, places), load(places)
-    assert (silo.classes, silo.task.input_shape) == (("human", "animal"), (1, 16, 16))
+    assert (silo.classes, silo.shape.input_shape) == (("human", "animal"), (1, 16, 16))
     assert silo.train.inputs.dtype == torch.uint8
     assert (masked.name, masked.classes) == ("human", ("background", "catheter"))
     whole, some = held(silo.splits()), held(masked.splits())

@@ -89,7 +89,7 @@ def numbers(silo: Silo) -> list[list[int]]:
 
 def test_a_silo_keeps_16_bits_and_a_patient_on_one_side(places: Places) -> None:
     silo = load(places, val_folds=4)
-    assert (silo.classes, silo.task.input_shape) == (("benign", "malignant"), (1, 16, 16))
+    assert (silo.classes, silo.shape.input_shape) == (("benign", "malignant"), (1, 16, 16))
     assert silo.train.inputs.dtype == torch.int16
     parts = numbers(silo)
     assert sorted(number for part in parts for number in part) == list(range(20))

@@ -15,7 +15,7 @@ from fedsilo.datasets.radiographs.masked_images import (
     masked_silo,
 )
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from tests.support.errors import refuses
 
 
@@ -28,7 +28,7 @@ def split(count: int) -> Split:
 
 
 def test_the_last_channel_becomes_the_mask_and_the_others_stay_the_image() -> None:
-    silo = Silo("north", "north", Task((2, 3, 3), 1), split(3), split(0), split(2), {})
+    silo = Silo("north", "north", NetworkShape((2, 3, 3), 1), split(3), split(0), split(2), {})
     masked = masked_silo(silo)
     assert (masked.name, masked.classes) == ("north", MASK_CLASSES)
     assert {name: len(part) for name, part in masked.splits().items()} == {

@@ -53,7 +53,7 @@ def test_the_three_tissues_are_the_sites(places: Places) -> None:
     for site in SITES:
         silo = load_silo(site, OWN, places)
         assert silo.classes == ("not-malignant", "malignant")
-        assert (silo.task.input_shape, silo.train.inputs.dtype) == ((1, 16, 16), torch.int16)
+        assert (silo.shape.input_shape, silo.train.inputs.dtype) == ((1, 16, 16), torch.int16)
         assert silo.label_counts() == {"train": [3, 3], "val": [0, 0], "test": [1, 1]}
     with refuses(DataError, "basel", "3"):
         load_silo("basel", OWN, places)

@@ -63,7 +63,7 @@ def test_each_part_is_dealt_out_class_by_class_and_stays_that_part(places: Place
     assert silo_names(OWN) == SITES
     silos = [load(places, site) for site in SITES]
     for silo in silos:
-        assert (silo.classes, silo.task.input_shape) == (("normal", "pneumonia"), (1, 28, 28))
+        assert (silo.classes, silo.shape.input_shape) == (("normal", "pneumonia"), (1, 28, 28))
         assert silo.train.inputs.dtype == torch.int16
         assert silo.label_counts() == {"train": [7, 14], "val": [2, 3], "test": [2, 4]}
         for part, found in numbers(silo).items():
@@ -97,7 +97,7 @@ def test_a_share_is_a_part_of_a_larger_one_with_both_classes(places: Places) -> 
 
 def test_images_are_enlarged_bilinearly(places: Places) -> None:
     silo = load(places, image_size=56)
-    assert silo.task.input_shape == (1, 56, 56)
+    assert silo.shape.input_shape == (1, 56, 56)
     corner = silo.train.inputs[0, 0, -4:, -4:].int() + 32768
     assert corner[3, 3] == 65535
     assert corner[1, 3] == round(65535 / 4)  # the corner's pixel is 255, its neighbours 0

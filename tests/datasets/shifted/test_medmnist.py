@@ -59,7 +59,7 @@ def test_silos_are_slices_of_each_part_and_none_of_training_images_validates(
     assert levels(silo.train.inputs.numpy()) == levels(pool.train_images[:20])
     assert pool.val_images is not None
     assert levels(silo.val.inputs.numpy()) == levels(pool.val_images[:20])
-    assert silo.task.input_shape == (3, 28, 28)
+    assert silo.shape.input_shape == (3, 28, 28)
     assert silo.class_names()[3] == "immature granulocytes"
 
 

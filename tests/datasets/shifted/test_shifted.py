@@ -23,7 +23,7 @@ from fedsilo.datasets.shifted.shifted import distributions, shift, silo_names
 from fedsilo.datasets.shifted.signs import decode_signs
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from tests.support.colour import write_cifar10, write_gtsrb
 from tests.support.errors import refuses
 
@@ -71,7 +71,7 @@ def test_silos_take_disjoint_slices_in_file_order_and_the_last_tenth_validates(
 def test_a_silo_says_what_it_holds(small_places: Places) -> None:
     silo = load_silo("s2a", SMALL, small_places)
     assert (silo.name, silo.distribution) == ("s2a", "D2")
-    assert (silo.task.input_shape, silo.task.classes) == ((1, 16, 16), 10)
+    assert (silo.shape.input_shape, silo.shape.outputs) == ((1, 16, 16), 10)
     assert (silo.train.inputs.dtype, silo.train.labels.dtype) == (torch.float32, torch.int64)
     # s2a is the fourth of five: its validation images are 114 and 115.
     assert silo.label_counts()["val"] == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
@@ -285,7 +285,7 @@ def test_a_silo_without_test_data_is_refused(
 def test_nine_silos_of_the_real_mnist_have_the_sizes_of_the_paper(real_data: Path) -> None:
     settings = CommonSettings(dataset="mnist", silos=9, data_dir=str(real_data))
     silos = [load_silo(name, settings) for name in silo_names(9)]
-    assert {silo.task.input_shape for silo in silos} == {(1, 28, 28)}
+    assert {silo.shape.input_shape for silo in silos} == {(1, 28, 28)}
     assert {tuple(len(getattr(s, name)) for name in SPLITS) for s in silos} == {(1800, 200, 500)}
     assert silos[0].train.labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert silos[0].train.inputs.mean().item() == pytest.approx(0.0, abs=0.02)
@@ -301,7 +301,7 @@ def test_images_in_colour_are_cut_shifted_and_noised_as_grey_ones(tmp_path: Path
     write_cifar10(tmp_path)
     places = Places(tmp_path, tmp_path / "cache")
     plain, rotated, noisy = (load_silo(name, COLOUR, places) for name in ("s1b", "s2a", "s3a"))
-    assert plain.task == Task((3, 32, 32), 10)
+    assert plain.shape == NetworkShape((3, 32, 32), 10)
     assert [len(split) for split in plain.splits().values()] == [18, 2, 4]
     assert plain.train.inputs[1, :, 5, 6].tolist() == [21, 22, 23]
     assert plain.val.inputs[:, 0, 0, 0].tolist() == [38, 39]
@@ -356,7 +356,7 @@ def test_nine_silos_of_the_real_signs_have_the_sizes_of_the_paper(real_data: Pat
     settings = CommonSettings(dataset="gtsrb", silos=9, data_dir=str(real_data))
     silos = [load_silo(name, settings) for name in silo_names(9)[::4]]
     assert {tuple(len(getattr(s, name)) for name in SPLITS) for s in silos} == {(1800, 200, 500)}
-    assert silos[0].task == Task((3, 32, 32), 43)
+    assert silos[0].shape == NetworkShape((3, 32, 32), 43)
     assert silos[0].train.inputs.mean((0, 2, 3)).tolist() == pytest.approx([0] * 3, abs=0.1)
 
 

@@ -54,7 +54,7 @@ def test_a_silo_is_made_once_for_equal_facts_and_again_for_others(tmp_path: Path
 
     silos = [cached_silo(tmp_path, "site", facts, 2, fill) for facts in (FACTS, [*FACTS])]
     assert len(made) == 1
-    assert [(silo.name, len(silo.train), silo.task.classes) for silo in silos] == [
+    assert [(silo.name, len(silo.train), silo.shape.outputs) for silo in silos] == [
         ("site", 3, 2)
     ] * 2
     cached_silo(tmp_path, "site", [*FACTS, "other"], 2, fill)
@@ -156,7 +156,7 @@ def test_altered_data_never_come_under_the_old_fingerprint(
             other.write_bytes(theirs)
     path.write_bytes(content)
     after = cached_silo(tmp_path, "site", FACTS, 2, _write_drawn)
-    assert (after.name, after.classes, after.task) == ("site", ("well", "ill"), before.task)
+    assert (after.name, after.classes, after.shape) == ("site", ("well", "ill"), before.shape)
     assert after.fingerprints == before.fingerprints
     assert {name: fingerprint(split) for name, split in after.splits().items()} == (
         before.fingerprints

@@ -11,7 +11,7 @@ from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.datasets.tables.parsing import parse_table
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.datasets.tables.table_data_set import column_measures
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.server_app.config.settings import resolve
 
 SCHEMA = TableSchema.model_validate(
@@ -41,7 +41,7 @@ def _silo(schema: TableSchema) -> Silo:
     table = parse_table(csv_lines(TEXT, "here"), schema, "here")
     rows = Split(torch.from_numpy(table.rows), torch.from_numpy(table.labels))
     none = Split(rows.inputs[:0], rows.labels[:0])
-    task = Task((len(schema.features()),), 2)
+    task = NetworkShape((len(schema.features()),), 2)
     return Silo("here", "here", task, rows, none, none, {}, features=schema.features())
 
 

@@ -55,7 +55,7 @@ def test_the_real_hospitals_have_the_sizes_and_label_counts_of_flamby(
     assert silo.dropped == dropped
     assert silo.features == FEATURES
     assert silo.classes == ("healthy", "disease")
-    assert (silo.task.input_shape, silo.task.classes) == ((13,), 2)
+    assert (silo.shape.input_shape, silo.shape.outputs) == ((13,), 2)
     assert not rows_of(silo).isnan().any()
 
 

@@ -66,7 +66,7 @@ def test_a_silo_is_a_hospitals_own_file_read_by_the_common_schema(places: Places
     silo = load_silo("north", TABLE, places)
     assert (silo.name, silo.distribution) == ("north", "north")
     assert (silo.features, silo.classes) == (("id", "sex=m"), ("healthy", "ill"))
-    assert (silo.task.input_shape, silo.task.classes) == ((2,), 2)
+    assert (silo.shape.input_shape, silo.shape.outputs) == ((2,), 2)
     assert silo.dropped == 1
     assert silo.declared is None
     train, val, test = patients(silo)
@@ -378,7 +378,7 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("zzz", 1, "the schema has the unknown key 'zzz'; allowed: columns, label, missing"),
         ("columns.0.lvels", [], "a column has the unknown key 'lvels'; did you mean 'levels'?"),
         ("label.class", {}, "'label' has the unknown key 'class'; did you mean 'classes'?"),
-        ("label", "sick", "'label' must be a mapping with the keys column, classes"),
+        ("label", "sick", "'label' must be a mapping with the keys column, task, classes"),
         ("columns.0", "age", "a column must be a mapping with the keys name, kind, levels"),
         ("columns", {"age": 1}, "'columns' must be a list"),
         ("columns", None, "'columns' must be a list"),

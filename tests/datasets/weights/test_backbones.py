@@ -32,14 +32,14 @@ from fedsilo.datasets.weights.backbones import (
     weights_file,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from tests.support.errors import refuses
 from tests.support.tiny import VIT_FIELDS
 
 SIZES: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
 SMALL = VIT_FIELDS | {"backbone": "vit_tiny_patch16_224"}
-COLOUR = Task((3, 16, 16), 4)
+COLOUR = NetworkShape((3, 16, 16), 4)
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def trained(seed: int = 5, size: int = 16, channels: int = 3, **changes: Any) ->
     return {n: torch.randn(t.shape, generator=draw) for n, t in vit.state_dict().items()}
 
 
-def filled(settings: CommonSettings, task: Task = COLOUR) -> PromptedViT:
+def filled(settings: CommonSettings, task: NetworkShape = COLOUR) -> PromptedViT:
     network = cast(PromptedViT, build_classifier(settings, task))
     load_backbone(network, settings)
     return network
 
 
-def refusal(settings: CommonSettings, task: Task = COLOUR) -> str:
+def refusal(settings: CommonSettings, task: NetworkShape = COLOUR) -> str:
     with pytest.raises(SettingError) as caught:
         filled(settings, task)
     return str(caught.value)
@@ -129,7 +129,7 @@ def test_position_embeddings_are_resampled_to_another_image_size(
     rows, columns = torch.meshgrid(torch.arange(4.0), torch.arange(4.0), indexing="ij")
     state["pos_embed"][0, 1:] = (rows + 10 * columns).reshape(16, 1)
     save_file(state, path)
-    network = filled(common(path), Task((3, 32, 32), 4))
+    network = filled(common(path), NetworkShape((3, 32, 32), 4))
     assert_holds(network, state, "pos_embed")
     found = network.vit.pos_embed
     assert found.shape == (1, 65, 16)
@@ -155,7 +155,7 @@ def test_grey_images_take_the_sum_of_a_colour_backbones_channels(
 ) -> None:
     state = trained()
     save_file(state, tmp_path / "vit.safetensors")
-    network = filled(common(tmp_path / "vit.safetensors"), Task((1, 16, 16), 4))
+    network = filled(common(tmp_path / "vit.safetensors"), NetworkShape((1, 16, 16), 4))
     assert_holds(network, state, "patch_embed.proj.weight")
     summed = state["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
     assert torch.allclose(network.vit.patch_embed.proj.weight, summed)
@@ -339,14 +339,14 @@ import json, sys, time
 from safetensors.torch import save_file
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.core.errors import SettingError
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.core.settings.common_settings import CommonSettings
 
 told = {}
 for name in sys.argv[2:]:
     settings = CommonSettings(network="vit", backbone=name, backbone_weights="timm")
-    network = build_classifier(settings, Task((3, 32, 32), 4))
+    network = build_classifier(settings, NetworkShape((3, 32, 32), 4))
     began = time.monotonic()
     try:
         load_backbone(network, settings)

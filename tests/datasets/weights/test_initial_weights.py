@@ -11,11 +11,11 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.errors import refuses
 
-TASK = Task((1, 16, 16), 3)
+TASK = NetworkShape((1, 16, 16), 3)
 CONV = CommonSettings(network="conv", width=4, seed=1)
 VIT = CommonSettings(
     network="vit",
@@ -84,7 +84,7 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 VGG = CommonSettings(network="vgg16-bn", width=4, seed=1)
-COLOUR = Task((3, 32, 32), 3)
+COLOUR = NetworkShape((3, 32, 32), 3)
 
 
 def test_vggs_features_come_from_timm_or_a_file_and_the_head_from_the_seed(
@@ -131,7 +131,7 @@ def test_of_a_run_on_other_classes_the_encoder_is_taken_and_the_head_from_the_se
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "model.safetensors"
-    of_run = exchanged_arrays(build_classifier(CONV, Task((1, 16, 16), 5)))
+    of_run = exchanged_arrays(build_classifier(CONV, NetworkShape((1, 16, 16), 5)))
     save_file({name: array.clone() for name, array in of_run.items()}, path)
     settings = _from(CONV, f"encoder:{path}")
     network = build_classifier(settings, TASK)

@@ -89,9 +89,9 @@ def test_a_network_that_is_not_evidential_has_probabilities_and_no_beliefs(opene
 def of_two(opened: Opened) -> PromptedViT:
     """Return a prompted ViT of two classes."""
     from fedsilo.models.networks.build import build_classifier
-    from fedsilo.models.networks.kinds import Task
+    from fedsilo.models.networks.kinds import NetworkShape
 
-    task = Task((1, 16, 16), 2)
+    task = NetworkShape((1, 16, 16), 2)
     return cast(PromptedViT, build_classifier(opened("fedevprompt").common, task))
 
 

@@ -15,7 +15,7 @@ from fedsilo.core.settings_schema import build
 from fedsilo.explanations.embeddings import PENULTIMATE, embed, single_classifier
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.site_network import TokenClassifier
 
@@ -29,7 +29,7 @@ def network_of(kind: str, shape: tuple[int, ...]) -> TokenClassifier:
         "network.width": 4,
         "network.dropout": 0.5,
     }
-    return build_classifier(build(CommonSettings, values), Task(shape, 2))
+    return build_classifier(build(CommonSettings, values), NetworkShape(shape, 2))
 
 
 def images(count: int, size: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.explanations.routing import DRAWN, LISTED, PatientExplanation, explain_routing
 from fedsilo.models.methods.picsr import PICSRNetwork, PICSRSettings, Router
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_patient_on_every_prototype_is_drawn_too() -> None:
 
 def test_a_router_is_explained_by_hand() -> None:
     """Two experts without an opinion on the features: biases alone say 3/4 and 1/5."""
-    task, experts = Task((2,), 2), {}
+    task, experts = NetworkShape((2,), 2), {}
     for site, odds in (("a", 3.0), ("b", 0.25)):
         experts[site] = build_classifier(CommonSettings(), task)
         with torch.no_grad():
@@ -143,7 +143,7 @@ def test_a_router_is_explained_by_hand() -> None:
 
 
 def test_features_keep_their_names() -> None:
-    experts = {"a": build_classifier(CommonSettings(), Task((2,), 2))}
+    experts = {"a": build_classifier(CommonSettings(), NetworkShape((2,), 2))}
     router = Router(features=2, experts=1, settings=PICSRSettings())
     network = PICSRNetwork(experts, {"a": torch.zeros(2)}, router)
     assert explain_routing(network, torch.ones(2), "t", ["age", "sex"]).features == ["age", "sex"]

@@ -25,7 +25,7 @@ from fedsilo.explanations.saliency_maps import (
 from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock, float_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.resnet22 import ResNet22
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
@@ -91,7 +91,7 @@ def test_of_a_network_with_two_views_it_is_the_mean_of_both_views_maps() -> None
     ("kind", "size", "places"), [("resnet22", 96, 2), ("conv", 32, 8), ("vgg16-bn", 64, 4)]
 )
 def test_the_last_maps_are_those_before_any_pooling(kind: str, size: int, places: int) -> None:
-    network = build_classifier(settings(kind), Task((1, size, size), 3)).eval()
+    network = build_classifier(settings(kind), NetworkShape((1, size, size), 3)).eval()
     inputs = torch.randn(2, 1, size, size, generator=torch.Generator().manual_seed(0))
     seen: list[Tensor] = []
     hook = last_maps(network).register_forward_hook(lambda _, __, out: seen.append(out))
@@ -108,13 +108,13 @@ def test_the_last_maps_are_those_before_any_pooling(kind: str, size: int, places
 
 
 def test_a_single_cell_shows_no_place() -> None:
-    network = build_classifier(settings("resnet22"), Task((1, 64, 64), 2)).eval()
+    network = build_classifier(settings("resnet22"), NetworkShape((1, 64, 64), 2)).eval()
     with pytest.raises(SettingError, match=r"64x64 pixels .* a single cell"):
         grad_cam(network, torch.randn(1, 1, 64, 64), 0)
 
 
 def test_the_last_maps_of_resnet22_are_what_is_averaged() -> None:
-    network = build_classifier(settings("resnet22"), Task((1, 96, 96), 2)).eval()
+    network = build_classifier(settings("resnet22"), NetworkShape((1, 96, 96), 2)).eval()
     encoder, seen = cast(ResNet22, network.encoder), []
     hook = last_maps(network).register_forward_hook(lambda _, __, out: seen.append(out))
     embedding = encoder(torch.randn(1, 1, 96, 96))
@@ -158,7 +158,7 @@ def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
             "train.local-epochs": 5,
         },
     )
-    network = build_classifier(common, Task((1, 32, 32), 2))
+    network = build_classifier(common, NetworkShape((1, 32, 32), 2))
     LocalTraining(network, squares(256, 1)[0], common, CPU, (1, "site")).run()
     test, quadrants = squares(32, 2)
     maps = grad_cam(network, float_inputs(test.inputs[1::2]), 1)
@@ -189,7 +189,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
 
 def test_grad_cam_of_an_evidential_network_has_beliefs_and_takes_a_label() -> None:
     common = settings("conv", **{"train.loss": "evidential"})
-    network = build_classifier(common, Task((1, 16, 16), 2))
+    network = build_classifier(common, NetworkShape((1, 16, 16), 2))
     split = squares(2, 0)[0]
     small = Split(split.inputs[:, :, :16, :16], split.labels)
     found = explain_by_grad_cam(network, small, CPU, 1, "", ["a", "b"])
@@ -201,7 +201,7 @@ def test_grad_cam_of_an_evidential_network_has_beliefs_and_takes_a_label() -> No
 
 
 def test_networks_without_maps_of_their_own_are_refused(opened: Opened) -> None:
-    row = build_classifier(settings("mlp"), Task((5,), 2))
+    row = build_classifier(settings("mlp"), NetworkShape((5,), 2))
     for network in (row, opened("fedevprompt").open()):
         with refuses(SettingError, "fedsilo attention"):
             last_maps(network)

@@ -28,7 +28,7 @@ from fedsilo.finetuning.tasks import (
     TrainedSeed,
     predicted_masks,
 )
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.server_app.config.settings import resolve
 from tests.support import tiny
 
@@ -452,7 +452,7 @@ def dots(count: int) -> Split:
 
 def study(epochs: int = 30, rate: float = 0.3) -> Study:
     settings = CommonSettings(width=2, device="cpu", learning_rate=rate, batch_size=2, mc_passes=0)
-    pooled = Pooled(dots(4), dots(3), dots(2), Task((1, 4, 4), 2), (), ("a",), ("a", "a"))
+    pooled = Pooled(dots(4), dots(3), dots(2), NetworkShape((1, 4, 4), 2), (), ("a",), ("a", "a"))
     return Study(Segmentation("unet"), settings, pooled, CPU, 1, epochs)
 
 

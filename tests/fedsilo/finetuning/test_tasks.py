@@ -13,7 +13,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.finetuning import tasks
 from fedsilo.finetuning.tasks import chosen_sites, read_labelled_images, read_masked_images
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 
 
 def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are() -> None:
@@ -29,7 +29,9 @@ def test_validation_folds_of_one_s_own_leave_the_run_s_test_images_as_they_are()
 def silo(name: str, masks: Tensor, size: int = 4) -> Silo:
     images = torch.zeros(len(masks), 1, size, size, dtype=torch.uint8)
     part = Split(images, masks)
-    return Silo(name, name, Task((1, size, size), 2), part, part, part, {}, classes=MASK_CLASSES)
+    return Silo(
+        name, name, NetworkShape((1, size, size), 2), part, part, part, {}, classes=MASK_CLASSES
+    )
 
 
 def masks_of(size: int, value: int) -> Tensor:

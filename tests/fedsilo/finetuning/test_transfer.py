@@ -21,19 +21,19 @@ from fedsilo.finetuning.transfer import (
     transfer,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
 from tests.support.errors import refuses
 from tests.support.tiny import VIT_FIELDS
 
 
-def run_model(common: CommonSettings, task: Task, **more: Any) -> RunModel:
+def run_model(common: CommonSettings, task: NetworkShape, **more: Any) -> RunModel:
     """Return a run's model with arrays all of 7."""
     network = build_classifier(common, task)
     state = {n: t for n, t in network.state_dict().items() if t.is_floating_point()}
     arrays = {name: torch.full_like(tensor, 7.0) for name, tensor in state.items()}
-    return dataclasses.replace(RunModel("run", common, arrays, ((), task.classes), True), **more)
+    return dataclasses.replace(RunModel("run", common, arrays, ((), task.outputs), True), **more)
 
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -41,8 +41,8 @@ SMALL = CommonSettings(width=2, device="cpu")
 
 
 def test_what_does_not_fit_stays_as_the_seed_has_it_and_is_counted() -> None:
-    given = run_model(SMALL, Task((3, 16, 16), 2))
-    network = build_classifier(SMALL, Task((1, 16, 16), 2))
+    given = run_model(SMALL, NetworkShape((3, 16, 16), 2))
+    network = build_classifier(SMALL, NetworkShape((1, 16, 16), 2))
     before = network.encoder.stages[0].weight.clone()  # type: ignore[index,union-attr]
     report = transfer(network, given, SMALL, ((), 2))
     state = network.state_dict()
@@ -60,8 +60,8 @@ def test_what_does_not_fit_stays_as_the_seed_has_it_and_is_counted() -> None:
 
 @pytest.mark.parametrize("classes", [((), 3), (("a", "b"), 2)])
 def test_a_head_for_other_classes_is_the_seed_s(classes: tuple[tuple[str, ...], int]) -> None:
-    given = run_model(SMALL, Task((1, 16, 16), 2))
-    network = build_classifier(SMALL, Task((1, 16, 16), classes[1]))
+    given = run_model(SMALL, NetworkShape((1, 16, 16), 2))
+    network = build_classifier(SMALL, NetworkShape((1, 16, 16), classes[1]))
     report = transfer(network, given, SMALL, classes)
     assert report.head is False
     assert report.share == 1
@@ -70,18 +70,18 @@ def test_a_head_for_other_classes_is_the_seed_s(classes: tuple[tuple[str, ...], 
 
 def test_a_run_of_another_width_fits_nowhere_and_is_named() -> None:
     arrays = {"encoder.stages.0.weight": torch.zeros(9, 1, 3, 3)}
-    given = run_model(SMALL, Task((1, 16, 16), 2), arrays=arrays)
+    given = run_model(SMALL, NetworkShape((1, 16, 16), 2), arrays=arrays)
     with refuses(SettingError, "1", "conv"):
-        transfer(build_classifier(SMALL, Task((1, 16, 16), 2)), given, SMALL, ((), 2))
+        transfer(build_classifier(SMALL, NetworkShape((1, 16, 16), 2)), given, SMALL, ((), 2))
 
 
 def test_starts_differ_in_nothing_but_what_they_took() -> None:
     images = torch.zeros(1, 1, 16, 16, dtype=torch.uint8)
     part = Split(images, images[:, 0])
-    pooled = Pooled(part, part, part, Task((1, 16, 16), 2), (), ("a",), ("a",))
+    pooled = Pooled(part, part, part, NetworkShape((1, 16, 16), 2), (), ("a",), ("a",))
     plan = Study(Segmentation("unet"), SMALL, pooled, CPU, seeds=1, epochs=1)
     scratch, nothing = build_start(plan, None, 0)
-    given, report = build_start(plan, run_model(SMALL, Task((1, 16, 16), 2)), 0)
+    given, report = build_start(plan, run_model(SMALL, NetworkShape((1, 16, 16), 2)), 0)
     assert nothing is None
     assert isinstance(report, TransferReport)
     others = [n for n in scratch.state_dict() if not n.startswith("pyramid.encoder.")]
@@ -97,7 +97,7 @@ OWN = CommonSettings(width=4, device="cpu", batch_size=4, optimiser="adamw", see
 
 
 def run_of_a_vit() -> RunModel:
-    vit = build_classifier(VIT, Task((1, 16, 16), 3))
+    vit = build_classifier(VIT, NetworkShape((1, 16, 16), 3))
     return RunModel("run", VIT, vit.state_dict(), ((), 3), has_backbone=True)
 
 
@@ -118,7 +118,7 @@ def test_the_teacher_is_the_run_s_vit_resampled_to_the_images_and_fixed() -> Non
     run = run_of_a_vit()
     images = torch.randn(2, 1, 16, 16)
     teacher = build_run_vit(run, OWN, (1, 16, 16)).eval()
-    own = build_classifier(VIT, Task((1, 16, 16), 3)).eval()
+    own = build_classifier(VIT, NetworkShape((1, 16, 16), 3)).eval()
     assert isinstance(own, PromptedViT)
     own.load_state_dict(dict(run.arrays))
     assert torch.equal(teacher.encode_with_map(images)[1], own.encode_with_map(images)[1])
@@ -128,7 +128,7 @@ def test_the_teacher_is_the_run_s_vit_resampled_to_the_images_and_fixed() -> Non
 
 @pytest.mark.parametrize("kind", ["unet", "swin", "swinunet"])
 def test_an_encoder_learns_what_the_vit_says_without_labels(kind: str) -> None:
-    task = Task((1, 32, 32), 2)
+    task = NetworkShape((1, 32, 32), 2)
     network = build_segmentation(kind, OWN, task)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     draw = torch.Generator().manual_seed(0)
@@ -150,7 +150,7 @@ def test_the_same_seed_learns_the_same() -> None:
     images = Split(inputs, torch.zeros(4))
 
     def learned() -> torch.Tensor:
-        network = build_segmentation("unet", OWN, Task((1, 32, 32), 2))
+        network = build_segmentation("unet", OWN, NetworkShape((1, 32, 32), 2))
         distil(network, run_of_a_vit(), images, OWN, CPU, 1)
         return network.coarsest(torch.ones(1, 1, 32, 32))
 

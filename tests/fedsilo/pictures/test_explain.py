@@ -289,7 +289,7 @@ def test_a_site_explains_with_the_prompts_head_and_prior_of_its_own(site: str, s
         for name, array in arrays.items()
         if name.startswith("network/")
     }
-    network = cast(PromptedViT, build_classifier(common, silo.task))
+    network = cast(PromptedViT, build_classifier(common, silo.shape))
     load_exchanged(network, own)
     set_prior(network, silo.train.labels)
     with torch.no_grad():

@@ -23,7 +23,7 @@ from fedsilo.models.maths.dirichlet import (
     vacuity,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier, evidences
 
 PARAMETER = st.floats(0.02, 80)
@@ -211,7 +211,7 @@ def test_the_modules_loss_is_that_of_its_prior_and_weight() -> None:
 
 
 def build(loss: str) -> TokenClassifier:
-    return build_classifier(CommonSettings(network="logistic", loss=loss), Task((2,), 3))
+    return build_classifier(CommonSettings(network="logistic", loss=loss), NetworkShape((2,), 3))
 
 
 def test_any_network_can_be_evidential_and_only_then_has_a_prior() -> None:

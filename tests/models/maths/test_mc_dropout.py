@@ -7,17 +7,17 @@ from torch import Tensor
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.mc_dropout import (
-    mc_dropout_probabilities,
+    mc_dropout_mean,
     only_dropout_active,
     predictive_entropy,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import TokenClassifier
 
 
 def _network() -> TokenClassifier:
-    return build_classifier(CommonSettings(width=2, dropout=0.5), Task((1, 8, 8), 3))
+    return build_classifier(CommonSettings(width=2, dropout=0.5), NetworkShape((1, 8, 8), 3))
 
 
 def _images() -> Tensor:
@@ -50,7 +50,9 @@ class _Scripted:
 def test_probabilities_are_averaged_over_the_passes_and_not_logits() -> None:
     even, sure = [[0.0, 0.0]], [[math.log(9.0), 0.0]]  # softmax: (.5, .5) and (.9, .1)
     network = _Scripted(even, sure)
-    mean = mc_dropout_probabilities(network.classify, torch.zeros(1, 1), passes=2)
+    mean = mc_dropout_mean(
+        network.classify, torch.zeros(1, 1), 2, lambda logits: logits.softmax(dim=-1)
+    )
     assert mean[0].tolist() == pytest.approx([0.7, 0.3])
     assert mean.dtype == torch.float64
     assert network.passes == 2

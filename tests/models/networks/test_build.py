@@ -5,13 +5,13 @@ from torch import nn
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task, check_network_settings
+from fedsilo.models.networks.kinds import NetworkShape, check_network_settings
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from tests.support.errors import refuses
 
 SMALL = CommonSettings(width=2, seed=3)
-TASK = Task((1, 16, 16), 10)
-ROWS = Task((5,), 3)
+TASK = NetworkShape((1, 16, 16), 10)
+ROWS = NetworkShape((5,), 3)
 
 
 def _network(settings: CommonSettings = SMALL) -> TokenClassifier:
@@ -19,7 +19,7 @@ def _network(settings: CommonSettings = SMALL) -> TokenClassifier:
 
 
 def test_a_28_pixel_image_becomes_nine_tokens_of_four_widths() -> None:
-    network = build_classifier(CommonSettings(width=4), Task((1, 28, 28), 7))
+    network = build_classifier(CommonSettings(width=4), NetworkShape((1, 28, 28), 7))
     images = torch.zeros(2, 1, 28, 28)
     assert network.encode(images).shape == (2, 9, 16)
     assert network(images).shape == (2, 7)
@@ -46,19 +46,19 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 
 def test_images_too_small_for_the_poolings_are_refused_with_their_size() -> None:
     with pytest.raises(SettingError, match="7x16 pixels"):
-        build_classifier(SMALL, Task((1, 7, 16), 10))
+        build_classifier(SMALL, NetworkShape((1, 7, 16), 10))
 
 
 def test_colour_images_become_tokens_of_512_vgg_features() -> None:
     settings = CommonSettings(network="vgg16-bn", width=128)
-    network = build_classifier(settings, Task((3, 64, 32), 4))
+    network = build_classifier(settings, NetworkShape((3, 64, 32), 4))
     images = torch.randn(2, 3, 64, 32, generator=torch.Generator().manual_seed(0))
     network.eval()
     with torch.no_grad():
         assert network.encode(images).shape == (2, 2, 512)
         assert network(images).shape == (2, 4)
     with refuses(SettingError, 32):
-        build_classifier(settings, Task((3, 28, 28), 4))
+        build_classifier(settings, NetworkShape((3, 28, 28), 4))
 
 
 def test_leading_norms_are_left_out_of_the_grey_encoder_alone() -> None:

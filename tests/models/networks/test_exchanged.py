@@ -5,7 +5,7 @@ from torch import nn
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import (
     FrozenPart,
     TokenClassifier,
@@ -15,7 +15,7 @@ from fedsilo.models.networks.site_network import (
 from tests.support.errors import refuses
 
 SMALL = CommonSettings(width=2, seed=3)
-TASK = Task((1, 16, 16), 10)
+TASK = NetworkShape((1, 16, 16), 10)
 
 
 def _network(settings: CommonSettings = SMALL) -> TokenClassifier:

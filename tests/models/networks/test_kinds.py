@@ -4,11 +4,11 @@ import torch
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier, network_kind
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import exchanged_arrays
 
-TASK = Task((1, 16, 16), 10)
-ROWS = Task((5,), 3)
+TASK = NetworkShape((1, 16, 16), 10)
+ROWS = NetworkShape((5,), 3)
 
 
 def test_auto_means_conv_for_images_and_logistic_regression_for_tables() -> None:
@@ -25,7 +25,7 @@ def test_auto_means_conv_for_images_and_logistic_regression_for_tables() -> None
 def test_auto_means_vgg_for_uefls_data_in_colour_and_for_no_other_photographs(
     dataset: str,
 ) -> None:
-    colour = Task((3, 32, 32), 10)
+    colour = NetworkShape((3, 32, 32), 10)
     assert network_kind(CommonSettings(dataset=dataset), colour) == "vgg16-bn"
     assert network_kind(CommonSettings(dataset=dataset, network="conv"), colour) == "conv"
     for other in ("isic2019", "images", "dermoscopy-phantom"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.mixture import (
     Mixture,
     by_expert,
@@ -22,12 +22,12 @@ from fedsilo.models.networks.mixture import (
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 
 SETTINGS = CommonSettings(seed=3, width=1)
-ROWS, IMAGES = Task((2,), 2), Task((1, 16, 16), 3)
+ROWS, IMAGES = NetworkShape((2,), 2), NetworkShape((1, 16, 16), 3)
 SITE_NAMES = st.text(st.characters(exclude_characters="/", codec="ascii"), min_size=1, max_size=8)
 ARRAY_NAMES = st.text("abc./", min_size=1, max_size=8)
 
 
-def _experts(task: Task, sites: tuple[str, ...]) -> dict[str, TokenClassifier]:
+def _experts(task: NetworkShape, sites: tuple[str, ...]) -> dict[str, TokenClassifier]:
     """Return experts that differ: each has its own seed."""
     return {
         site: build_classifier(CommonSettings(seed=index, width=1), task).eval()
@@ -35,7 +35,7 @@ def _experts(task: Task, sites: tuple[str, ...]) -> dict[str, TokenClassifier]:
     }
 
 
-def _inputs(task: Task, count: int = 5) -> Tensor:
+def _inputs(task: NetworkShape, count: int = 5) -> Tensor:
     return torch.randn(count, *task.input_shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -109,7 +109,7 @@ def test_mixed_probabilities_sum_to_one_whatever_the_experts_say(
 @pytest.mark.parametrize("task", [ROWS, IMAGES])
 @pytest.mark.parametrize("sites", [("a",), ("a", "b"), ("a", "b", "c", "d", "e")])
 def test_a_mixture_of_equal_weights_is_the_mean_of_the_experts_probabilities(
-    task: Task, sites: tuple[str, ...]
+    task: NetworkShape, sites: tuple[str, ...]
 ) -> None:
     experts, inputs = _experts(task, sites), _inputs(task)
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_the_loss_is_minus_the_logarithm_of_the_mixed_probability_of_the_truth()
 
 
 @pytest.mark.parametrize("task", [ROWS, IMAGES])
-def test_experts_are_opened_as_they_were_sent(task: Task) -> None:
+def test_experts_are_opened_as_they_were_sent(task: NetworkShape) -> None:
     experts, inputs = _experts(task, ("va", "st.mary")), _inputs(task)
     opened = open_experts(SETTINGS, task, _on_the_wire(experts) | {"router/x": torch.zeros(1)})
     assert list(opened) == ["st.mary", "va"]

@@ -15,12 +15,12 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task, check_network_settings
+from fedsilo.models.networks.kinds import NetworkShape, check_network_settings
 from fedsilo.models.networks.plugged import PluggedClassifier
 from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.errors import refuses
 
-TASK = Task((1, 8, 8), 5)
+TASK = NetworkShape((1, 8, 8), 5)
 
 
 def _own(input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -41,7 +41,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], CommonSettings]:
     return make
 
 
-def _built(settings: CommonSettings, task: Task = TASK) -> PluggedClassifier:
+def _built(settings: CommonSettings, task: NetworkShape = TASK) -> PluggedClassifier:
     network = build_classifier(settings, task)
     assert isinstance(network, PluggedClassifier)
     return network
@@ -51,7 +51,7 @@ def _built(settings: CommonSettings, task: Task = TASK) -> PluggedClassifier:
 def test_a_module_gives_its_own_logits_which_are_its_only_token(
     named: Callable[..., CommonSettings], shape: tuple[int, ...]
 ) -> None:
-    network = _built(named(_own), Task(shape, 5)).eval()
+    network = _built(named(_own), NetworkShape(shape, 5)).eval()
     inputs = torch.rand(3, *shape)
     assert torch.equal(network(inputs), network.encoder(inputs))
     assert network.encode(inputs).shape == (3, 1, 5)
@@ -94,7 +94,7 @@ def test_dropout_of_a_plug_is_for_training_alone(named: Callable[..., CommonSett
 def test_timms_networks_have_their_features_as_tokens(
     name: str, shape: tuple[int, ...], tokens: int, channels: int
 ) -> None:
-    network = _built(CommonSettings(network=f"timm:{name}"), Task(shape, 5)).eval()
+    network = _built(CommonSettings(network=f"timm:{name}"), NetworkShape(shape, 5)).eval()
     assert (network.tokens, network.channels) == (tokens, channels)
     inputs = torch.rand(2, *shape)
     seen = inputs * network.scale + network.offset
@@ -108,7 +108,7 @@ def test_a_name_that_timm_does_not_know_is_told() -> None:
     with refuses(SettingError, "timm:resnet0"):
         _built(CommonSettings(network="timm:resnet0"))
     with pytest.raises(SettingError, match="takes images, but the data are a table"):
-        _built(CommonSettings(network="timm:resnet10t"), Task((13,), 2))
+        _built(CommonSettings(network="timm:resnet10t"), NetworkShape((13,), 2))
 
 
 def _fails(*_: Any) -> nn.Module:
@@ -192,13 +192,13 @@ def test_a_private_run_refuses_such_norms_in_a_classifier_of_tokens_too(
     named: Callable[..., CommonSettings],
 ) -> None:
     def build(shape: tuple[int, ...], classes: int) -> nn.Module:
-        network = build_classifier(CommonSettings(network="conv"), Task((1, 16, 16), 5))
+        network = build_classifier(CommonSettings(network="conv"), NetworkShape((1, 16, 16), 5))
         network.encoder = nn.Sequential(nn.SyncBatchNorm(1), network.encoder)
         return network
 
     private = named(build, sample_clip_norm=1.0, noise_multiplier=1.0)
     with pytest.raises(SettingError, match="has a SyncBatchNorm"):
-        build_classifier(private, Task((1, 16, 16), 5))
+        build_classifier(private, NetworkShape((1, 16, 16), 5))
 
 
 def test_weights_of_timms_model_come_from_a_file_but_for_a_head_of_other_classes(
@@ -208,7 +208,7 @@ def test_weights_of_timms_model_come_from_a_file_but_for_a_head_of_other_classes
     path = tmp_path / "weights.pth"
     torch.save(given.state_dict(), path)
     settings = CommonSettings(network="timm:resnet10t", initial_weights=str(path))
-    network = _built(settings, Task((1, 32, 32), 5))
+    network = _built(settings, NetworkShape((1, 32, 32), 5))
     head = network.encoder.get_parameter("fc.weight").clone()
     load_initial_weights(network, settings)
     name = "layer1.0.conv1.weight"

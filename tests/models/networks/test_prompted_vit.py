@@ -11,13 +11,13 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import rollout
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task, check_network_settings
+from fedsilo.models.networks.kinds import NetworkShape, check_network_settings
 from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit, prefix_attention
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 from tests.support.errors import refuses
 from tests.support.tiny import VIT_FIELDS
 
-COLOUR, GREY = Task((3, 16, 16), 4), Task((1, 16, 16), 4)
+COLOUR, GREY = NetworkShape((3, 16, 16), 4), NetworkShape((1, 16, 16), 4)
 SMALL = VIT_FIELDS | {
     "dataset": "digits",
     "backbone": "vit_tiny_patch16_224",
@@ -30,11 +30,11 @@ def small(**changes: Any) -> CommonSettings:
     return CommonSettings(**{**SMALL, **changes})
 
 
-def network(task: Task = COLOUR, **changes: Any) -> PromptedViT:
+def network(task: NetworkShape = COLOUR, **changes: Any) -> PromptedViT:
     return cast(PromptedViT, build_classifier(small(**changes), task))
 
 
-def images(task: Task = COLOUR, count: int = 4, seed: int = 1) -> Tensor:
+def images(task: NetworkShape = COLOUR, count: int = 4, seed: int = 1) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     return torch.rand(count, *task.input_shape, generator=draw) * 2 - 1
 
@@ -364,12 +364,12 @@ def test_the_vit_is_evidential_unless_the_settings_say_not() -> None:
         ({"backbone": "vit_no_such"}, COLOUR, ["vit_no_such"]),
         ({"backbone_heads": 5}, COLOUR, []),
         ({"backbone_patch": 5}, COLOUR, [5, 16]),
-        ({}, Task((2, 16, 16), 4), ["digits", 2]),
-        ({}, Task((8,), 4), ["vit", "digits"]),
+        ({}, NetworkShape((2, 16, 16), 4), ["digits", 2]),
+        ({}, NetworkShape((8,), 4), ["vit", "digits"]),
     ],
 )
 def test_what_cannot_be_prompted_is_refused(
-    changes: dict[str, Any], task: Task, said: list[object]
+    changes: dict[str, Any], task: NetworkShape, said: list[object]
 ) -> None:
     with refuses(SettingError, *said):
         network(task, **changes)

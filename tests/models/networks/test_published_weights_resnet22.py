@@ -10,11 +10,11 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.backbones import backbone_digest, load_backbone
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.resnet22 import ResNet22
 from tests.support.errors import refuses
 
-TASK = Task((1, 32, 32), 2)
+TASK = NetworkShape((1, 32, 32), 2)
 
 
 def settings(path: Path | str, **more: Any) -> CommonSettings:
@@ -128,7 +128,7 @@ def test_fill_published_head_of_a_broken_classifier_raises(
 def test_published_head_of_three_classes_raises() -> None:
     chosen = settings("weights.p", classifier="published")
     with refuses(SettingError, "3", "seed"):
-        build_classifier(chosen, Task((1, 32, 32), 3))
+        build_classifier(chosen, NetworkShape((1, 32, 32), 3))
 
 
 def test_counters_that_old_files_lack_are_not_missed(
@@ -205,7 +205,7 @@ def test_weights_for_grey_images_are_not_taken_for_colours(
 ) -> None:
     chosen = settings(saved(published))
     with refuses(SettingError, 1, 3):
-        load_backbone(build_classifier(chosen, Task((3, 32, 32), 2)), chosen)
+        load_backbone(build_classifier(chosen, NetworkShape((3, 32, 32), 2)), chosen)
     spoiled = settings(saved(published | {"final_bn.weight": [1.0]}))
     with pytest.raises(SettingError, match=r"1 arrays are missing .final_bn.weight."):
         load_backbone(build_classifier(spoiled, TASK), spoiled)

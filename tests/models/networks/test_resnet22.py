@@ -5,7 +5,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.resnet22 import ResNet22, build_head, still_statistics
 from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.errors import refuses
@@ -90,8 +90,8 @@ def test_radiographs_are_standardised_each_by_itself() -> None:
 
 def test_the_classifier_is_built_at_any_size_and_refuses_specks() -> None:
     settings = CommonSettings(network="resnet22", width=4)
-    network = build_classifier(settings, Task((1, 45, 30), 2))
+    network = build_classifier(settings, NetworkShape((1, 45, 30), 2))
     assert network.channels == 64
     assert network.train()(torch.randn(2, 1, 45, 30)).shape == (2, 2)
     with refuses(SettingError, 16):
-        build_classifier(settings, Task((1, 15, 40), 2))
+        build_classifier(settings, NetworkShape((1, 15, 40), 2))

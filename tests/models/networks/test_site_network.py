@@ -6,7 +6,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.methods.uefl_network import UEFLNetwork
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, exchanged_arrays
 from tests.support.tiny import VIT_FIELDS
 
@@ -46,7 +46,7 @@ def test_a_network_that_lacks_a_step_cannot_be_built() -> None:
 
 
 def test_uefl_alone_quantises() -> None:
-    classifier = build_classifier(CommonSettings(width=2), Task((1, 16, 16), 3))
+    classifier = build_classifier(CommonSettings(width=2), NetworkShape((1, 16, 16), 3))
     book = torch.arange(16.0).reshape(2, 8)
     network = UEFLNetwork(classifier, {"0": book}, UEFLSettings(codes=2))
     tokens = torch.zeros(1, 1, 8)
@@ -54,7 +54,7 @@ def test_uefl_alone_quantises() -> None:
     torch.testing.assert_close(network.features(tokens)[0, 0], book[0])
 
 
-TASK = Task((1, 16, 16), 10)
+TASK = NetworkShape((1, 16, 16), 10)
 
 
 def test_encode_makes_a_token_of_the_channels_at_each_place() -> None:
@@ -69,7 +69,7 @@ def test_encode_makes_a_token_of_the_channels_at_each_place() -> None:
 
 def test_an_evidential_conv_network_answers_log_alpha_and_its_criterion_is_eq_4_by_hand() -> None:
     settings = CommonSettings(width=2, seed=3, dropout=0.0, loss="evidential")
-    network = build_classifier(settings, Task((1, 16, 16), 2)).eval()
+    network = build_classifier(settings, NetworkShape((1, 16, 16), 2)).eval()
     # alpha (3, 1) of class 0: p = (3/4, 1/4), error 2/16, variances 2 * (3/16) / 5
     alpha = torch.tensor([[3.0, 1.0]])
     found = network.criterion(alpha.log(), torch.tensor([0]))
@@ -84,7 +84,7 @@ def test_an_evidential_conv_network_answers_log_alpha_and_its_criterion_is_eq_4_
         )
     torch.testing.assert_close(log_alpha, expected)
     assert list(exchanged_arrays(network)) == list(
-        exchanged_arrays(build_classifier(CommonSettings(width=2), Task((1, 16, 16), 2)))
+        exchanged_arrays(build_classifier(CommonSettings(width=2), NetworkShape((1, 16, 16), 2)))
     )
 
 

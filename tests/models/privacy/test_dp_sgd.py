@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.privacy.dp_sgd import (
     clipped_gradients,
     noisy_mean,
@@ -59,7 +59,7 @@ def test_parts_of_a_batch_give_the_same_sum(size: int) -> None:
 def test_without_clipping_the_sum_is_the_batchs_gradient(network: str, alone: bool) -> None:
     settings = CommonSettings(network=network, width=4, dropout=0.0, sample_clip_norm=1.0)
     channels = 3 if network == "vgg16-bn" else 1
-    model = build_classifier(settings, Task((channels, 32, 32), 3)).train()
+    model = build_classifier(settings, NetworkShape((channels, 32, 32), 3)).train()
     rng = torch.Generator().manual_seed(3)
     inputs = torch.randn(4, channels, 32, 32, generator=rng)
     labels = torch.tensor([0, 1, 2, 1])
@@ -136,7 +136,7 @@ def test_few_channels_are_one_group() -> None:
 def test_in_a_private_network_no_sample_changes_anothers_output(kind: str) -> None:
     settings = CommonSettings(network=kind, width=8, dropout=0.0, sample_clip_norm=1.0)
     channels = 3 if kind == "vgg16-bn" else 1
-    network = build_classifier(settings, Task((channels, 32, 32), 2)).train()
+    network = build_classifier(settings, NetworkShape((channels, 32, 32), 2)).train()
     images = torch.randn(2, channels, 32, 32, generator=torch.Generator().manual_seed(1))
     others = torch.cat([images[:1], 100 * images[1:]])
     assert torch.allclose(network(images)[0], network(others)[0], atol=1e-5)

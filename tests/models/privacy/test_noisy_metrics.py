@@ -12,12 +12,14 @@ from fedsilo.models.privacy.noisy_metrics import (
 )
 from fedsilo.models.privacy.release import Release
 
+RANGES = {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(2)}
+
 
 def told(
     parts: dict[str, torch.Tensor], reported: dict[str, int], noise: float
 ) -> dict[str, float]:
     release = Release(parts_bound(parts), noise, 1, None)
-    return noisy_metrics(parts, reported, 2, release)
+    return noisy_metrics(parts, reported, RANGES, release)
 
 
 def test_parts_are_between_0_and_1_of_the_range() -> None:

@@ -47,13 +47,13 @@ def _printed(silos: list[Silo], common: CommonSettings) -> dict[str, list[int]]:
     """Return the numbers of the line that a run prints of each site: train, val and test."""
     facts = {}
     for silo in silos:
-        task = silo.task
+        task = silo.shape
         counts, names = silo.label_counts(), silo.class_names()
         facts[silo.name] = SiteFacts(
             silo.name,
             silo.name,
             task.input_shape,
-            task.classes,
+            task.outputs,
             counts,
             {},
             True,
@@ -173,4 +173,4 @@ def test_the_images_of_folders_are_those_of_the_file_system_or_the_folder_is_ref
         assert all(len(parts) == 1 for parts in places.values()), "copies are in one part"
     # A class in two Unicode forms, as from a Mac and from another machine, is one class
     names = {unicodedata.normalize("NFC", file[1]) for file in files}
-    assert {silo.task.classes for silo in silos} == {len(names)}
+    assert {silo.shape.outputs for silo in silos} == {len(names)}

@@ -119,7 +119,7 @@ def _simulated(common: CommonSettings, **changes: Any) -> Participants:
         facts[name] = SiteFacts(
             name,
             name,
-            silo.task.input_shape,
+            silo.shape.input_shape,
             2,
             silo.label_counts(),
             silo.fingerprints,

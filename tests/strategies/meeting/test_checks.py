@@ -45,7 +45,7 @@ def test_the_most_frequent_task_stands_and_of_equals_the_first_by_name() -> None
     three = facts(a={"classes": 3}, b={}, c={})
     assert find_other_tasks(three, False).keys() == {"a"}
     assert find_other_tasks(three, False)["a"].startswith(
-        "site a holds Task(input_shape=(2,), classes=3)"
+        "site a holds NetworkShape(input_shape=(2,), outputs=3)"
     )
     assert find_other_tasks(facts(b={}, a={"classes": 3}), False).keys() == {"b"}
     assert find_other_tasks(facts(a={}, b={"schema": "s"}, c={"backbone": "x"}), False).keys() == {

@@ -16,14 +16,14 @@ from fedsilo.core.messages import CONFIG
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
-from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.meeting import participants as participants_module
+from fedsilo.models.networks.kinds import NetworkShape
+from fedsilo.strategies.meeting import waiting
 from fedsilo.strategies.meeting.participants import (
     Participants,
     grouped_refusals,
     meet_sites,
-    wait_for_nodes,
 )
+from fedsilo.strategies.meeting.waiting import wait_for_nodes
 from fedsilo.strategies.wire.records import record_bytes
 from tests.support.errors import refuses
 
@@ -99,7 +99,7 @@ def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) 
     assert participants.sites() == ["s1a", "s2a", "s3a"]
     assert [facts.distribution for facts in participants.facts.values()] == ["D1", "D2", "D3"]
     assert participants.facts["s2a"].sizes() == {"train": 36, "val": 4, "test": 10}
-    assert participants.task() == Task((1, 16, 16), 10)
+    assert participants.shape() == NetworkShape((1, 16, 16), 10)
 
 
 @pytest.mark.parametrize("simulated", [True, False])
@@ -159,7 +159,7 @@ def test_as_many_nodes_come_as_there_are_silos_and_any_number_where_only_the_sit
 def test_too_few_nodes_stop_the_run_when_the_time_is_up(
     min_sites: int, needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participants_module, "_JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "_JOIN_SECONDS", 0.0)
     configs = [{"site": "s1a"}] * (2 if min_sites else 0)
     with refuses(SiteError, 0, needed, "run.min-sites"):
         wait_for_nodes(grid_of(*configs), dataclasses.replace(COMMON, min_sites=min_sites))
@@ -287,7 +287,7 @@ def test_sites_of_another_input_shape_or_classes_are_refused(other: dict[str, in
     nodes = {"site": "s1a"}, {"site": "s2a", **other}
     with refuses(SiteError, "s2a", "s1a"):
         meet_sites(grid_of(*nodes), COMMON)
-    assert meet_sites(grid_of(*nodes), ONE).task() == Task((1, 16, 16), 10)
+    assert meet_sites(grid_of(*nodes), ONE).shape() == NetworkShape((1, 16, 16), 10)
 
 
 def test_sites_with_another_backbone_are_refused_by_both_names() -> None:
@@ -295,7 +295,7 @@ def test_sites_with_another_backbone_are_refused_by_both_names() -> None:
     with refuses(SiteError, "s2a", "s1a"):
         meet_sites(grid_of(*nodes), COMMON)
     alike = meet_sites(grid_of(nodes[0], {"site": "s2a", "backbone": "ab"}), COMMON)
-    assert alike.task().classes == 10
+    assert alike.shape().outputs == 10
 
 
 def test_sites_of_another_schema_are_refused_by_both_names() -> None:
@@ -304,12 +304,12 @@ def test_sites_of_another_schema_are_refused_by_both_names() -> None:
         meet_sites(grid_of(*nodes), COMMON)
     assert meet_sites(grid_of(*nodes), ONE).facts["s1a"].schema == "ab"
     alike = meet_sites(grid_of(nodes[0], {"site": "s2a", "schema": "ab"}), COMMON)
-    assert alike.task() == Task((1, 16, 16), 10)
+    assert alike.shape() == NetworkShape((1, 16, 16), 10)
 
 
 def test_one_site_alone_has_a_task() -> None:
     facts = SiteFacts("s1a", "D1", (3, 8, 8), 2, {}, {})
-    assert Participants({"s1a": facts}, {"s1a": 5}).task() == Task((3, 8, 8), 2)
+    assert Participants({"s1a": facts}, {"s1a": 5}).shape() == NetworkShape((3, 8, 8), 2)
 
 
 # Rows of s1a: (1, 10) and (3, missing); of s2a: (5, 20).
@@ -379,7 +379,7 @@ def test_the_real_sites_send_sums_whose_statistics_are_those_of_all_training_row
     assert statistics is not None
     np.testing.assert_allclose(statistics.mean, rows.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(statistics.std, rows.std(axis=0), rtol=1e-9)
-    assert participants.task() == Task((13,), 2)
+    assert participants.shape() == NetworkShape((13,), 2)
 
 
 def test_sites_that_send_no_sums_have_no_pooled_figures() -> None:
@@ -442,4 +442,4 @@ def test_sites_of_other_features_are_refused_with_the_difference(
     with pytest.raises(SiteError, match=f"features of sites s2a and s1a differ {said}"):
         meet_sites(grid_of(table_node("s1a"), table_node("s2a", features)), COMMON)
     alike = meet_sites(grid_of(table_node("s1a"), table_node("s2a")), COMMON)
-    assert alike.task() == Task((2,), 10)
+    assert alike.shape() == NetworkShape((2,), 10)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from tests.support.attackers.asked import Arrays, Asked
@@ -26,7 +26,7 @@ def honest_weights(seed: int) -> Arrays:
     """Return the weights that a run of the seed begins with."""
     values = {"network": "mlp", "width": WIDTH, "dataset": "heart-synthetic", "seed": seed}
     settings = resolve({"method": "fedavg"} | values).common
-    network = build_classifier(settings, Task((FEATURES,), 2))
+    network = build_classifier(settings, NetworkShape((FEATURES,), 2))
     return {n: a.numpy().astype(np.float32) for n, a in exchanged_arrays(network).items()}
 
 

@@ -17,7 +17,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.maths.standardisation import standardise
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.privacy.accountant import noise_for
 from fedsilo.models.privacy.release import Release
 from fedsilo.server_app.config.settings import resolve
@@ -57,14 +57,14 @@ def real(dataset: str) -> Population:
         assert silo.declared is not None
         inputs = torch.as_tensor(standardise(inputs, silo.declared), dtype=torch.float32)
     settings = settings_of(0.0, "logistic" if heart else "conv")
-    everybody = Population(inputs, labels, inputs[:1], 0, silo.task.classes)
+    everybody = Population(inputs, labels, inputs[:1], 0, silo.shape.outputs)
     network = trained(settings, everybody, inputs, labels, 0)
     with torch.no_grad():
         likely = -torch.nn.functional.cross_entropy(network(inputs), labels, reduction="none")
     odd = int(likely.argmin())
     others = torch.arange(len(labels)) != odd
     patient, label = inputs[odd : odd + 1], int(labels[odd])
-    return Population(inputs[others], labels[others], patient, label, silo.task.classes)
+    return Population(inputs[others], labels[others], patient, label, silo.shape.outputs)
 
 
 def certainty(settings: CommonSettings, whole: Population, with_patient: bool, seed: int) -> float:
@@ -89,7 +89,9 @@ def trained(
     seed: int,
 ) -> torch.nn.Module:
     """Return a network in eval mode, trained on inputs (n, ...) and labels (n,)."""
-    network = build_classifier(settings, Task(tuple(whole.patient.shape[1:]), whole.classes))
+    network = build_classifier(
+        settings, NetworkShape(tuple(whole.patient.shape[1:]), whole.classes)
+    )
     compute = choose_compute("cpu", "fp32", 1)
     private = None
     if settings.is_private():

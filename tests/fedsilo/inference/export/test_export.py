@@ -126,11 +126,11 @@ def test_the_vectors_answers_are_predictions_without_dropout(
     model = FinishedRun.open(run).model(site)
     assert about["weights"] == model.weights_digest()
     vectors = load_file(written(name) / "test-vectors.safetensors")
-    assert vectors["inputs"].shape == (VECTORS, *model.silo.task.input_shape)
+    assert vectors["inputs"].shape == (VECTORS, *model.silo.shape.input_shape)
     module = model.module()
     with torch.no_grad():
         assert torch.allclose(module(vectors["inputs"]), vectors["probabilities"], atol=1e-6)
-    assert about["inputs"]["shape"][1:] == list(model.silo.task.input_shape)
+    assert about["inputs"]["shape"][1:] == list(model.silo.shape.input_shape)
     assert about["outputs"]["classes"] == list(model.classes)
 
 

@@ -17,7 +17,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import build
 from fedsilo.datasets.synthetic.phantoms import phantom_frame
 from fedsilo.finetuning.tasks import predicted_masks
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
 
 
@@ -95,7 +95,7 @@ def test_each_image_has_a_mask_of_its_own(
     images = torch.stack([torch.from_numpy(np.array(Image.open(frames / n))) for n in names])
     document = json.loads((tuned / "segmentation" / "finetune.json").read_text())
     settings = build(CommonSettings, document["settings"])
-    network = build_segmentation("unet", settings, Task((1, 32, 32), 2))
+    network = build_segmentation("unet", settings, NetworkShape((1, 32, 32), 2))
     arrays, _ = load_state(tuned / "segmentation" / "model.safetensors")
     network.load_state_dict({name: torch.from_numpy(array) for name, array in arrays.items()})
     wanted = predicted_masks(network, images[:, None], Compute(torch.device("cpu"), bf16=False))

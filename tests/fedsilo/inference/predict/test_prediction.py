@@ -13,11 +13,12 @@ from PIL import Image
 
 from fedsilo import embeddings, explain, predict
 from fedsilo.cli.main import main
-from fedsilo.client_app.training.evaluation import metrics_of
 from fedsilo.core.errors import DataError, RunDirectoryError, SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import image_reader
 from fedsilo.inference.predict.inputs import choose_source
+from fedsilo.models.tasks.task import task_of
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.fedsilo.inference.predict.test_data_sets import run_of
@@ -68,7 +69,7 @@ def test_a_file_of_a_split_holds_numbers_with_all_their_digits(
         for row in metrics
         if (row["round"], row["site"], row["split"]) == ("2", "s2a", "test")
     }
-    again = metrics_of(probabilities, truth)
+    again = task_of(CommonSettings()).metrics(probabilities, truth)
     assert {name: again[name] for name in again} == {name: told[name] for name in again}
     assert document["figures"] == again
     weights = [sum(float(row[f"weight.{s}"]) for s in ("s1a", "s2a", "s3a")) for row in rows]

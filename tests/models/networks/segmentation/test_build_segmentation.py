@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.encoders import ConvEncoder
-from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.segmentation.build_segmentation import (
     PyramidNetwork,
     build_segmentation,
@@ -39,7 +39,7 @@ SETTINGS = dataclasses.replace(
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("size", [(32, 32), (16, 48)])
 def test_a_network_gives_logits_of_every_pixel(kind: str, size: tuple[int, int]) -> None:
-    network = build_segmentation(kind, SETTINGS, Task((1, *size), 2))
+    network = build_segmentation(kind, SETTINGS, NetworkShape((1, *size), 2))
     images = torch.randn(3, 1, *size)
     assert network(images).shape == (3, 2, *size)
     coarsest = network.coarsest(images)
@@ -55,7 +55,7 @@ def test_a_network_gives_logits_of_every_pixel(kind: str, size: tuple[int, int])
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_every_weight_that_is_trained_has_a_gradient(kind: str) -> None:
-    network = build_segmentation(kind, SETTINGS, Task((1, 32, 32), 2))
+    network = build_segmentation(kind, SETTINGS, NetworkShape((1, 32, 32), 2))
     segmentation_loss(network(torch.randn(2, 1, 32, 32)), torch.ones(2, 32, 32)).backward()
     idle = [name for name, p in network.named_parameters() if p.grad is None]
     # A ViT's own head classifies images, not pixels
@@ -67,7 +67,7 @@ def test_initial_weights_are_a_function_of_the_seed_alone(kind: str) -> None:
     def weights(seed: int) -> dict[str, Tensor]:
         torch.rand(3)
         settings = dataclasses.replace(SETTINGS, seed=seed)
-        return build_segmentation(kind, settings, Task((1, 32, 32), 2)).state_dict()
+        return build_segmentation(kind, settings, NetworkShape((1, 32, 32), 2)).state_dict()
 
     first, again, other = weights(1), weights(1), weights(2)
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -76,7 +76,7 @@ def test_initial_weights_are_a_function_of_the_seed_alone(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_new_network_calls_almost_all_background(kind: str) -> None:
-    network = build_segmentation(kind, SETTINGS, Task((1, 32, 32), 3))
+    network = build_segmentation(kind, SETTINGS, NetworkShape((1, 32, 32), 3))
     shares = network(torch.randn(4, 1, 32, 32)).softmax(1)[:, 1:].mean(dim=(0, 2, 3))
     assert (shares < 0.05).all()
     assert (shares > 0.005).all()
@@ -93,7 +93,7 @@ def test_the_u_net_s_coarsest_map_but_for_its_bottom_is_what_the_encoder_gives()
 
 
 def test_encode_with_layers_returns_the_tokens_before_each_layer_in_order() -> None:
-    network = build_segmentation("vit", SETTINGS, Task((1, 32, 48), 2)).eval()
+    network = build_segmentation("vit", SETTINGS, NetworkShape((1, 32, 48), 2)).eval()
     pyramid = cast(ViTPyramid, cast(PyramidNetwork, network).pyramid)
     assert pyramid.layers == [1, 2], "of four layers, for three scales and the image's own"
     images = torch.randn(2, 1, 32, 48)
@@ -112,7 +112,7 @@ def test_encode_with_layers_returns_the_tokens_before_each_layer_in_order() -> N
 
 
 def test_a_trunk_bears_a_run_s_names() -> None:
-    task = Task((1, 32, 32), 2)
+    task = NetworkShape((1, 32, 32), 2)
     unet, vit, below = (
         build_segmentation(kind, SETTINGS, task).trunk() for kind in ("unet", "vit", "transunet")
     )
@@ -134,7 +134,7 @@ def test_a_trunk_bears_a_run_s_names() -> None:
 )
 def test_below_a_vit_lie_the_convolutional_encoder_s_maps(patch: int, widths: list[int]) -> None:
     settings = dataclasses.replace(SETTINGS, backbone_patch=patch)
-    network = build_segmentation("transunet", settings, Task((1, 32, 48), 2)).eval()
+    network = build_segmentation("transunet", settings, NetworkShape((1, 32, 48), 2)).eval()
     pyramid = cast(TransPyramid, cast(PyramidNetwork, network).pyramid)
     images = torch.randn(2, 1, 32, 48)
     maps = pyramid(images)
@@ -147,7 +147,7 @@ def test_below_a_vit_lie_the_convolutional_encoder_s_maps(patch: int, widths: li
 
 
 def test_patches_embedded_elsewhere_pass_as_the_vit_s_own() -> None:
-    network = build_segmentation("vit", SETTINGS, Task((1, 32, 48), 2)).eval()
+    network = build_segmentation("vit", SETTINGS, NetworkShape((1, 32, 48), 2)).eval()
     vit = cast(ViTPyramid, cast(PyramidNetwork, network).pyramid).network
     images = torch.randn(2, 1, 32, 48)
     own = vit.vit.patch_embed(images * vit.scale + vit.offset)
@@ -165,7 +165,7 @@ def test_a_patch_is_expanded_to_its_cells_by_hand() -> None:
 
 
 def test_the_finest_map_of_a_swin_unet_s_encoder_reaches_the_way_up_at_its_own_place() -> None:
-    network = build_segmentation("swinunet", SETTINGS, Task((1, 64, 64), 2))
+    network = build_segmentation("swinunet", SETTINGS, NetworkShape((1, 64, 64), 2))
     assert isinstance(network, SwinUnet)
     assert [len(part) for part in (network.expand, network.join, network.way_up)] == [2, 2, 2]
     channels = cast(Any, network.swin).feature_info.channels()
@@ -197,13 +197,13 @@ def test_images_that_do_not_fit_are_refused(
     kind: str, size: tuple[int, int], told: list[object]
 ) -> None:
     with refuses(SettingError, *told):
-        build_segmentation(kind, SETTINGS, Task((1, *size), 2))
+        build_segmentation(kind, SETTINGS, NetworkShape((1, *size), 2))
 
 
 def test_a_vit_whose_patch_is_no_power_of_two_has_no_maps_below_it() -> None:
     settings = dataclasses.replace(SETTINGS, backbone_patch=6)
     with refuses(SettingError, "6", "vit.backbone-patch", "8", "16"):
-        build_segmentation("transunet", settings, Task((1, 36, 36), 2))
+        build_segmentation("transunet", settings, NetworkShape((1, 36, 36), 2))
 
 
 def test_the_loss_is_cross_entropy_plus_soft_dice() -> None:

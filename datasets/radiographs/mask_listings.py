@@ -1,0 +1,135 @@
+"""List images with their masks, from a manifest or from the folders ``images`` and ``masks``.
+
+Errors name the manifest's line or count the files of a folder, but never quote a file's name, which
+may be a patient's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedsilo.core.errors import DataError
+from fedsilo.core.one_line import format_count
+from fedsilo.datasets.images.decoding import log_names
+from fedsilo.datasets.images.folder_layout import are_parts, entries, subfolders
+from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images
+from fedsilo.datasets.images.manifests import Manifest
+
+IMAGES, MASKS = "images", "masks"
+LAYOUT = "SITE/images/* and SITE/masks/*, or SITE/{train,val,test}/images/* and .../masks/*"
+
+
+@dataclass
+class MaskManifest(Manifest):
+    """The reader of a manifest with the columns ``image`` and ``mask``."""
+
+    image_column: ClassVar[str] = "image"
+    needed: ClassVar[tuple[str, ...]] = ("image", "mask")
+
+    def label(self, number: int, row: Mapping[str, str]) -> int:
+        """Return 0: images are not divided into classes, because their pixels are."""
+        return 0
+
+    def mask(self, number: int, row: Mapping[str, str]) -> str:
+        """Return the mask of the image in line ``number``, relative to the data directory.
+
+        Raises:
+            DataError: the cell is empty, or the path is not a file name or leads outside the data
+                directory.
+        """
+        if not row["mask"]:
+            raise DataError(
+                f"{self.where}, line {number}, column 'mask': the image has no mask: name its "
+                "mask, which is an empty one if there is nothing to mark, or remove the line"
+            )
+        return self.resolve(number, "mask", row["mask"])
+
+
+def has_mask_folders(folder: Path) -> bool:
+    """Tell whether a folder is a site: it or each of its parts has ``images`` and ``masks``."""
+    names = {inner.name for inner in subfolders(folder)}
+    if {IMAGES, MASKS} <= names:
+        return True
+    tops = subfolders(folder)
+    return bool(names) and are_parts(tops) and all(map(has_mask_folders, tops))
+
+
+def list_mask_folders(folder: Path, data: Path) -> ImageIndex:
+    """List the images of a site with their masks, which have equal names up to the ending.
+
+    The images are ordered by part and name. Each is a group of its own, because folders name no
+    patients.
+
+    Args:
+        folder: the site's folder.
+        data: the data directory, to which the names in the index are relative.
+
+    Raises:
+        DataError: the layout is another one, an image has no mask, a mask has no image, or two
+            files of a folder have equal names up to the ending.
+    """
+    if not has_mask_folders(folder):
+        raise DataError(f"{folder} must have the folders of {LAYOUT}: sort the files into them")
+    parts = {"": folder}
+    if not (folder / IMAGES).is_dir():
+        parts = {top.name: top for top in subfolders(folder)}
+    images: list[ListedImage] = []
+    for part, part_folder in parts.items():
+        for image, mask in _pair_files(part_folder):
+            name = image.relative_to(data).as_posix()
+            safe_name = f"image {len(images) + 1}"
+            mask_name = mask.relative_to(data).as_posix()
+            images.append(ListedImage(name, 0, f"file {name}", safe_name, part, mask_name))
+    return index_images(str(folder), data, images)
+
+
+def _pair_files(folder: Path) -> list[tuple[Path, Path]]:
+    """Pair the files in ``images`` and ``masks`` by their names without ending, in order.
+
+    Raises:
+        DataError: a file has no partner, or two files in one folder have the same name without
+            ending.
+    """
+    images, masks = _by_stem(folder / IMAGES), _by_stem(folder / MASKS)
+    _check_partners(folder / IMAGES, images, masks, "mask", MASKS)
+    _check_partners(folder / MASKS, masks, images, "image", IMAGES)
+    return [(images[stem], masks[stem]) for stem in images]
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    """Return name without ending -> file, sorted; hidden files and folders are left out.
+
+    Raises:
+        DataError: two files have the same name without ending.
+    """
+    files: dict[str, Path] = {}
+    for path in entries(folder):
+        if path.is_dir():
+            continue
+        if path.stem in files:
+            raise DataError(
+                f"{folder}: two files have the same name but for the ending, so masks and images "
+                "cannot be paired: rename one"
+            )
+        files[path.stem] = path
+    return files
+
+
+def _check_partners(
+    folder: Path, files: Mapping[str, Path], partners: Mapping[str, Path], what: str, where: str
+) -> None:
+    """Check that each file has a partner of the same name without ending.
+
+    The names of files without one are logged on this machine only.
+
+    Raises:
+        DataError: files have no partner. The error has their number.
+    """
+    lone: Sequence[str] = [stem for stem in files if stem not in partners]
+    if lone:
+        log_names(str(folder), [("a file without a partner", files[stem].name) for stem in lone])
+        raise DataError(
+            f"{folder}: {format_count(len(lone), 'file')} without {what} of the same name in "
+            f"'{where}': add them, or remove the files; the site's log names them"
+        )

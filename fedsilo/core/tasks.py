@@ -1,0 +1,62 @@
+"""The table of tasks: what a network learns, from a class of an image to a number of a patient.
+
+Each entry names a class of ``models/tasks``, which has everything that differs between tasks: the
+loss, the form of a label, the metrics and what a report shows. A class is imported when it is first
+used, so a list of tasks needs no PyTorch.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class TaskEntry(NamedTuple):
+    """One line of the table of tasks."""
+
+    place: str  # ``module:Class``, a subclass of ``fedsilo.models.tasks.task.Task``
+    description: str  # one sentence for lists of tasks
+    # The number of groups whose samples a site counts, and that are spread evenly over splits; 0
+    # for one group per output of the network, as with classes
+    strata: int
+    # Whether a label is a number, which sites standardise together with the features of a table
+    numeric: bool = False
+
+
+CLASSIFICATION, REGRESSION, MULTI_LABEL = "classification", "regression", "multi-label"
+TASKS = {
+    CLASSIFICATION: TaskEntry(
+        "fedsilo.models.tasks.classification:Classification",
+        "One of several classes for each patient or image.",
+        strata=0,
+    ),
+    REGRESSION: TaskEntry(
+        "fedsilo.models.tasks.regression:Regression",
+        "A number for each patient or image.",
+        strata=1,
+        numeric=True,
+    ),
+}
+
+
+def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the numbers that sites standardise, by which their sums are ordered.
+
+    They are a table's features and, if the labels are numbers, the outcome.
+
+    Args:
+        task: a name in ``TASKS``; KeyError for any other.
+        features: the names of the features; empty for images.
+        names: the name of the outcome, if the labels are numbers.
+    """
+    if TASKS[task].numeric:
+        return (*features, *names)
+    return tuple(features)
+
+
+def count_strata(task: str, outputs: int) -> int:
+    """Return the number of groups in which a site counts its samples.
+
+    Args:
+        task: a name in ``TASKS``; KeyError for any other.
+        outputs: the number of outputs of the network.
+    """
+    return TASKS[task].strata or outputs

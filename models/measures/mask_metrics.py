@@ -1,0 +1,139 @@
+"""Metrics of predicted masks with several classes: Dice, IoU and distances between outlines.
+
+Each metric is computed for a class in an image, then averaged over the images, then over the
+classes other than the background. An image in which neither mask has the class is left out for that
+class: its Dice would be 0 / 0, and counting it as 1 would reward sites with many empty masks. An
+image in which only one mask has the class counts 0.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
+from fedsilo.models.measures.surface_distances import surface_distances
+
+DICE, IOU = "dice", "iou"
+SURFACE_DISTANCE, HAUSDORFF_95 = "surface-distance", "hausdorff-95"
+MASK_METRICS = (DICE, IOU, SURFACE_DISTANCE, HAUSDORFF_95)
+
+
+@dataclass(frozen=True)
+class _ClassMetrics:
+    """The metrics of one class, averaged over the images in which either mask has it."""
+
+    images: int  # number of these images
+    values: dict[str, float]  # metric -> mean, for each of ``MASK_METRICS``
+
+
+def overall_metrics(predicted: Tensor, masks: Tensor, classes: int) -> dict[str, float]:
+    """Average the metrics of predicted masks over the classes, metric -> value.
+
+    - ``dice``: 2 |P and T| / (|P| + |T|) of the predicted pixels P and the true pixels T, 0 to 1.
+    - ``iou``: |P and T| / |P or T|, 0 to 1.
+    - ``surface-distance``: the average distance between the outlines, in pixels.
+    - ``hausdorff-95``: the 95 % Hausdorff distance between the outlines, in pixels.
+
+    A class that no image has, in neither mask, is left out of the means. If that holds for all
+    classes but the background, the result is empty.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
+    """
+    measured = _by_class(predicted, masks, classes).values()
+    if not measured:
+        return {}
+    metrics = {}
+    for name in MASK_METRICS:
+        metrics[name] = sum(one.values[name] for one in measured) / len(measured)
+    return metrics
+
+
+def class_metrics(
+    predicted: Tensor, masks: Tensor, classes: int, minimum: int = 1
+) -> dict[str, float]:
+    """Compute the metrics of ``overall_metrics`` for each class: ``class.<c>.<metric>`` -> value.
+
+    Classes are counted from 1, because class 0 is the background. A class that fewer than
+    ``minimum`` images have, in either mask, is left out; the other arguments are those of
+    ``overall_metrics``.
+    """
+    metrics = {}
+    for number, measured in _by_class(predicted, masks, classes).items():
+        if measured.images < minimum:
+            continue
+        for name, value in measured.values.items():
+            metrics[f"class.{number}.{name}"] = value
+    return metrics
+
+
+def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _ClassMetrics]:
+    """Measure each class except the background that occurs in any mask: class -> metrics."""
+    found = {}
+    for number in range(1, classes):
+        measured = _measure_class(predicted == number, masks == number)
+        if measured:
+            found[number] = measured
+    return found
+
+
+def _measure_class(found: Tensor, truth: Tensor) -> _ClassMetrics | None:
+    """Average the metrics of one class over the images; None if no image has the class.
+
+    ``found`` and ``truth`` are (n, h, w) bool.
+    """
+    dice = image_dice(overlaps(found, truth))
+    dice = dice[~dice.isnan()]
+    if not len(dice):
+        return None
+    averages, farthest = [], []
+    for one, other in zip(found.cpu().numpy(), truth.cpu().numpy(), strict=True):
+        distances = surface_distances(one, other)
+        if distances:
+            averages.append(distances.average)
+            farthest.append(distances.percentile_95)
+    values = {
+        DICE: dice.mean().item(),
+        # J = D / (2 - D) holds for each image, but not for the means
+        IOU: (dice / (2 - dice)).mean().item(),
+        SURFACE_DISTANCE: sum(averages) / len(averages),
+        HAUSDORFF_95: sum(farthest) / len(farthest),
+    }
+    return _ClassMetrics(len(dice), values)
+
+
+def image_scores(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
+    """Compute each image's Dice, averaged over the classes that either mask has, (n,) float64.
+
+    The background does not count. The score is NaN for an image in which both masks are empty.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
+    """
+    scores = [
+        image_dice(overlaps(predicted == number, masks == number)) for number in range(1, classes)
+    ]
+    return torch.stack(scores).nanmean(dim=0)
+
+
+def dominant_classes(masks: Tensor) -> Tensor:
+    """Return the class with the most pixels of each mask, besides the background, (n,) int64.
+
+    It is 0, the background, for an empty mask. The lower class decides a tie. So every image counts
+    for exactly one class, and the counts add up to the number of images.
+
+    ``masks`` has each pixel's class, (n, h, w).
+    """
+    most = torch.zeros(len(masks), dtype=torch.int64)
+    chosen = torch.zeros(len(masks), dtype=torch.int64)
+    highest = int(masks.max()) if len(masks) else 0
+    for number in range(1, highest + 1):
+        pixels = (masks == number).flatten(1).sum(dim=1)
+        chosen = torch.where(pixels > most, number, chosen)
+        most = torch.maximum(pixels, most)
+    return chosen

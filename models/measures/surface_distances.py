@@ -1,0 +1,70 @@
+"""Distances between the outlines of a predicted and a true mask, in pixels.
+
+The outline of a mask is its pixels that touch a pixel outside the mask by a side, or the edge of
+the image.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.bool_]
+Distances = npt.NDArray[np.float64]
+
+_PERCENTILE = 95
+
+
+@dataclass(frozen=True)
+class SurfaceDistances:
+    """The distances between two outlines, in pixels, 0 or above.
+
+    Attributes:
+        average: the mean distance from each outline's pixels to the nearest pixel of the other
+            outline, over the pixels of both outlines.
+        percentile_95: the larger one of the two directed distances, each of which is the 95th
+            percentile over the pixels of one outline (the 95 % Hausdorff distance).
+    """
+
+    average: float
+    percentile_95: float
+
+
+def surface_distances(predicted: Mask, truth: Mask) -> SurfaceDistances | None:
+    """Measure how far the outlines of two masks (h, w) are apart, in pixels.
+
+    If only one mask is empty, both distances are the image's diagonal. Otherwise a model that finds
+    nothing would have better distances than a model that misses by a little.
+
+    Returns:
+        The distances; None if both masks are empty.
+    """
+    found, exists = bool(predicted.any()), bool(truth.any())
+    if not found and not exists:
+        return None
+    if not found or not exists:
+        diagonal = math.hypot(*truth.shape)
+        return SurfaceDistances(diagonal, diagonal)
+    here, there = _outline(predicted), _outline(truth)
+    away, back = _distances_to(there)[here], _distances_to(here)[there]
+    farthest = max(np.percentile(away, _PERCENTILE), np.percentile(back, _PERCENTILE))
+    average = (away.sum() + back.sum()) / (len(away) + len(back))
+    return SurfaceDistances(float(average), float(farthest))
+
+
+def _outline(mask: Mask) -> Mask:
+    """Return the outline of a mask (h, w) as a mask of the same shape."""
+    from scipy.ndimage import binary_erosion
+
+    outline: Mask = mask & ~binary_erosion(mask)
+    return outline
+
+
+def _distances_to(outline: Mask) -> Distances:
+    """Return each pixel's distance to the nearest pixel of a non-empty outline, (h, w), pixels."""
+    # Imported here, because light commands do not measure masks
+    from scipy.ndimage import distance_transform_edt
+
+    distances: Distances = distance_transform_edt(~outline)
+    return distances

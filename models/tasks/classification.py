@@ -1,0 +1,102 @@
+"""Classification: one of several classes for each sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsilo.core.tasks import CLASSIFICATION
+from fedsilo.models.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Classification(Task):
+    """One of several classes for each sample.
+
+    Labels are class numbers (n,) int64, predictions are class probabilities (n, classes).
+    """
+
+    name = CLASSIFICATION
+    headline = "accuracy"
+    always: ClassVar = ("accuracy", "entropy", "loss")
+    measured_words = (
+        "accuracy, balanced accuracy, AUC, average precision, calibration error, loss, entropy and "
+        "the method's own; mean vacuity of an evidential network"
+    )
+    counted_words = (
+        "how many fall into each tenth of confidence and of uncertainty (vacuity of an evidential "
+        "network), how many of those are right and their mean; by class how many are found, how "
+        "many others are taken for it, and its AUC"
+    )
+    losses: ClassVar = ("auto", "cross-entropy", "evidential")
+    label_type = "int64"
+    label_noun = "class"
+    trains_stacked = True
+
+    def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the cross-entropy of logits (batch, classes) and classes (batch,)."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Map logits (batch, classes) to class probabilities."""
+        return outputs.softmax(dim=-1)
+
+    def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return accuracy, loss, entropy and the metrics of ``classification_metrics``.
+
+        ``accuracy`` is the share of samples whose most probable class is right. ``loss`` is the
+        mean negative log-likelihood, in which a probability is at least 1e-12, and ``entropy`` the
+        mean entropy of the probabilities (UEFL, eq. 8), both in nats.
+        """
+        from torch.nn.functional import nll_loss
+
+        from fedsilo.models.maths.mc_dropout import predictive_entropy
+        from fedsilo.models.measures.classification_metrics import classification_metrics
+
+        # A probability of 0 would make the loss infinite, so it is raised to 1e-12
+        losses = nll_loss(predictions.clamp_min(1e-12).log(), labels, reduction="none")
+        right = predictions.argmax(dim=1) == labels
+        values = {
+            "accuracy": right.double().mean().item(),
+            "loss": losses.mean().item(),
+            "entropy": predictive_entropy(predictions).mean().item(),
+        }
+        return values | classification_metrics(predictions, labels)
+
+    def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
+        """Return the counts of right predictions by class and by certainty (``outcome_counts``)."""
+        from fedsilo.models.measures.outcome_counts import outcome_counts
+
+        return outcome_counts(predictions, labels, minimum)
+
+    def strata(self, labels: Tensor) -> Tensor:
+        """Return the classes themselves."""
+        return labels
+
+    def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
+        """Return labels with ``counts`` samples of each class: (2, 3) gives (0, 0, 1, 1, 1)."""
+        import torch
+
+        return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+    def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return each sample's part in accuracy, loss and entropy (``bounded_parts``)."""
+        from fedsilo.models.privacy.noisy_metrics import bounded_parts
+
+        return bounded_parts(predictions, labels)
+
+    def part_ranges(self, outputs: int) -> Mapping[str, float]:
+        """Return the ranges of metrics with noise: 1, 3 nats, or the logarithm of the classes."""
+        from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
+
+        return {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(outputs)}
+
+    def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
+        """Return the bounds in a secure sum; entropy is at most the logarithm of the classes."""
+        entropy = (0.0, math.log(outputs))
+        return {**super().limits(outputs), "accuracy": (0.0, 1.0), "entropy": entropy}

@@ -1,0 +1,220 @@
+"""The task of a run: the one object that knows what is learned.
+
+Training, measuring, averages over sites, the best model, tables and reports ask the task, so that
+none of them has to know whether a label is a class. A task is a subclass of ``Task`` in a file of
+its own, and a line in ``fedsilo/core/tasks.py``. Its module imports PyTorch only inside functions,
+because commands that only list or compare runs must start quickly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import join_names
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import TASKS, count_strata
+from fedsilo.models.privacy.summed_metrics import LARGEST_LOSS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """What a run learns, with the settings that belong to it.
+
+    In the tensors below, n is a number of samples, and ``outputs`` is the number of outputs of the
+    network (``NetworkShape.outputs``).
+
+    Class attributes:
+        name: the task's key in ``TASKS``, and the value of the setting 'task'.
+        headline: the metric that decides the best round and orders a table, unless a setting says
+            otherwise. ``fedsilo.core.metric_names.best_direction`` says whether more is better.
+        shown: the metrics of result tables, the headline first; empty for those of the data set.
+        always: the metrics that every split with samples has. Secure sums and noisy measurements
+            carry only these.
+        measured_words, counted_words: what ``metrics`` and ``counts`` send, for privacy.json, which
+            puts the first into brackets and the second after a colon.
+        losses: the values of 'train.loss' that the task accepts.
+        label_type: the dtype of the label tensor, by its name in torch.
+        label_noun: what a single label is called in sentences, such as "class".
+        network: ``module:function`` that builds the network from the settings and the
+            ``NetworkShape``; empty for the classifiers of ``models/networks/build.py``, whose
+            number of outputs is that of the shape.
+        trains_stacked: whether 'machine.vectorised' can train several sites as one batch, which
+            needs a cross-entropy of class numbers.
+        why_not_private: the reason why training cannot be private per patient, as a predicate such
+            as "compares patients with each other"; None if it can.
+    """
+
+    name: ClassVar[str]
+    headline: ClassVar[str]
+    shown: ClassVar[tuple[str, ...]] = ()
+    always: ClassVar[tuple[str, ...]] = ("loss",)
+    losses: ClassVar[tuple[str, ...]] = ("auto",)
+    measured_words: ClassVar[str] = "the metrics of the task"
+    counted_words: ClassVar[str] = "nothing more"
+    label_type: ClassVar[str] = "float32"
+    label_noun: ClassVar[str] = "label"
+    network: ClassVar[str] = ""
+    trains_stacked: ClassVar[bool] = False
+    why_not_private: ClassVar[str | None] = None
+
+    settings: CommonSettings
+    # Mean and standard deviation of a numeric outcome, by which it is standardised in training
+    scale: tuple[float, float] = (0.0, 1.0)
+
+    def scaled_by(self, outcome: FeatureStatistics | None) -> Task:
+        """Return the task for an outcome with these statistics, (1,) each.
+
+        The task is returned unchanged if ``outcome`` is None, as for labels that are no numbers.
+        """
+        if outcome is None:
+            return self
+        return replace(self, scale=(float(outcome.mean[0]), float(outcome.std[0])))
+
+    @abstractmethod
+    def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the loss: it maps a batch's network outputs and labels to a mean, a scalar."""
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Map float32 outputs of the network (batch, ...) to predictions (batch, ...).
+
+        Predictions are averaged over the passes of Monte Carlo dropout, so they must be numbers
+        whose mean makes sense, such as probabilities.
+        """
+
+    @abstractmethod
+    def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
+        """Compute the metrics of one site's split: metric -> value.
+
+        All metrics in ``always`` are present. Another metric is absent if these samples do not
+        define it. Averages over sites weight each metric by the samples of the split.
+
+        Args:
+            predictions: (n, ...) float64 on the CPU, with n at least 1.
+            labels: (n, ...).
+        """
+
+    def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
+        """Compute the further metrics that leave once, of the final model on test samples.
+
+        The default has none. Names are members of a family of ``fedsilo.core.metric_names``.
+
+        Args:
+            predictions: (n, ...) float64 on the CPU.
+            labels: (n, ...).
+            minimum: the smallest number of samples behind a value; others are left out.
+        """
+        return {}
+
+    def strata(self, labels: Tensor) -> Tensor:
+        """Return the group of each sample, (n,) int64 from 0 to ``stratum_count`` - 1.
+
+        A site reports the number of samples in each group, and splits of its samples keep the
+        groups' shares. The default has a single group.
+        """
+        import torch
+
+        return torch.zeros(len(labels), dtype=torch.int64)
+
+    def stratum_count(self, outputs: int) -> int:
+        """Return the number of groups of ``strata``, by the table of tasks."""
+        return count_strata(self.name, outputs)
+
+    @abstractmethod
+    def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
+        """Make labels without data: as many samples of each stratum as ``counts`` says.
+
+        A hospital that declares its counts is checked with them before its data are opened.
+        """
+
+    def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Compute each sample's part in the metrics that leave with noise: metric -> (n,) in 0..1.
+
+        The default has none, so a private run of the task measures nothing. A part must be finite
+        even if a prediction is not, because one sample would otherwise show in the sum.
+        """
+        return {}
+
+    def part_ranges(self, outputs: int) -> Mapping[str, float]:
+        """Return the value that a part of 1 stands for: metric of ``parts`` -> value."""
+        return {}
+
+    def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
+        """Return the least and the largest value in a secure sum: metric of ``always`` -> bounds.
+
+        Values beyond the bounds are clipped before they are summed.
+        """
+        return {"loss": (-LARGEST_LOSS, LARGEST_LOSS)}
+
+    def check(self, is_table: bool) -> None:
+        """Check that the run's settings make sense for the task.
+
+        Args:
+            is_table: whether the data set is a table.
+
+        Raises:
+            SettingError: the loss belongs to another task; class weights are set although the task
+                has no classes; sites are trained as one, or training is private, although the task
+                cannot be.
+        """
+        common = self.settings
+        if common.loss not in self.losses:
+            raise SettingError(
+                f"'train.loss' is '{common.loss}', but task '{self.name}' trains with one of "
+                f"{', '.join(self.losses)}: set one of these, or another 'task'"
+            )
+        if common.class_weights != "none" and self.label_noun != "class":
+            raise SettingError(
+                f"'train.class-weights' is set, but task '{self.name}' has no classes: set it to "
+                "'none'"
+            )
+        if common.vectorised > 1 and not self.trains_stacked:
+            raise SettingError(
+                f"'machine.vectorised' is {common.vectorised}, but task '{self.name}' cannot train "
+                "several sites as one: set it to 1"
+            )
+        if common.is_private() and self.why_not_private:
+            raise SettingError(
+                f"'privacy.sample-clip-norm' is set, but task '{self.name}' {self.why_not_private}:"
+                " set it to 0, or choose another 'task'"
+            )
+
+
+def task_class(name: str) -> type[Task]:
+    """Import and return the class of a task.
+
+    Raises:
+        SettingError: no task has that name.
+    """
+    if name not in TASKS:
+        raise SettingError(f"there is no task '{name}': choose one of {join_names(TASKS)}")
+    module, _, cls = TASKS[name].place.partition(":")
+    found: type[Task] = getattr(import_module(module), cls)
+    return found
+
+
+def task_of(settings: CommonSettings) -> Task:
+    """Return the task of a run, by the setting 'task'.
+
+    Raises:
+        SettingError: no task has that name.
+    """
+    return task_class(settings.task)(settings)
+
+
+def task_named(name: str) -> Task:
+    """Return a task with default settings, for strata and labels, which no setting changes.
+
+    Raises:
+        SettingError: no task has that name.
+    """
+    return task_class(name)(CommonSettings())
