@@ -11,6 +11,7 @@ The metric of a measurement is one word (``accuracy``), perhaps of another site'
 
     class.<label>.<right, false or auc>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
+    finding.<number>.<count or auc>
     outcome.<bin>.<count, predicted or observed>
     routing.<site>.<mean, or q05 to q95>
 
@@ -38,6 +39,7 @@ RELIABILITY, CERTAINTY = "reliability", "certainty"
 ROUTING = "routing"
 # Samples by tenths of a predicted number, and their mean prediction and outcome
 OUTCOME = "outcome"
+FINDING = "finding"  # one of several findings that a sample may have
 BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
 BINS = 10  # bins in each of these families
 BIN_PARTS = ("count", "right", "mean")
@@ -81,6 +83,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc"),
     ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
     OUTCOME: ("count", "predicted", "observed"),
+    FINDING: ("count", "auc"),
     **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
 }
 _LONGEST_WORD, _LONGEST_OPERATION = 64, 200
