@@ -121,7 +121,7 @@ class _Contest:
             rate,
             ", ".join(f"{key}={value}" for key, value in own.items()),
             self.setting.metric,
-            run=_digest(settings, self.setting.data),
+            run=settings_digest(settings, self.setting.data),
         )
         return self.rows.found(row) or self.rows.add(_measured(row, settings, self.tell))
 
@@ -164,7 +164,8 @@ def unusual(settings: RunSettings) -> dict[str, Value]:
     return {key: value for key, value in settings.decisive().items() if value != usual[key]}
 
 
-def _digest(settings: RunSettings, data: str) -> str:
+def settings_digest(settings: RunSettings, data: str) -> str:
+    """Return 12 characters that change with the data and all settings that decide a result."""
     # By the names of 0.1, so that rows that were measured with it are found
     text = json.dumps([with_former_keys(unusual(settings)), data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.core.tasks import TASKS, count_strata
 from fedsilo.models.privacy.summed_metrics import LARGEST_LOSS
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -38,9 +40,12 @@ class Task(ABC):
         shown: the metrics of result tables, the headline first; empty for those of the data set.
         always: the metrics that every split with samples has. Secure sums and noisy measurements
             carry only these.
+        measured_words, counted_words: what ``metrics`` and ``counts`` send, for privacy.json, which
+            puts the first into brackets and the second after a colon.
         losses: the values of 'train.loss' that the task accepts.
         label_type: the dtype of the label tensor, by its name in torch.
         label_noun: what a single label is called in sentences, such as "class".
+        fewest_names: the fewest classes, findings or outcomes that data of the task have.
         network: ``module:function`` that builds the network from the settings and the
             ``NetworkShape``; empty for the classifiers of ``models/networks/build.py``, whose
             number of outputs is that of the shape.
@@ -55,13 +60,27 @@ class Task(ABC):
     shown: ClassVar[tuple[str, ...]] = ()
     always: ClassVar[tuple[str, ...]] = ("loss",)
     losses: ClassVar[tuple[str, ...]] = ("auto",)
+    measured_words: ClassVar[str] = "the metrics of the task"
+    counted_words: ClassVar[str] = "nothing more"
     label_type: ClassVar[str] = "float32"
     label_noun: ClassVar[str] = "label"
+    fewest_names: ClassVar[int] = 1
     network: ClassVar[str] = ""
     trains_stacked: ClassVar[bool] = False
     why_not_private: ClassVar[str | None] = None
 
     settings: CommonSettings
+    # Mean and standard deviation of a numeric outcome, by which it is standardised in training
+    scale: tuple[float, float] = (0.0, 1.0)
+
+    def scaled_by(self, outcome: FeatureStatistics | None) -> Task:
+        """Return the task for an outcome with these statistics, (1,) each.
+
+        The task is returned unchanged if ``outcome`` is None, as for labels that are no numbers.
+        """
+        if outcome is None:
+            return self
+        return replace(self, scale=(float(outcome.mean[0]), float(outcome.std[0])))
 
     @abstractmethod
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -112,6 +131,35 @@ class Task(ABC):
     def stratum_count(self, outputs: int) -> int:
         """Return the number of groups of ``strata``, by the table of tasks."""
         return count_strata(self.name, outputs)
+
+    def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
+        """Return whether samples with these counts by stratum can define a metric.
+
+        The default is True for the metrics in ``shown`` and ``always``. It decides whether early
+        stopping by the metric could ever act.
+        """
+        return metric in (*self.shown, *self.always)
+
+    def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
+        """Explain why an array is not the labels of the samples, as a predicate; '' if it is.
+
+        The default accepts a finite number for each sample.
+
+        Args:
+            labels: the array.
+            samples: the number of samples.
+            names: the names of classes or findings, or of a numeric outcome.
+        """
+        import numpy as np
+
+        if labels.shape != (samples,) or labels.dtype.kind not in "iuf":
+            return (
+                f"must be a number for each of {samples} samples, but is {labels.dtype} of shape "
+                f"{labels.shape}"
+            )
+        if not np.isfinite(labels).all():
+            return "contains non-finite numbers: remove those samples"
+        return ""
 
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:

@@ -107,6 +107,9 @@ class ServerSettings:
         "calibration-error",
         "loss",
         "entropy",
+        "mae",
+        "rmse",
+        "r2",
     ] = setting(
         "none",
         "validation metric, a mean over sites by samples, by which the best round is kept and "
