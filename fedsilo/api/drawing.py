@@ -21,6 +21,7 @@ from fedsilo.core.arguments import (
     silent,
 )
 from fedsilo.core.errors import SettingError
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 RunPicture = Annotated[
@@ -148,7 +149,7 @@ def attention(
         if sheet is None:
             yield f"site {name} has no {split} images"
             continue
-        path = folder / f"attention-{name}.png"
+        path = folder / f"attention-{folder_name(name)}.png"
         write_picture(path, sheet)
         yield path
 
@@ -325,7 +326,7 @@ def gradcam(
     if scenarios:
         chosen = grad_cam.choose_by_scenario(opened, scenarios, split)
     sheet = grad_cam.gradcam_sheet(opened, chosen, split, label)
-    path = drawing or folders[0] / f"gradcam-{site}.png"
+    path = drawing or folders[0] / f"gradcam-{folder_name(site)}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path
 

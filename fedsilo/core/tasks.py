@@ -34,6 +34,11 @@ TASKS = {
         strata=1,
         numeric=True,
     ),
+    MULTI_LABEL: TaskEntry(
+        "fedsilo.models.tasks.multilabel:MultiLabel",
+        "Several findings for each patient or image, each present or absent.",
+        strata=1,
+    ),
 }
 
 
