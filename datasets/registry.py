@@ -57,6 +57,8 @@ DATA_SETS = {
     "mammography-phantom": "fedsilo.datasets.synthetic.phantoms:MAMMOGRAPHY_PHANTOM",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
     "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
+    "masks": "fedsilo.datasets.radiographs.masks:MASK_IMAGES",
+    "vessels-synthetic": "fedsilo.datasets.synthetic.vessels:VESSELS_SYNTHETIC",
 }
 
 

@@ -9,7 +9,7 @@ A key is one of three kinds::
 The metric of a measurement is one word (``accuracy``), perhaps of another site's model
 (``accuracy-from-<site>``), or a member of a family, ``<family>.<place>.<part>``:
 
-    class.<label>.<right, false or auc>
+    class.<label>.<right, false or auc, or dice, iou, surface-distance or hausdorff-95>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
     routing.<site>.<mean, or q05 to q95>
 
@@ -24,6 +24,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fedsilo.core.messages import INCOMING, SITE_NAME, TRAINED, UNREPEATABLE
 from fedsilo.core.site_facts import SPLITS
@@ -40,18 +41,46 @@ BIN_PARTS = ("count", "right", "mean")
 FROM = "-from-"  # between a metric and the site whose model was measured
 UPDATE = "update"  # metrics.csv has it as the split of statistics of the update in a reply
 TRAINED_PREFIX = "trained-"  # metrics.csv puts it before metrics of a site's own trained model
-# Metrics of fedsilo's own methods over all samples of a split; a plugin may measure
+
+
+class MetricRule(NamedTuple):
+    """The values that a metric may have, and which of them are good."""
+
+    better: int  # 1 if a higher value is better, -1 if a lower one is, 0 if neither
+    low: float = 0.0  # the least value
+    high: float = math.inf  # the largest value
+
+
+_HIGH_SHARE, _LOW_SHARE = MetricRule(1, high=1.0), MetricRule(-1, high=1.0)
+# Metrics of fedsilo's own tasks and methods over all samples of a split; a plugin may measure
 # more. Some methods put "own-" or "own-labels-" before it (docs/run-directory.md)
-OVERALL = (
-    *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
-    *("loss", "entropy", "perplexity", "codeword-distance", "codebook-loss", "vacuity"),
-)
-_BETTER_HIGH = ("accuracy", "balanced-accuracy", "auc", "average-precision")
-_BETTER_LOW = ("calibration-error", "loss")
-_AT_MOST_ONE = (*_BETTER_HIGH, "calibration-error", "vacuity")
+METRICS: Mapping[str, MetricRule] = {
+    "accuracy": _HIGH_SHARE,
+    "balanced-accuracy": _HIGH_SHARE,
+    "auc": _HIGH_SHARE,
+    "average-precision": _HIGH_SHARE,
+    "calibration-error": _LOW_SHARE,
+    "loss": MetricRule(-1),
+    "entropy": MetricRule(0),  # a model may be certain and wrong
+    "perplexity": MetricRule(0),
+    "codeword-distance": MetricRule(0),
+    "codebook-loss": MetricRule(0),
+    "vacuity": MetricRule(0, high=1.0),
+    # Regression; the first two are in the outcome's unit
+    "mae": MetricRule(-1),
+    "rmse": MetricRule(-1),
+    "r2": MetricRule(1, low=-math.inf, high=1.0),
+    # Segmentation; the last two are distances in pixels
+    "dice": _HIGH_SHARE,
+    "iou": _HIGH_SHARE,
+    "surface-distance": MetricRule(-1),
+    "hausdorff-95": MetricRule(-1),
+}
+OVERALL = tuple(METRICS)
+_UNKNOWN = MetricRule(0, low=-math.inf)  # a metric that is not in the table
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
-    CLASS: ("right", "false", "auc"),
+    CLASS: ("right", "false", "auc", "dice", "iou", "surface-distance", "hausdorff-95"),
     ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
     **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
 }
@@ -101,26 +130,16 @@ def best_direction(name: str) -> int:
     The result is 0 for entropy, because a model may be certain and wrong, and for metrics that
     fedsilo does not know. Prefixes such as ``trained-`` and a site after ``-from-`` do not matter.
     """
-    word = _plain_word(name)
-    if word in _BETTER_HIGH:
-        return 1
-    if word in _BETTER_LOW:
-        return -1
-    return 0
+    return METRICS.get(_plain_word(name), _UNKNOWN).better
 
 
 def metric_range(name: str) -> tuple[float, float]:
     """Return the smallest and largest possible value of a metric.
 
-    It is 0 to 1 for shares, 0 to infinity for fedsilo's other metrics, and unlimited for metrics
-    that fedsilo does not know.
+    It is 0 to 1 for shares, for example, and unlimited for metrics that fedsilo does not know.
     """
-    word = _plain_word(name)
-    if word in _AT_MOST_ONE:
-        return 0.0, 1.0
-    if word in OVERALL:
-        return 0.0, math.inf
-    return -math.inf, math.inf
+    rule = METRICS.get(_plain_word(name), _UNKNOWN)
+    return rule.low, rule.high
 
 
 def _plain_word(name: str) -> str:

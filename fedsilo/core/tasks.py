@@ -19,10 +19,16 @@ class TaskEntry(NamedTuple):
 
 
 CLASSIFICATION = "classification"
+SEGMENTATION = "segmentation"
 TASKS = {
     CLASSIFICATION: TaskEntry(
         "fedsilo.models.tasks.classification:Classification",
         "One of several classes for each patient or image.",
+        strata=0,
+    ),
+    SEGMENTATION: TaskEntry(
+        "fedsilo.models.tasks.segmentation:Segmentation",
+        "The class of each pixel of an image, from masks.",
         strata=0,
     ),
 }

@@ -75,9 +75,12 @@ _OWN = {
 }
 _SHARES = (
     *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
+    *("dice", "iou"),
     *("vacuity", "forgotten", "sensitivity", "specificity", "f1", "precision", "recall"),
 )
 _RANGES = dict.fromkeys(_SHARES, _SHARE) | {
+    "surface-distance": Range(0, _LARGEST),
+    "hausdorff-95": Range(0, _LARGEST),
     "perplexity": Range(0, _LARGEST),
     "codeword-distance": Range(0, _DIVERGED),
     "codebook-loss": Range(0, _DIVERGED),
@@ -85,6 +88,7 @@ _RANGES = dict.fromkeys(_SHARES, _SHARE) | {
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),
 }
+_DISTANCES = {"surface-distance", "hausdorff-95"}  # parts of a class that are in pixels
 _COUNTS = {"count", "right", "false"}  # parts of a family that count samples; others are shares
 _TAIL = 10  # standard deviations of noise
 
@@ -120,6 +124,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     if read is None:
         return _OWN.get(key, _ANY)
     if read.metric.part:  # a member of a family: of one class, bin or site
+        if read.metric.part in _DISTANCES:
+            return Range(0, _LARGEST)
         if read.metric.part not in _COUNTS:
             return _SHARE
         if most is None:
