@@ -1,6 +1,6 @@
 #!/bin/bash
-# Make the images' base from Debian packages, where no image registry is reached. Needs root,
-# debootstrap, a Debian mirror and a running engine.
+# Make the images' base from Debian packages, where no image registry is reached. Needs root, a
+# Debian mirror and a running engine; installs debootstrap where it is missing.
 set -euo pipefail
 
 name=${1:-fedsilo-base:bookworm}
@@ -12,8 +12,13 @@ fail() {
 }
 
 [ "$(id -u)" = 0 ] || fail "debootstrap needs root"
-command -v debootstrap >/dev/null || fail "debootstrap is not installed (Debian: debootstrap)"
 docker info >/dev/null 2>&1 || fail "no engine answers; docker/start-engine.sh starts one"
+if ! command -v debootstrap >/dev/null; then
+    command -v apt-get >/dev/null || fail "debootstrap must be installed, and there is no apt-get"
+    said=$(apt-get update 2>&1 && DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y --no-install-recommends debootstrap 2>&1) ||
+        fail "apt-get install debootstrap failed: $(tail -n 3 <<<"$said")"
+fi
 
 root=$(mktemp -d)
 trap 'rm -rf --one-file-system "$root"' EXIT

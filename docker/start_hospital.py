@@ -4,6 +4,9 @@ The kit is a secret of the container. Data and the hospital's own site file are 
 trust come from the environment (``FEDSILO_DEVICE``, ``FEDSILO_TRUST``); if the site file has a
 level of trust too, the stricter one holds. Whoever starts the container confirms the rules that its
 log shows.
+
+``FEDSILO_DATA_FROM`` is the host's folder of data. If it is empty, none was given, and the hospital
+answers only runs whose data set needs no files.
 """
 
 import argparse
@@ -32,6 +35,11 @@ from fedsilo.deployment.doctor.site import SiteSetup
 from fedsilo.deployment.options import HospitalOptions
 from fedsilo.deployment.rules import SITE
 
+_NO_DATA = (
+    "no data folder is mounted (DATA_1 .. of compose): this hospital answers only runs whose data "
+    "set needs no files, such as digits"
+)
+
 
 def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
     """Open and check the kit, and build the command that starts the node.
@@ -47,9 +55,12 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     node = {
         "device": environment.get("FEDSILO_DEVICE") or "auto",
         "state-dir": str(given.state_dir),
-        "data-dir": str(check_data_folder(given.data_dir)),
         "cache-dir": str(check_writable_folder(given.cache_dir, "cache directory")),
     }
+    if _has_data(given.data_dir, environment):
+        node["data-dir"] = str(given.data_dir)
+    else:
+        _show([_NO_DATA])
     own = None
     if has_site_file(given.site_file):
         own = given.site_file
@@ -65,15 +76,29 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     request = HospitalRequest(given.kit, options, own)
     check_setup = refuse_failing
     if given.print:
-        check_setup = _ask_no_server
+        check_setup = _check_data
     setup = prepare_node(request, _show, check_setup)
     _show([f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}"])
     # Flower's SuperNode becomes this process, and keeps the lock of the hospital's folder
     return lock_and_build_command(setup, HEALTH_ADDRESS, is_shown=given.print)
 
 
-def _ask_no_server(setup: SiteSetup) -> None:
-    """Check nothing, because ``--print`` must work without a server."""
+def _has_data(folder: Path, environment: Mapping[str, str]) -> bool:
+    """Return whether the hospital has a data folder: one that was named, or one with content.
+
+    A named folder may be empty, because Docker makes an empty one for a mistyped path. The doctor
+    then refuses it. Without the variable, as in Kubernetes, a folder is always needed.
+    """
+    if environment.get("FEDSILO_DATA_FROM", "?"):
+        return True
+    return folder.is_dir() and next(folder.iterdir(), None) is not None
+
+
+def _check_data(setup: SiteSetup) -> None:
+    """Check the data folder only, because ``--print`` must work without a server."""
+    folder = setup.folder("data-dir")
+    if folder:
+        check_data_folder(folder)
 
 
 def _show(sentences: Sequence[str]) -> None:
@@ -90,8 +115,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache-dir", type=Path, default=Path("/cache"))
     parser.add_argument("--site-file", type=Path, default=Path("/etc/fedsilo/site.yaml"))
     parser.add_argument("--print", action="store_true", help="print the command, ask no server")
+    parser.add_argument("--keep-trying", action="store_true", help="after a fault, try again")
     given = parser.parse_args(arguments)
-    return checks.start("hospital", lambda: supernode_command(given, os.environ), given.print)
+    return checks.start(
+        "hospital",
+        lambda: supernode_command(given, os.environ),
+        show=given.print,
+        keep_trying=given.keep_trying,
+    )
 
 
 if __name__ == "__main__":

@@ -68,9 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="start_server.py", description=__doc__)
     parser.add_argument("--state-dir", type=Path, default=Path("/state"))
     parser.add_argument("--print", action="store_true", help="print the command, start nothing")
+    parser.add_argument("--keep-trying", action="store_true", help="after a fault, try again")
     given = parser.parse_args(arguments)
     host = os.environ.get("FEDSILO_HOST", "")
-    return checks.start("server", lambda: superlink_command(given.state_dir, host), given.print)
+    return checks.start(
+        "server",
+        lambda: superlink_command(given.state_dir, host),
+        show=given.print,
+        keep_trying=given.keep_trying,
+    )
 
 
 if __name__ == "__main__":

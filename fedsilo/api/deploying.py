@@ -23,9 +23,9 @@ from fedsilo.deployment.options import DeploymentOptions, ServiceOptions
 
 if TYPE_CHECKING:
     from fedsilo.deployment.backup.backup import MadeBackup, Restored
-    from fedsilo.deployment.commands import MemberStatus
     from fedsilo.deployment.deployment import Deployment
     from fedsilo.deployment.joining import MadeKit
+    from fedsilo.deployment.member_status import MemberStatus
 
 _FOLDER = "deployment"
 PassphraseFile = Annotated[
@@ -123,7 +123,7 @@ def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     Raises:
         FedsiloError: the folder does not contain a deployment, or the server does not answer.
     """
-    from fedsilo.deployment.commands import status
+    from fedsilo.deployment.member_status import status
 
     return status(Path(deployment))
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
     from fedsilo.comparison.over_seeds import Comparison
     from fedsilo.deployment.backup.backup import MadeBackup, Restored
-    from fedsilo.deployment.commands import MemberStatus
     from fedsilo.deployment.deployment import Deployment
     from fedsilo.deployment.doctor.findings import Finding
     from fedsilo.deployment.joining import MadeKit
+    from fedsilo.deployment.member_status import MemberStatus
     from fedsilo.finetuning.finetune_results import FinetuneResult
     from fedsilo.inference.monitor.monitor import Monitored
     from fedsilo.inference.predict.answers import Predictions
@@ -275,7 +275,7 @@ def deploy_status(
     rows = []
     for member in members:
         process, log = str(member.pid or "-"), str(member.log or "-")
-        rows.append((member.member, process, member.seen, log))
+        rows.append((member.member, process, member.sight, log))
     print_columns(("member", "process", "seen by the server", "log"), rows)
     run = look_at_deployment(Path(deployment)).run
     if run:

@@ -7,7 +7,6 @@ prints each one. The module ``joining`` adds hospitals on other machines.
 import os
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.core.arguments import RunSources, path_of, refuse_below, several
@@ -29,7 +28,6 @@ from fedsilo.deployment.flower_commands import (
     Say,
     is_healthy,
     list_missing_sites,
-    list_online_sites,
     print_command,
     wait_for,
     wait_until_left,
@@ -285,16 +283,6 @@ def make_secrets(deployment: Deployment) -> None:
             write_atomically(secrets / f"{site}.pub", public, mode=0o600)
 
 
-@dataclass(frozen=True)
-class MemberStatus:
-    """The state of one member of a deployment: the server or a site."""
-
-    member: str  # ``server`` or the site
-    pid: int | None  # id of its process; None if the process does not run on this machine
-    seen: str  # the site's state at the server, online or offline; empty for the server itself
-    log: Path | None  # log file of its process; None if the hospital is on another machine
-
-
 def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Say) -> Deployment:
     """Make the deployment if it is new, and start every member that does not run.
 
@@ -373,44 +361,6 @@ def _find_silent_server(deployment: Deployment) -> list[str]:
     if is_healthy(deployment):
         return []
     return [SERVER]
-
-
-def status(folder: Path) -> list[MemberStatus]:
-    """Return the state of all members: first the server, then local sites, then other hospitals.
-
-    If the server is down, all sites count as offline. A hospital on another machine has neither a
-    process id nor a log.
-
-    Returns:
-        One entry for each member: its name, process id (None if it does not run here), state
-        ("online" or "offline", but an empty string for the server) and log.
-
-    Raises:
-        DeploymentError: the folder does not contain a deployment, or the server runs but does not
-            answer.
-    """
-    deployment = read_deployment(folder)
-    # The process of a server in a container is not known here, so its health is asked for instead
-    online_sites: list[str] = []
-    if deployment.process(SERVER) or (deployment.address and is_healthy(deployment)):
-        online_sites = list_online_sites(deployment)
-    members = [MemberStatus(SERVER, _pid(deployment, SERVER), "", deployment.log(SERVER))]
-    for site in (*deployment.sites, *deployment.hospitals):
-        state = "offline"
-        if site in online_sites:
-            state = "online"
-        log = None
-        if site in deployment.sites:
-            log = deployment.log(site)
-        members.append(MemberStatus(site, _pid(deployment, site), state, log))
-    return members
-
-
-def _pid(deployment: Deployment, member: str) -> int | None:
-    process = deployment.process(member)
-    if process is None:
-        return None
-    return process.pid
 
 
 def logs(folder: Path, member: str, lines: int) -> str:

@@ -20,7 +20,13 @@ from fedsilo.deployment.deployment import (
     DeploymentError,
     read_deployment,
 )
-from fedsilo.deployment.flower_commands import Say, flwr, list_missing_sites, print_command
+from fedsilo.deployment.flower_commands import (
+    Say,
+    flwr,
+    is_healthy,
+    list_missing_sites,
+    print_command,
+)
 from fedsilo.engines.planning import planned_settings
 from fedsilo.engines.ray_engine import stream
 from fedsilo.server_app.config.settings import RunSettings
@@ -179,6 +185,9 @@ def _refuse_incomplete(deployment: Deployment) -> None:
     """
     state = "down"
     missing = [member for member in deployment.members if not deployment.process(member)]
+    # The process of a server in a container is not known here, so its health is asked for instead
+    if SERVER in missing and deployment.address and is_healthy(deployment):
+        missing.remove(SERVER)
     # Only a running server can be asked which sites are connected
     if not missing:
         state = "offline"

@@ -4,6 +4,8 @@ Every method trains the same network from the same initial weights, so a compari
 compares their methods.
 """
 
+from importlib import import_module
+
 from torch import nn
 
 from fedsilo.core.errors import SettingError
@@ -21,13 +23,14 @@ from fedsilo.models.networks.kinds import (
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.models.privacy.dp_sgd import with_group_norm
-from fedsilo.models.tasks.task import task_of
+from fedsilo.models.tasks.task import Task, task_of
 
 
 def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
     """Build the network that the settings name, with initial weights keyed on the seed.
 
-    The network is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
+    The run's task decides the loss, and may bring a network of its own (``Task.network``).
+    A classifier is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
     ViT. If training is private per patient, group norm replaces batch norm.
 
     Returns:
@@ -38,9 +41,13 @@ def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClas
         SettingError: the network does not take such data, the images are too small for it, or a
             plugin does not build a network.
     """
+    task = task_of(settings)
+    if task.network:
+        return _build_for_task(task, settings, shape)
     kind = network_kind(settings, shape)
     evidence = None
-    if settings.loss == "evidential" or (settings.loss == "auto" and kind == "vit"):
+    is_auto = settings.loss == "auto" and kind == "vit" and "evidential" in task.losses
+    if settings.loss == "evidential" or is_auto:
         evidence = Evidence(shape.outputs, settings.evidence)
     # Sites build their networks apart: only the seed makes their initial weights the same
     with seed_generators(settings.seed, "initial-weights"):
@@ -60,7 +67,18 @@ def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClas
         else:
             network = _image_classifier(kind, settings, shape, evidence)
         if evidence is None:
-            network.criterion = task_of(settings).criterion()
+            network.criterion = task.criterion()
+    if settings.is_private():
+        with_group_norm(network)
+    return network
+
+
+def _build_for_task(task: Task, settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
+    """Call the task's own builder, with torch's generators seeded as for the other networks."""
+    module, _, name = task.network.partition(":")
+    build = getattr(import_module(module), name)
+    with seed_generators(settings.seed, "initial-weights"):
+        network: TokenClassifier = build(settings, shape)
     if settings.is_private():
         with_group_norm(network)
     return network

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedsilo.core.errors import CheckpointError
 from fedsilo.core.files.state_files import load_state, save_state
+from fedsilo.core.metric_names import best_direction
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import current_settings
@@ -24,7 +25,6 @@ from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import Method, State
 from fedsilo.strategies.meeting.participants import Participants
 
-_SMALLER_IS_BETTER = ("loss", "entropy", "calibration-error")
 KEPT = 2  # checkpoints; sites keep the same number of states, so any kept round can be resumed
 
 
@@ -249,7 +249,8 @@ class BestRound(Hook):
         if not self.best:
             return True
         gain = value - float(self.best["value"])
-        if self.common.early_stopping_metric in _SMALLER_IS_BETTER:
+        # Entropy is good neither high nor low, but a run that stops by it wants it low
+        if best_direction(self.common.early_stopping_metric) < 1:
             gain = -gain
         return gain > 0
 

@@ -14,12 +14,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.declarations import check_content, misfit
+from fedsilo.core.metric_names import METRICS
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings_schema import key_of
 from fedsilo.datasets.silo.declared_silos import SiteName
 
 _LARGEST, _LONGEST = 10**15, 4000
-_UNIT = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error")
 # Columns that a table must have
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "metrics.csv": ("round", "site", "split", "metric", "value"),
@@ -133,7 +133,7 @@ def _is_possible(metric: str, value: float) -> bool:
     """Return whether a metric can have this value.
 
     A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15. A
-    metric on the scale from 0 to 1, such as accuracy, must be from -10^15 to 10^15, because noise
+    score that is at most 1, such as accuracy, must be from -10^15 to 10^15, because noise
     may move it beyond 1. NaN is not possible for these. Every other metric may have any value, also
     NaN or infinity.
     """
@@ -142,7 +142,9 @@ def _is_possible(metric: str, value: float) -> bool:
         return 0 <= value <= _LARGEST
     # trained-accuracy and own-auc-from-north, for example, are on the scale of the plain metric
     name = metric.removeprefix("trained-").removeprefix("own-").partition("-from-")[0]
-    return name not in _UNIT or abs(value) <= _LARGEST
+    rule = METRICS.get(name)
+    is_score = rule is not None and rule.better != 0 and rule.high == 1
+    return not is_score or abs(value) <= _LARGEST
 
 
 def _is_count(text: str) -> bool:

@@ -28,6 +28,7 @@ from fedsilo.core.metric_names import (
     BIN_FAMILIES,
     BIN_PARTS,
     CLASS,
+    METRICS,
     read_measurement,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -73,14 +74,20 @@ _OWN = {
     DP_EPSILON: Range(0, _LARGEST),
     "new-codewords": _COUNT,
 }
-_SHARES = (
-    *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
-    *("dice", "iou"),
-    *("vacuity", "forgotten", "sensitivity", "specificity", "f1", "precision", "recall"),
-)
-_RANGES = dict.fromkeys(_SHARES, _SHARE) | {
-    "surface-distance": Range(0, _LARGEST),
-    "hausdorff-95": Range(0, _LARGEST),
+_SHARES = (*("forgotten", "sensitivity", "specificity", "f1", "precision", "recall"),)
+
+
+def _known_ranges() -> dict[str, Range]:
+    """Return the ranges of the metrics of ``METRICS``, with 1e12 in place of infinity."""
+    ranges = {}
+    for name, rule in METRICS.items():
+        ranges[name] = Range(max(rule.low, -_LARGEST), min(rule.high, _LARGEST))
+    return ranges
+
+
+_RANGES = {
+    **_known_ranges(),
+    **dict.fromkeys(_SHARES, _SHARE),
     "perplexity": Range(0, _LARGEST),
     "codeword-distance": Range(0, _DIVERGED),
     "codebook-loss": Range(0, _DIVERGED),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,21 +146,21 @@ def settings(folder: Path) -> dict[str, str]:
     given = {"FEDSILO_KITS": str(folder / "kits"), "FEDSILO_TAG": "test"}
     given["FEDSILO_TRUST"] = "server"
     for number, site in enumerate(SITES, start=1):
-        given |= {f"SITE_{number}": site, f"DATA_{number}": str(folder / "data" / site)}
-        given |= {f"SITE_FILE_{number}": str(folder / "site.yaml")}
+        given |= {f"SITE_{number}": site, f"SITE_FILE_{number}": str(folder / "site.yaml")}
+    # Digits need no folder; what one hospital has of its own is looked at
+    given["DATA_2"] = str(folder / "data" / "s1b")
     if "BASE" not in os.environ:
         given |= {"BASE": BASE, "BUILD_NETWORK": "host"}
     return given
 
 
 def prepare(folder: Path, docker_folder: Path) -> None:
-    """Make the base image, where none is given, and a folder of data per hospital."""
+    """Make the base image, where none is given, a site file and a hospital's folder of data."""
     if "BASE" not in os.environ and not call("docker", "images", "-q", BASE).stdout:
         call("bash", str(docker_folder / "offline-base.sh"), BASE)
     (folder / "site.yaml").write_text(SITE_FILE)
-    for site in SITES:
-        (folder / "data" / site).mkdir(parents=True)
-        (folder / "data" / site / f"{site}.txt").write_text("digits needs no files\n")
+    (folder / "data" / "s1b").mkdir(parents=True)
+    (folder / "data" / "s1b" / "s1b.txt").write_text("digits needs no files\n")
     folder.chmod(0o755)
 
 
@@ -208,6 +208,18 @@ def wait_for_health(made: Federation, services: list[str], limit: float = 600) -
             time.sleep(5)
 
 
+def wait_for_status(
+    made: Federation, service: str, status: str, limit: float = 300
+) -> dict[str, Any]:
+    """Wait until a container is healthy or unhealthy, and return what the engine knows of it."""
+    end = time.monotonic() + limit
+    while (health := made.container(service)["State"]["Health"])["Status"] != status:
+        assert time.monotonic() < end, f"{service} is not {status}: {health}"
+        time.sleep(2)
+    found: dict[str, Any] = health
+    return found
+
+
 def test_uefl_runs_to_its_summary(federation: Federation) -> None:
     began = time.monotonic()
     run = federation.submit("whole")
@@ -231,7 +243,21 @@ def test_a_container_is_not_root_and_its_root_is_read_only(
     found = federation.container(service)
     assert found["HostConfig"]["ReadonlyRootfs"] is True
     assert found["HostConfig"]["CapDrop"] == ["ALL"]
+    # What the kernel grants to the processes, not only what was asked of the engine
+    text = federation.inside(service, "cat", "/proc/1/status", check=True).stdout
+    granted = dict(line.split(":\t") for line in text.splitlines())
+    for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(granted[name], 16) == 0, name
+    assert granted["NoNewPrivs"] == "1"
+    assert set(granted["Uid"].split()) == {"10001"}
     assert found["HostConfig"]["PortBindings"] in (None, {})
+
+
+@pytest.mark.parametrize("name", ["server", "hospital"])
+def test_an_image_runs_as_a_numbered_user(name: str, federation: Federation) -> None:
+    """Not by a name: Kubernetes cannot tell that a name is not root's."""
+    (image,) = json.loads(call("docker", "image", "inspect", f"fedsilo-{name}:test").stdout)
+    assert image["Config"]["User"] == "10001:10001"
 
 
 def test_no_compiler_and_no_secret_but_its_own_is_in_a_container(federation: Federation) -> None:
@@ -309,8 +335,7 @@ def suspicious(path: Path, names: set[str]) -> bool:
 @pytest.mark.parametrize(
     ("image", "words", "said"),
     [
-        ("hospital", (), "hospital: data directory /data is empty"),
-        ("hospital", ("-v", "/etc:/data:ro"), "hospital: /run/secrets/kit.zip does not exist"),
+        ("hospital", (), "hospital: /run/secrets/kit.zip does not exist"),
         ("server", (), "server: FEDSILO_HOST is not set"),
     ],
 )
@@ -321,6 +346,49 @@ def test_a_container_that_lacks_something_says_so_and_ends(
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_hospital_without_a_level_of_trust_does_not_start(federation: Federation) -> None:
+    """Compose has no default, and neither has the image."""
+    kit = f"{federation.folder / 'kits' / 's1a.zip'}:/run/secrets/kit.zip:ro"
+    words = ("--network", "none", "-e", "FEDSILO_DATA_FROM=", "-v", kit)
+    done = call("docker", "run", "--rm", *words, "fedsilo-hospital:test", check=False)
+    assert done.returncode == 2
+    assert "hospital: s1a has no level of trust" in done.stderr
+
+
+def test_a_hospital_that_cannot_start_is_unhealthy_and_the_server_knows_why(
+    federation: Federation,
+) -> None:
+    empty = federation.folder / "data" / "empty"
+    empty.mkdir()
+    changed = replace(federation, environment=federation.environment | {"DATA_5": str(empty)})
+    changed.compose("up", "-d", "--no-build", "--no-deps", "hospital-5")
+    said = "hospital: s3a: data folder: data directory /data is empty"
+    health = wait_for_status(federation, "hospital-5", "unhealthy")
+    assert said in health["Log"][-1]["Output"]
+    assert federation.compose("logs", "hospital-5").stdout.count(said) == 1
+    assert "s3a" in federation.deploy("status").stdout
+    members = {
+        member["member"]: member
+        for member in json.loads(federation.deploy("status", "--json").stdout)
+    }
+    assert members["s3a"]["seen"] == "offline"
+    assert members["s3a"]["times"]["fault"] == "data folder"
+    assert members["s3b"]["seen"] == "online"
+    # Once the fault is gone, it starts by itself
+    (empty / "scan.txt").write_text("digits needs no files\n")
+    wait_for_status(federation, "hospital-5", "healthy")
+    federation.compose("up", "-d", "--no-build", "--no-deps", "hospital-5")
+    wait_for_status(federation, "hospital-5", "healthy")
+
+
+def test_a_run_that_fails_says_why_where_it_was_started(federation: Federation) -> None:
+    words = ("fedsilo", "deploy", "run", "uefl-digits", "--deployment", "/state", "--name", "few")
+    few = ("--set", "split.silos=6", "--set", "run.min-sites=7", "--set", "run.away-timeout=5")
+    done = federation.inside("server", *words, *few)
+    assert done.returncode == 1
+    assert "6 of 7" in done.stderr or "'run.min-sites'" in done.stderr, done.stderr
 
 
 def test_a_run_goes_on_after_a_hospitals_network_was_cut(federation: Federation) -> None:

@@ -4,6 +4,7 @@ import itertools
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -173,11 +174,49 @@ def test_a_hospital_refuses_what_is_missing(hospital: Runner, place: Path) -> No
     refused(hospital(), "has mode 644, so other users may read the private key in it")
     (place / "kit.zip").unlink()
     refused(hospital(), f"{place / 'kit.zip'} does not exist")
+
+
+def test_a_data_folder_that_was_named_is_not_empty(hospital: Runner, place: Path) -> None:
     (place / "data" / "table.csv").unlink()
-    refused(hospital(), f"data directory {place / 'data'} is empty")
+    for named in ({}, {"FEDSILO_DATA_FROM": "/srv/north"}):
+        refused(hospital(**named), f"data directory {place / 'data'} is empty")
     (place / "data").rmdir()
     refused(hospital(), f"data directory {place / 'data'} is missing")
-    shutil.rmtree(place / "state", ignore_errors=True)
+
+
+def test_a_hospital_without_a_data_folder_starts_and_says_so(hospital: Runner, place: Path) -> None:
+    """As compose starts one whose ``DATA_1`` is not set: data sets that ship need no files."""
+    assert 'data-dir="' in _options(hospital(FEDSILO_DATA_FROM=""))["--node-config"]
+    (place / "data" / "table.csv").unlink()
+    done = hospital(FEDSILO_DATA_FROM="")
+    assert "data-dir" not in _options(done)["--node-config"]
+    assert "no data folder is mounted" in done.stderr
+
+
+def test_a_container_that_cannot_start_stays_unhealthy_until_the_fault_is_gone(
+    place: Path, script: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hospital_checks, "refuse_failing", lambda setup: None)  # asks the server
+    pauses: list[float] = []
+    kit = place / "kit.zip"
+
+    def repair(seconds: float) -> None:
+        pauses.append(seconds)
+        ill = script("health.py", TMPDIR=str(place))
+        assert ill.returncode == 1
+        assert ill.stdout.startswith(f"hospital: {kit} has mode 644, so other users may read")
+        if len(pauses) == 7:
+            kit.chmod(0o600)
+
+    monkeypatch.setattr(time, "sleep", repair)
+    kit.chmod(0o644)
+    folders = [f"--{name}-dir={place / name}" for name in ("data", "state", "cache")]
+    own = (f"--kit={kit}", f"--site-file={place / 'site.yaml'}", "--keep-trying")
+    given = {"FEDSILO_DEVICE": "cpu", "FEDSILO_TRUST": "server", "TMPDIR": str(place)}
+    with pytest.raises(AssertionError, match="becomes another process"):
+        script("start_hospital.py", *own, *folders, **given)
+    assert pauses == [5, 10, 20, 40, 60, 60, 60]
+    assert "unavailable" in script("health.py", TMPDIR=str(place)).stdout, "the fault is forgotten"
 
 
 def test_a_server_makes_its_deployment_once_and_starts_a_superlink(

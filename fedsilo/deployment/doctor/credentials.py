@@ -264,7 +264,7 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
-    with closing(_Fleet(address, authority, key, now)) as fleet:
+    with closing(Fleet(address, authority, key, now)) as fleet:
         said = fleet.refusal("SendNodeHeartbeat", SendNodeHeartbeatRequest())
     # The server checks the time first and the node second, so a refused node had the right time
     if not said:
@@ -303,7 +303,7 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.node_pb2 import Node
 
-    with closing(_Fleet(address, authority, key, now)) as fleet:
+    with closing(Fleet(address, authority, key, now)) as fleet:
         # The server refuses interval 0 only after it has found the key registered for this node
         beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=0)
         said = fleet.refusal("SendNodeHeartbeat", beat)
@@ -325,7 +325,7 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
         return False
 
 
-class _Fleet:
+class Fleet:
     """Calls to a server's Fleet API, signed by a hospital's key with a given time."""
 
     def __init__(self, address: str, authority: Path, key: Path, now: datetime) -> None:

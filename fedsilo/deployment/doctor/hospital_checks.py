@@ -23,11 +23,12 @@ from fedsilo.core.processes import free_ports
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import node_command
 from fedsilo.deployment.doctor.credentials import check_certificate
+from fedsilo.deployment.doctor.failed_start import tell_server
 from fedsilo.deployment.doctor.findings import Status, examine
 from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
 from fedsilo.deployment.kit import AUTHORITY, CARD, KEY, Kit, KitError, read_kit
 from fedsilo.deployment.options import HospitalOptions
-from fedsilo.deployment.rules import SITE, check_rules, explain_rules, write_rules
+from fedsilo.deployment.rules import SITE, RulesError, check_rules, explain_rules, write_rules
 from fedsilo.deployment.worker.hospital import parse_node_config
 from fedsilo.server_app.config.settings import RunSettings
 
@@ -70,7 +71,8 @@ class HospitalRequest:
 def refuse_failing(setup: SiteSetup) -> None:
     """Run the doctor's checks of a hospital, and refuse a failure or an existing connection.
 
-    Checks that are skipped do not count. The connection is asked for only if no check failed.
+    Checks that are skipped do not count. The connection is asked for only if no check failed. The
+    server learns the name of the failed check.
 
     Raises:
         KitError: a check failed (the message names the first one), or the hospital is connected.
@@ -81,6 +83,7 @@ def refuse_failing(setup: SiteSetup) -> None:
             fault = f"{setup.name}: {finding.check}: {finding.said}"
             if finding.fix:
                 fault += f": {finding.fix}"
+            tell_server(setup, finding.check)
             break
     if not fault and setup.is_online():
         fault = (
@@ -165,7 +168,12 @@ def _confirm_rules(
         KitError: a check failed, or a file cannot be read.
         RulesError: the rules cannot be used.
     """
-    rules = _rules_of(request, kit, home)
+    try:
+        rules = _rules_of(request, kit, home)
+    except RulesError:
+        with open_temporarily(kit) as scratch:
+            tell_server(build_setup(kit, scratch, ()), "site file")
+        raise
     sentences = _check_in_scratch(request, kit, rules, home, check_setup)
     questions = _to_confirm(kit, previous, home, sentences)
     if questions:

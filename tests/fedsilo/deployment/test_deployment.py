@@ -18,12 +18,10 @@ from fedsilo.core.processes import app_folder, end_trees, free_ports, process_of
 from fedsilo.deployment import commands
 from fedsilo.deployment import flower_commands as flower
 from fedsilo.deployment.commands import (
-    MemberStatus,
     down,
     logs,
     prepare,
     requested_node_config,
-    status,
     up,
 )
 from fedsilo.deployment.deployed_run import resume_command
@@ -36,6 +34,7 @@ from fedsilo.deployment.deployment import (
     plan,
     read_deployment,
 )
+from fedsilo.deployment.member_status import MemberStatus, status
 from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.server_app.config.operator_files import REGISTRY, read_registry
 from tests.support.errors import refuses

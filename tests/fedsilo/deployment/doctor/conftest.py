@@ -98,6 +98,7 @@ class _State:
 
     online = False
     beats = 0  # heartbeats that keep its node online
+    interval = 0.0  # of the newest connection, in seconds
 
     def state(self) -> _State:
         return self
@@ -112,7 +113,7 @@ class _Servicer(FleetServicer):
     def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         if _State.online:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "Failed to activate SuperNode.")
-        _State.online = True
+        _State.online, _State.interval = True, request.heartbeat_interval
         return ActivateNodeResponse(node_id=7)
 
     def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
@@ -130,6 +131,14 @@ class _Servicer(FleetServicer):
 def online() -> Iterator[type[_State]]:
     """Let the server have admitted the hospital's node already."""
     _State.online, _State.beats = True, 0
+    yield _State
+    _State.online = False
+
+
+@pytest.fixture
+def connections() -> Iterator[type[_State]]:
+    """Return what the server knows of connections, of which there was none yet."""
+    _State.online, _State.interval = False, 0.0
     yield _State
     _State.online = False
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from fedsilo.deployment.doctor.hospital_checks import (
     prepare_node,
 )
 from fedsilo.deployment.kit import AUTHORITY, KEY, Card, KitError, make_kit, read_kit
+from fedsilo.deployment.node_times import fault_of
 from tests.fedsilo.deployment.doctor.conftest import certificate
 
 CPU = ('device="cpu"',)
@@ -319,6 +321,26 @@ def test_an_expired_authority_is_refused(kit: Path, secrets: Path, fleet: int) -
 def test_data_that_are_not_there_are_refused(kit: Path) -> None:
     request = _request(kit, node_config=(*CPU, 'data-dir="/nowhere"'))
     _refused(request, "north: data folder: data directory /nowhere is missing")
+
+
+def test_the_server_learns_which_check_a_start_has_failed(kit: Path, connections: Any) -> None:
+    empty = f'data-dir="{kit.parent / "empty"}"'
+    for request, check in (
+        (_request(kit, node_config=(*CPU, empty)), "data folder"),
+        (_request(kit, trust=""), "site file"),
+    ):
+        with pytest.raises(FedsiloError):
+            prepare_node(request, _agree)
+        assert fault_of(connections.interval) == check
+        assert not connections.online, "and the node is not taken for one that works"
+    prepare_node(_request(kit), _agree)
+    assert fault_of(connections.interval) == ""
+
+
+def test_a_start_that_fails_does_not_end_the_nodes_own_connection(kit: Path, online: Any) -> None:
+    with pytest.raises(FedsiloError):
+        prepare_node(_request(kit, trust=""), _agree)
+    assert online.online
 
 
 def test_the_folder_of_a_kit_that_was_altered_starts_nothing(kit: Path) -> None:

@@ -1,0 +1,37 @@
+"""Tells the server that a hospital's start has failed, so that its operator need not guess."""
+
+from contextlib import closing, suppress
+
+from fedsilo.deployment.doctor.credentials import Fleet
+from fedsilo.deployment.doctor.findings import Refused
+from fedsilo.deployment.doctor.site import SiteSetup
+from fedsilo.deployment.node_times import interval_for
+
+# Without these nobody can connect, so nothing can be told
+_CONNECTION = ("authority", "key", "server", "clock", "admission")
+
+
+def tell_server(setup: SiteSetup, check: str) -> None:
+    """Tell the server which check a hospital's start has failed, if the server can be reached.
+
+    The node connects and disconnects at once; ``fedsilo deploy status`` at the server then names
+    the check. A node that is connected meanwhile stays as it is. Nothing is raised if the server
+    cannot be told, because the operator here gets the whole error anyway.
+
+    Args:
+        setup: the hospital's setup, with its kit's files.
+        check: the name of the failed check, such as "data folder".
+    """
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+
+    if check in _CONNECTION or not setup.superlink or not setup.node:
+        return
+    with (
+        suppress(Refused, OSError, ValueError),
+        closing(Fleet(setup.superlink, *setup.secrets(), setup.now())) as fleet,
+    ):
+        interval = interval_for(check)
+        activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=interval)
+        # Refused for a node that is connected, which must not be disconnected
+        if not fleet.refusal("ActivateNode", activate):
+            fleet.refusal("DeactivateNode", DeactivateNodeRequest(node_id=setup.node))

@@ -1,0 +1,88 @@
+"""When the server last saw a hospital's node, and why a hospital that cannot start is missing.
+
+Flower's server stores of each node only times and one number, the heartbeat interval. A hospital
+whose start fails connects for a moment with an interval that stands for the failed check, and
+disconnects. Its message is not sent, because it may name the hospital's own files.
+"""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from fedsilo.deployment.deployment import SERVER, Deployment
+
+# A check's place is its number on the wire: append new ones at the end
+FAULTS = (
+    "start",
+    "software",
+    "node config",
+    "site file",
+    "signing",
+    "port",
+    "disk",
+    "memory",
+    "data folder",
+    "gpu",
+)
+# Flower's server takes intervals from 10 to 1800 s, and a node that runs has 30 s
+_FIRST = 1000.0
+_COLUMNS = "node_id, last_activated_at, last_deactivated_at, heartbeat_interval"
+
+
+@dataclass(frozen=True)
+class NodeTimes:
+    """What the server's database holds of the connections of one node."""
+
+    connected: datetime | None = None  # begin of its newest connection, in UTC; None if never
+    left: datetime | None = None  # end of a connection; None if none has ended
+    fault: str = ""  # the check that its newest start failed, or empty
+
+
+def interval_for(check: str) -> float:
+    """Return the heartbeat interval, in seconds, that stands for a failed check.
+
+    A check without a number of its own, such as one of a newer version, counts as "start".
+    """
+    place = 0
+    if check in FAULTS:
+        place = FAULTS.index(check)
+    return _FIRST + place
+
+
+def fault_of(interval: float | None) -> str:
+    """Return the failed check that a heartbeat interval stands for, or an empty text if none."""
+    if interval is None:
+        return ""
+    place = int(interval - _FIRST)
+    if 0 <= place < len(FAULTS) and interval == _FIRST + place:
+        return FAULTS[place]
+    return ""
+
+
+def read_node_times(deployment: Deployment) -> dict[str, NodeTimes]:
+    """Read the times of all nodes from the server's database, by node id.
+
+    The result is empty if the database does not exist yet, or if another version of Flower has
+    written it in another form: the times are only additional information.
+    """
+    database = deployment.home(SERVER) / "superlink.db"
+    if not database.is_file():
+        return {}
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
+            rows = opened.execute(f"SELECT {_COLUMNS} FROM node").fetchall()
+    except sqlite3.Error:
+        return {}
+    times = {}
+    for node, connected, left, interval in rows:
+        # SQLite has no unsigned numbers, so Flower stores the larger half of them as negative ones
+        number = str(node % 2**64)
+        times[number] = NodeTimes(_time(connected), _time(left), fault_of(interval))
+    return times
+
+
+def _time(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    return datetime.fromisoformat(text).astimezone(UTC)
