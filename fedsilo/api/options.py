@@ -60,7 +60,8 @@ T = TypeVar("T")
 
 
 Engine = Literal["auto", "processes", "ray", "inline"]
-Family = Literal["logistic", "linear", "poisson"]
+Family = Literal["logistic", "linear", "poisson", "cox"]
+Ties = Literal["efron", "breslow"]
 Trusted = Literal["server", "sums"]
 Layer = Literal["embedding", "penultimate"]
 Reader = Literal["research", "clinic", "dpo"]

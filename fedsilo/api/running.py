@@ -265,10 +265,18 @@ def resume(
 
 @options.command
 def fit(
-    family: Annotated[options.Family, "logistic (odds ratios), linear, or poisson (rate ratios)"],
+    family: Annotated[
+        options.Family,
+        "logistic (odds ratios), linear, poisson (rate ratios) or cox (hazard ratios)",
+    ],
     *,
     dataset: Annotated[str | None, "the table (default: the settings' own)"] = None,
     outcome: Annotated[str, "the column that is explained (default: the table's label)"] = "",
+    time: Annotated[str, "cox: the column with the time to the event or to censoring"] = "",
+    event: Annotated[
+        str, "cox: the column that is 1 for an event, 0 if censored (default: the table's label)"
+    ] = "",
+    ties: Annotated[options.Ties, "cox: how events at the same time count"] = "efron",
     columns: Annotated[str, "the columns that explain it, with commas between (default: all)"] = "",
     trust: Annotated[
         options.Trusted, "server: it sees each hospital's sums; sums: only those over all hospitals"
@@ -281,7 +289,7 @@ def fit(
     """Fit a regression to the patients of all hospitals.
 
     Hospitals send sums of gradients and Hessians, so coefficients and standard errors are those of
-    the pooled data.
+    the pooled data. A Cox regression is stratified: each hospital has its own baseline hazard.
 
     Returns:
         The regression: ``document`` has all numbers, ``coefficients`` a row per coefficient.
@@ -290,11 +298,12 @@ def fit(
         FedsiloError: a setting or the data cannot be used; the patients determine no regression
             (FitError); or the run failed.
     """
-    from fedsilo.engines.regressions import regression_changes, run_regression
+    from fedsilo.engines.regressions import RegressionModel, regression_changes, run_regression
     from fedsilo.reports.regression import Regression
 
     given = options.run_sources(sources)
-    changes = regression_changes(family, outcome, columns, trust)
+    model = RegressionModel(family, outcome, columns, time, event, ties)
+    changes = regression_changes(model, trust)
     if dataset is not None:
         changes.append(f"dataset={dataset}")
     given = replace(given, changes=(*changes, *given.changes))

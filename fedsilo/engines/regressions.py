@@ -1,8 +1,10 @@
 """Turns the options of ``fedsilo fit`` into settings, and runs a regression of simulated sites."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import SettingError
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.planning import plan_run, start
 from fedsilo.server_app.records.run_directory import free_name
@@ -18,20 +20,73 @@ def run_regression(given: RunSources, name: str | None) -> Path:
         return start(named, resources, "inline", None).path
 
 
-def regression_changes(family: str, outcome: str, columns: str, trust: str) -> list[str]:
-    """Return the settings of a regression, each ``key=value``, which --set may override."""
+@dataclass(frozen=True)
+class RegressionModel:
+    """The regression that ``fedsilo fit`` fits.
+
+    Attributes:
+        family: 'logistic', 'linear', 'poisson' or 'cox'.
+        outcome: the column that is explained; empty for the table's label.
+        columns: the columns that explain it, with commas between; empty for all others.
+        time: the column with the time to the event; only for 'cox'.
+        event: the column of events; empty for the table's label; only for 'cox'.
+        ties: how events at the same time count: 'efron' or 'breslow'; only for 'cox'.
+    """
+
+    family: str
+    outcome: str = ""
+    columns: str = ""
+    time: str = ""
+    event: str = ""
+    ties: str = "efron"
+
+    def check(self) -> None:
+        """Check that the options belong to the family.
+
+        Raises:
+            SettingError: a Cox regression has an outcome or no time, or another one has a time or
+                an event.
+        """
+        if self.family == "cox" and (self.outcome or not self.time):
+            raise SettingError(
+                "a Cox regression explains the time to an event: name the two columns by --time "
+                "and --event, and leave out --outcome"
+            )
+        if self.family != "cox" and (self.time or self.event):
+            raise SettingError(
+                f"a {self.family} regression has no --time and no --event: name its column by "
+                "--outcome, or fit 'cox'"
+            )
+
+
+def regression_changes(model: RegressionModel, trust: str) -> list[str]:
+    """Return the settings of a regression, each ``key=value``, which --set may override.
+
+    Args:
+        model: the regression.
+        trust: 'server' or 'sums'.
+
+    Raises:
+        SettingError: the options do not belong to the family.
+    """
+    model.check()
     changes = [
-        f"glm.family={family}",
-        f"glm.outcome={outcome}",
-        f"glm.columns={columns}",
-        "rounds=50",
+        f"glm.family={model.family}",
+        f"glm.outcome={model.outcome or model.event}",
+        f"glm.columns={model.columns}",
+        f"glm.time={model.time}",
+        f"glm.ties={model.ties}",
         "server.evaluate-every=0",
+        "rounds=50",
     ]
     if trust == "sums":
+        # Each round has five messages, of which hospitals answer fewer than 100 a run
         changes += [
+            "rounds=19",
             "privacy.trust=sums",
             "secure.aggregation=secagg",
-            "secure.clip-norm=1",
+            # Hospitals expect this norm unless their site file says otherwise
+            "secure.clip-norm=5",
             # Units come from sums too; this one needs no number from the hospitals
             "data.standardise=site",
         ]

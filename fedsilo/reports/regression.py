@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 DOCUMENT = "fit.json"
-_RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio"}
-_TITLES = {"logistic": "Logistic", "linear": "Linear", "poisson": "Poisson"}
+_RATIOS = {"logistic": "odds ratio", "poisson": "rate ratio", "cox": "hazard ratio"}
+_TITLES = {"logistic": "Logistic", "linear": "Linear", "poisson": "Poisson", "cox": "Cox"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Regression:
 
     @property
     def coefficients(self) -> list[dict[str, Any]]:
-        """A row per coefficient, as in ``fit.json``, the intercept first."""
+        """A row per coefficient, as in ``fit.json``; an intercept comes first."""
         rows: list[dict[str, Any]] = self.document["coefficients"]
         return rows
 
@@ -81,17 +81,23 @@ class Regression:
             )
 
     def _title(self) -> str:
-        family = _TITLES[self.document["family"]]
-        return f"{family} regression of {self.document['outcome']} ({self.document['dataset']})"
+        document = self.document
+        outcome = document["outcome"]
+        if "time" in document:
+            outcome = f"{document['time']} to {outcome}, stratified by hospital"
+        return f"{_TITLES[document['family']]} regression of {outcome} ({document['dataset']})"
 
     def _measures(self) -> str:
         document = self.document
         patients = format_count(document["patients"], "patient")
         if "events" in document:
             patients += f" ({format_count(document['events'], 'event')})"
+        likelihood = "log-likelihood"
+        if "ties" in document:
+            likelihood = f"log partial likelihood ({document['ties'].capitalize()}'s ties)"
         return (
             f"{patients} at {format_count(len(document['hospitals']), 'hospital')}; "
-            f"log-likelihood {document['log-likelihood']:.3f}, AIC {document['aic']:.2f}; "
+            f"{likelihood} {document['log-likelihood']:.3f}, AIC {document['aic']:.2f}; "
             f"converged after {format_count(document['rounds'], 'round')} at trust "
             f"'{document['trust']}'"
         )

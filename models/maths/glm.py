@@ -7,6 +7,8 @@ numbers are float64.
 
 Families: ``logistic`` (logit link), ``linear`` (identity link) and ``poisson`` (log link). All
 three links are canonical, so the Hessian below is the information matrix, expected and observed.
+The family ``cox`` is Cox's model stratified by hospital (``models.maths.cox``). It has the same
+sums, but no intercept, and its outcome is a ``FollowUp``.
 """
 
 from dataclasses import dataclass
@@ -16,8 +18,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, gammaln
 
-Family = Literal["logistic", "linear", "poisson"]
+from fedsilo.models.maths.cox import FollowUp, cox_sums, risks_and_residuals
+
+Family = Literal["logistic", "linear", "poisson", "cox"]
 Floats = npt.NDArray[np.float64]
+# A number per patient, (n,); in Cox's model times and events
+Outcomes = Floats | FollowUp
 
 _MOST_ETA = 700.0  # exp(709) is the largest float64
 # The largest coefficient of a standardised column: an odds ratio of 160,000 per deviation. Newton's
@@ -36,9 +42,10 @@ class GLMSums:
     """Sums over patients at given coefficients; the sums of two groups of patients add up.
 
     Attributes:
-        objective: the log-likelihood; of a linear model minus half the squared residuals.
+        objective: the log-likelihood; of a linear model minus half the squared residuals; in Cox's
+            model the log partial likelihood.
         patients: the number of patients.
-        outcomes: the sum of the outcomes.
+        outcomes: the sum of the outcomes; in Cox's model the number of events.
         gradient: the gradient of the objective, (k,).
         hessian: minus the matrix of second derivatives of the objective, (k, k).
     """
@@ -120,17 +127,26 @@ def moments_length(columns: int) -> int:
     return 1 + 3 * columns
 
 
+def has_intercept(family: Family) -> bool:
+    """Tell whether a family's first coefficient is an intercept; only Cox's model has none."""
+    return family != "cox"
+
+
 def weights_and_residuals(
-    family: Family, x: Floats, y: Floats, beta: Floats
+    family: Family, x: Floats, y: Outcomes, beta: Floats
 ) -> tuple[Floats, Floats]:
     """Return each patient's weight in the Hessian and its residual (outcome minus mean), (n,) each.
 
+    In Cox's model the mean is the expected number of events (``risks_and_residuals``).
+
     Args:
         family: the family.
-        x: (n, k), with a first column of 1.
-        y: the outcomes, (n,).
+        x: (n, k), with a first column of 1 unless the family is Cox's.
+        y: the outcomes of n patients.
         beta: the coefficients, (k,).
     """
+    if isinstance(y, FollowUp):
+        return risks_and_residuals(x, y, beta)
     eta = x @ beta
     if family == "linear":
         return np.ones_like(y), y - eta
@@ -152,8 +168,12 @@ def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
     return float((y * eta - mean - gammaln(y + 1)).sum())
 
 
-def sums_at(family: Family, x: Floats, y: Floats, beta: Floats) -> GLMSums:
-    """Compute the sums over patients ``x`` (n, k) with outcomes ``y`` (n,) at ``beta`` (k,)."""
+def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
+    """Compute the sums over patients ``x`` (n, k) with their outcomes ``y`` at ``beta`` (k,)."""
+    if isinstance(y, FollowUp):
+        cox = cox_sums(x, y, beta)
+        events = float(y.events.sum())
+        return GLMSums(cox.objective, float(len(y)), events, cox.gradient, cox.hessian)
     weights, residuals = weights_and_residuals(family, x, y, beta)
     return GLMSums(
         log_likelihood(family, x, y, beta),
@@ -178,8 +198,8 @@ def effective_patients(values: Floats) -> float:
 def start_from(family: Family, moments: Moments, size: int) -> Floats:
     """Return the coefficients of the model with only an intercept, (size,).
 
-    Newton's method converges from there. The outcomes must differ, and the mean of counts must be
-    above 0.
+    Newton's method converges from there. In Cox's model all coefficients are 0. The outcomes must
+    differ, and the mean of counts must be above 0.
 
     Args:
         family: the family.
@@ -213,30 +233,36 @@ def find_redundant(hessian: Floats) -> list[int]:
     return redundant
 
 
-def fit_alone(family: Family, x: Floats, y: Floats, rounds: int = 30) -> tuple[Floats, Floats]:
+def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple[Floats, Floats]:
     """Fit a model to one hospital's patients; return coefficients and their covariance.
 
     Args:
         family: the family.
-        x: (n, k), with a first column of 1.
-        y: the outcomes, (n,).
+        x: (n, k), with a first column of 1 unless the family is Cox's.
+        y: the outcomes of n patients.
         rounds: the most steps of Newton's method.
 
     Raises:
-        UndeterminedError: the outcomes are all alike, a column is redundant, or the steps do not
-            converge, for example because a column separates the outcomes.
+        UndeterminedError: the outcomes are all alike (in Cox's model: no event), a column is
+            redundant, or the steps do not converge, for example because a column separates the
+            outcomes.
     """
     sums = sums_at(family, x, y, np.zeros(x.shape[1]))
-    if (y == y[0]).all():
+    if isinstance(y, FollowUp):
+        outcomes, are_alike = y.events, not y.events.any()
+    else:
+        outcomes, are_alike = y, bool((y == y[0]).all())
+    if are_alike:
         raise UndeterminedError("all outcomes are alike")
     if find_redundant(sums.hessian):
         raise UndeterminedError("columns are constant or collinear")
-    beta = start_from(family, moments_of(y[:, None]), x.shape[1])
+    beta = start_from(family, moments_of(outcomes[:, None]), x.shape[1])
+    first = int(has_intercept(family))
     for _ in range(rounds):
         sums = sums_at(family, x, y, beta)
         step = np.linalg.solve(sums.hessian, sums.gradient)
         beta = beta + step
-        if np.abs(beta[1:]).max(initial=0.0) > LARGEST:
+        if np.abs(beta[first:]).max(initial=0.0) > LARGEST:
             break
         if np.abs(step).max() < 1e-9 * (1 + np.abs(beta).max()):
             covariance = dispersion(family, sums) * np.linalg.inv(sums.hessian)

@@ -23,22 +23,26 @@ class Units:
     """The units that a regression was fitted in, as centre and deviation in the columns' own.
 
     Attributes:
-        centers: the centre of each column, (k - 1,), without the intercept.
-        deviations: the deviation of each column, (k - 1,).
+        centers: the centre of each column, (columns,), without the intercept.
+        deviations: the deviation of each column, (columns,).
         outcome_center: the centre of the outcome; 0 unless the model is linear.
         outcome_deviation: the deviation of the outcome; 1 unless the model is linear.
+        has_intercept: whether the first of the k coefficients is an intercept.
     """
 
     centers: Floats
     deviations: Floats
     outcome_center: float = 0.0
     outcome_deviation: float = 1.0
+    has_intercept: bool = True
 
     def transformation(self) -> Floats:
         """Return the matrix (k, k) that takes coefficients to the columns' own units.
 
         The centre of the outcome is still to be added to the intercept.
         """
+        if not self.has_intercept:
+            return np.diag(1 / self.deviations)
         matrix = np.diag(np.concatenate([[1.0], 1 / self.deviations]))
         matrix[0, 1:] = -self.centers / self.deviations
         return np.asarray(matrix * self.outcome_deviation)
@@ -50,7 +54,7 @@ class Fitted:
 
     Attributes:
         family: the family.
-        names: the coefficients' names, the intercept first.
+        names: the coefficients' names; an intercept comes first.
         beta: the coefficients, (k,).
         sums: the sums over all patients at these coefficients.
         sites: site -> its own coefficients and variances; empty lists if it has no fit of its own.
@@ -74,7 +78,7 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
         "aic": 2 * size - 2 * likelihood,
         "coefficients": list(_coefficients(fitted, units)),
     }
-    if fitted.family == "logistic":
+    if fitted.family in ("logistic", "cox"):
         document["events"] = round(sums.outcomes)
     if fitted.sites:
         document["heterogeneity"] = list(_heterogeneity(fitted, units))
@@ -83,7 +87,10 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
 
 
 def _log_likelihood(fitted: Fitted, units: Units) -> float:
-    """Return the log-likelihood; of a linear model with the variance that maximises it."""
+    """Return the log-likelihood; of a linear model with the variance that maximises it.
+
+    In Cox's model it is the log partial likelihood.
+    """
     sums = fitted.sums
     if fitted.family != "linear":
         return sums.objective
@@ -95,7 +102,8 @@ def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
     """Yield a row per coefficient: estimate, standard error, statistic, p, interval, ratio."""
     matrix, sums = units.transformation(), fitted.sums
     beta = matrix @ fitted.beta
-    beta[0] += units.outcome_center
+    if units.has_intercept:
+        beta[0] += units.outcome_center
     covariance = dispersion(fitted.family, sums) * np.linalg.inv(sums.hessian)
     errors = np.sqrt(np.diag(matrix @ covariance @ matrix.T))
     law: Any = stats.norm
@@ -129,8 +137,9 @@ def _heterogeneity(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
 
     A column has only its sites if fewer than two sites have a fit of their own.
     """
-    for place in range(1, len(fitted.names)):
-        unit = units.outcome_deviation / float(units.deviations[place - 1])
+    first = int(units.has_intercept)
+    for place in range(first, len(fitted.names)):
+        unit = units.outcome_deviation / float(units.deviations[place - first])
         sites = {}
         for site, own in fitted.sites.items():
             if own[0]:

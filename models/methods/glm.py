@@ -4,6 +4,9 @@ Equations (Nelder and Wedderburn 1972, J. R. Stat. Soc. A 135, pages 370 to 384)
   (sums) gradient and Hessian over a site's patients -> models.maths.glm.sums_at
   (Newton) beta + H^-1 g -> strategies.methods.glm.GLM.round
 
+Equations (doi:10.1111/j.2517-6161.1972.tb00899.x):
+  (Cox) log partial likelihood within each hospital -> models.maths.cox.cox_sums
+
 Equations (doi:10.1016/0197-2456(86)90046-2):
   (DerSimonian-Laird) fixed and random effects -> models.maths.meta_analysis.combine_effects
 """
@@ -25,7 +28,16 @@ BETA, BETA_REST = "beta", "beta-rest"  # the coefficients, (k,) float32, and the
 CENTERS, DEVIATIONS = "centers", "deviations"  # the units of outcome and columns, (k,) float32
 ESTIMATES, VARIANCES, USABLE = "estimates", "variances", "usable"  # a site's own fit
 OWN_FIT = "own-fit"  # the phase in which each site fits its own model
-CLIP_NORM = 1.0
+
+
+def part_norm(common: CommonSettings) -> float:
+    """Return the norm to which the parts of the sums are scaled, so that no site clips them.
+
+    It is 'secure.clip-norm' in a secret sum, otherwise 1.
+    """
+    if common.secure_aggregation == "none":
+        return 1.0
+    return common.clip_norm
 
 
 @dataclass(frozen=True)
@@ -53,10 +65,18 @@ class GLMSettings(OwnSettings):
     sums_suffice = True
     why_not_private = "sends exact sums over patients, without noise"
 
-    family: Literal["logistic", "linear", "poisson"] = setting(
-        "logistic", "outcome: yes or no (odds ratios), a number, or a count (rate ratios)"
+    family: Literal["logistic", "linear", "poisson", "cox"] = setting(
+        "logistic",
+        "outcome: yes or no (odds ratios), a number, a count (rate ratios), or the time to an "
+        "event (hazard ratios)",
     )
-    outcome: str = setting("", "the column that is explained (empty: the table's label)")
+    outcome: str = setting(
+        "", "the column that is explained, for 'cox' the event (empty: the table's label)"
+    )
+    time: str = setting("", "family 'cox': the column with the time to the event or to censoring")
+    ties: Literal["efron", "breslow"] = setting(
+        "efron", "family 'cox': how events at the same time count"
+    )
     columns: str = setting(
         "", "the columns that explain it, with commas between (empty: all others)"
     )
@@ -78,14 +98,15 @@ class GLMSettings(OwnSettings):
                 f"method 'glm' fits columns of a table, but data set '{common.dataset}' has "
                 "images: choose another"
             )
-        if self.family != "logistic" and not self.outcome:
+        if (self.family == "cox") != bool(self.time):
+            raise SettingError(
+                "a Cox regression, and no other, has a time: name its column as 'glm.time', or "
+                "choose another 'glm.family'"
+            )
+        if self.family in ("linear", "poisson") and not self.outcome:
             raise SettingError(
                 f"a {self.family} regression does not explain the label, which is a class: name a "
                 "numeric column as 'glm.outcome'"
-            )
-        if common.secure_aggregation != "none" and common.clip_norm != CLIP_NORM:
-            raise SettingError(
-                f"method 'glm' scales its sums to norm 1: set 'secure.clip-norm' to {CLIP_NORM:g}"
             )
         if common.evaluate_every:
             raise SettingError("a regression measures no network: set 'server.evaluate-every' to 0")
@@ -102,43 +123,49 @@ class ChosenColumns:
     Attributes:
         columns: the places of the columns that explain.
         outcome: the place of the outcome; None for the label.
+        time: the place of the time to the event; None unless the family is 'cox'.
     """
 
     columns: list[int]
     outcome: int | None
+    time: int | None = None
 
 
-def find_columns(features: Sequence[str], outcome: str, columns: str) -> ChosenColumns:
+def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumns:
     """Find the columns that the settings name among a table's features.
 
     A name stands for the feature of that name, or for all levels of a category: 'cp' for 'cp=2',
     'cp=3' and 'cp=4'. The first level, which has no feature, is what the others are compared with.
 
+    Without names, all features explain, except the outcome and the time.
+
     Args:
         features: the names of the table's features.
-        outcome: the outcome's name; empty for the label.
-        columns: names with commas between; empty for all features but the outcome.
+        settings: the settings of the regression.
 
     Raises:
-        SettingError: a name is unknown, is named twice, or the outcome is a category.
+        SettingError: a name is unknown or is named twice, or the outcome or the time is a category.
     """
     places = {name: place for place, name in enumerate(features)}
-    if outcome and outcome not in places:
-        raise unknown_name("column of the table", outcome, places)
+    explained = [name for name in (settings.outcome, settings.time) if name]
+    for name in explained:
+        if name not in places:
+            raise unknown_name("column of the table", name, places)
     chosen: list[int] = []
-    for name in filter(None, map(str.strip, columns.split(","))):
+    for name in filter(None, map(str.strip, settings.columns.split(","))):
         found = _features_of(features, name)
         if not found:
             raise unknown_name("column of the table", name, places)
         chosen += found
-    if not columns:
-        chosen = [place for name, place in places.items() if name != outcome]
-    own = places.get(outcome) if outcome else None
-    if len(set(chosen)) < len(chosen) or own in chosen:
+    if not settings.columns:
+        chosen = [place for name, place in places.items() if name not in explained]
+    named = [*chosen, *(places[name] for name in explained)]
+    if len(set(named)) < len(named):
         raise SettingError(
-            "'glm.columns' names a column twice, or the outcome itself: name each column once"
+            "'glm.columns' names a column twice, or the outcome or time itself: name each column "
+            "once"
         )
-    return ChosenColumns(chosen, own)
+    return ChosenColumns(chosen, places.get(settings.outcome), places.get(settings.time))
 
 
 def _features_of(features: Sequence[str], name: str) -> list[int]:

@@ -18,24 +18,27 @@ import numpy as np
 
 from fedsilo.core.errors import FitError
 from fedsilo.core.messages import TRAIN
-from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import SERVER
 from fedsilo.models.maths.glm import (
-    LARGEST,
     Floats,
     GLMSums,
     Moments,
-    find_redundant,
+    has_intercept,
     moments_length,
     start_from,
     sums_length,
+)
+from fedsilo.models.maths.glm_faults import (
+    constant_fault,
+    endless_fault,
+    one_outcome_fault,
+    redundant_fault,
 )
 from fedsilo.models.maths.glm_results import Fitted, Units, results_document
 from fedsilo.models.methods.glm import (
     BETA,
     BETA_REST,
     CENTERS,
-    CLIP_NORM,
     CONSTANT,
     DEVIATIONS,
     ESTIMATES,
@@ -48,6 +51,7 @@ from fedsilo.models.methods.glm import (
     GLMSettings,
     ScaleNotes,
     find_columns,
+    part_norm,
 )
 from fedsilo.models.privacy.fixed_point import LARGEST_NORM, grid_of, join_sums
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
@@ -65,18 +69,21 @@ _MOST_RESCALED = 1e12
 # Standardised columns need deviations of about 1; others are measured again in new units
 _FIT = (0.1, 10.0)
 _SHRUNK = 1e-3  # the most by which units become smaller in one round
+# Families whose outcome may be a label of two classes
+_OF_LABELS = ("logistic", "cox")
 _MOST_UNITS = 4  # the most rounds that ask for moments
 
 
 @dataclass(frozen=True)
 class GLMState(State):
-    """The units and coefficients of a regression; outcome or intercept come first in each list.
+    """The units and coefficients of a regression.
 
     Attributes:
-        centers: the centres of outcome and columns, in their own units.
-        deviations: their deviations, in their own units.
+        centers: the centres of outcome and columns, in their own units; the outcome's comes first.
+        deviations: their deviations, in their own units and the same order.
         units_asked: the rounds that asked for the columns' moments.
-        beta: the coefficients that the next round sends; empty while the units are unknown.
+        beta: the coefficients that the next round sends; an intercept comes first. Empty while the
+            units are unknown.
         before: the coefficients of the last accepted step.
         objective: the objective at ``before``; None before the first step.
         scale: divides the sums at the sites.
@@ -98,7 +105,7 @@ class GLMState(State):
 
 
 class GLM(Method):
-    """Fits a logistic, linear or Poisson regression to the patients of all sites."""
+    """Fits a logistic, linear, Poisson or Cox regression to the patients of all sites."""
 
     capabilities = Capabilities()
     state_class = GLMState
@@ -112,12 +119,19 @@ class GLM(Method):
     @property
     def column_places(self) -> ChosenColumns:
         """The places of the columns and of the outcome."""
-        return find_columns(self.features, self.settings.outcome, self.settings.columns)
+        return find_columns(self.features, self.settings)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns that explain."""
+        return [self.features[place] for place in self.column_places.columns]
 
     @property
     def names(self) -> list[str]:
-        """The coefficients' names: the intercept, then the columns."""
-        return ["(intercept)", *(self.features[place] for place in self.column_places.columns)]
+        """The coefficients' names: the intercept, if the family has one, then the columns."""
+        if has_intercept(self.settings.family):
+            return ["(intercept)", *self.column_names]
+        return self.column_names
 
     def initial_state(self) -> GLMState:
         """Return coefficients of 0.
@@ -126,12 +140,12 @@ class GLM(Method):
             FitError: the label has more than two classes, or is no number.
         """
         settings, classes = self.settings, self.shape.outputs
-        if not settings.outcome and (settings.family != "logistic" or classes != 2):
+        if not settings.outcome and (settings.family not in _OF_LABELS or classes != 2):
             raise FitError(
                 f"the label of data set '{self.common.dataset}' has {classes} classes, which a "
                 f"{settings.family} model does not explain: name a numeric column as 'glm.outcome'"
             )
-        size = len(self.names)
+        size = 1 + len(self.column_names)
         return GLMState(centers=[0.0] * size, deviations=[1.0] * size, scale=_FIRST_SCALE)
 
     def round(self, state: GLMState, ask: Ask) -> GLMState:
@@ -154,7 +168,7 @@ class GLM(Method):
             return self._find_units(state, Moments.from_vector(vector))
         sums = GLMSums.from_vector(vector, len(state.beta))
         if state.objective is None:
-            self._refuse_redundant(sums)
+            _refuse(redundant_fault(self.names, sums.hessian))
         return self._step(state, sums)
 
     def _find_units(self, state: GLMState, moments: Moments) -> GLMState:
@@ -171,18 +185,13 @@ class GLM(Method):
             means[0], deviations[0] = 0.0, 1.0
         is_fit = (deviations > _FIT[0]) & (deviations < _FIT[1]) & (np.abs(means) < _FIT[1])
         if is_fit.all() and state.units_asked:
-            self._refuse_one_outcome(moments)
-            beta = start_from(self.settings.family, moments, len(state.centers)).tolist()
+            _refuse(one_outcome_fault(self.settings.family, moments))
+            beta = start_from(self.settings.family, moments, len(self.names)).tolist()
             scale = (len(beta) + 3.0) / LARGEST_NORM
             return replace(state, beta=beta, before=beta, scale=scale)
         if state.units_asked >= _MOST_UNITS:
-            names = ["outcome", *self.names[1:]]
-            self._refuse_one_outcome(moments)
-            constant = join_names([n for n, fit in zip(names, is_fit, strict=True) if not fit])
-            raise FitError(
-                f"no regression: {constant} is the same for all patients: leave it out of "
-                "'glm.columns'"
-            )
+            _refuse(one_outcome_fault(self.settings.family, moments))
+            _refuse(constant_fault(["outcome", *self.column_names], is_fit))
         # A variance far below the largest square is lost in rounding, so units shrink by steps
         shrunk = np.maximum(deviations, _SHRUNK * np.maximum(sizes, _SHRUNK))
         if self.settings.family != "linear":
@@ -210,7 +219,7 @@ class GLM(Method):
             return replace(state, beta=((beta + np.array(state.before)) / 2).tolist())
         step = np.linalg.solve(sums.hessian, sums.gradient)
         after = beta + step
-        self._refuse_endless(after)
+        _refuse(endless_fault(self.settings.family, self.names, after))
         moved = replace(state, beta=after.tolist(), before=state.beta, objective=sums.objective)
         if np.abs(step).max() < _TOLERANCE * (1 + np.abs(after).max()):
             alone = self.common.trust != SERVER or not self.settings.heterogeneity
@@ -230,10 +239,12 @@ class GLM(Method):
         Raises:
             FitError: a site could not answer.
         """
-        size, asks_moments = len(state.centers), not state.beta
+        size, asks_moments = len(self.names), not state.beta
         beta = np.array(state.beta or [0.0] * size)
         single = beta.astype(np.float32)
-        length = moments_length(size) if asks_moments else sums_length(size)
+        length = sums_length(size)
+        if asks_moments:
+            length = moments_length(len(state.centers))
         empty = np.zeros(length, np.float32)
         send = {
             **_units_arrays(state),
@@ -257,60 +268,18 @@ class GLM(Method):
                 "the site and resume, or start again without it"
             )
         samples, parts = weighted_sums(replies, (*SUMS, UNCLIPPED))
-        constant = float(parts[UNCLIPPED][0])
-        joined = join_sums([parts[name] for name in SUMS], grid)
+        norm = part_norm(self.common)
+        constant = float(parts[UNCLIPPED][0]) / norm
+        joined = join_sums([parts[name] / norm for name in SUMS], grid)
         # A clipped site sends less of everything, so of the constant too
         if joined is None or abs(constant - samples * CONSTANT) > grid:
             return None
         return joined * state.scale
 
     def _grid(self, sites: int) -> float:
-        secure = replace(self.common, clip_norm=CLIP_NORM)
+        # The grid is that of parts before they are scaled to 'secure.clip-norm'
+        secure = replace(self.common, clip_norm=1.0)
         return grid_of(quantisation(secure, sites, SAMPLES), sites)
-
-    def _refuse_one_outcome(self, moments: Moments) -> None:
-        """Check that not all outcomes are alike.
-
-        Raises:
-            FitError: all patients of a logistic model have one outcome, or all counts are 0.
-        """
-        family, total, patients = self.settings.family, moments.totals[0], moments.patients
-        if family == "logistic" and not 0.5 < total < patients - 0.5:
-            outcome = round(total / patients)
-            raise FitError(
-                f"no regression: all {round(patients)} patients have the outcome {outcome}"
-            )
-        if family == "poisson" and total < 0.5:
-            raise FitError(f"no regression: the counts of all {round(patients)} patients are 0")
-
-    def _refuse_redundant(self, sums: GLMSums) -> None:
-        """Check that no column follows from the columns before it.
-
-        Raises:
-            FitError: columns are collinear.
-        """
-        redundant = find_redundant(sums.hessian)
-        if redundant:
-            names = join_names([f"'{self.names[place]}'" for place in redundant])
-            raise FitError(
-                f"no regression: {names} follows from the columns before it (collinear): leave it "
-                "out of 'glm.columns'"
-            )
-
-    def _refuse_endless(self, beta: Floats) -> None:
-        """Check that no coefficient of a standardised column is beyond what data can determine.
-
-        Raises:
-            FitError: one is, so the column separates the outcomes.
-        """
-        sizes = np.abs(beta[1:])
-        if self.settings.family == "linear" or sizes.max(initial=0.0) <= LARGEST:
-            return
-        name = self.names[1 + int(sizes.argmax())]
-        raise FitError(
-            f"no regression: the coefficient of '{name}' grows without end, because the column, "
-            "alone or with others, separates the outcomes: leave it out of 'glm.columns'"
-        )
 
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
         """Return each site's own coefficients and their variances; empty lists without a fit."""
@@ -347,7 +316,7 @@ class GLM(Method):
         """Return ``fit.json``: coefficients with standard errors, fit measures, sites' own fits."""
         sums = GLMSums.from_vector(np.array(state.sums), len(state.beta))
         fitted = Fitted(self.settings.family, self.names, np.array(state.beta), sums, state.sites)
-        document = results_document(fitted, _units(state))
+        document = results_document(fitted, self._units(state))
         outcome = self.settings.outcome
         facts = next(iter(self.participants.facts.values()))
         if not outcome and facts.class_names:
@@ -355,6 +324,7 @@ class GLM(Method):
         return {
             DOCUMENT: {
                 "outcome": outcome or "label",
+                **self._survival_facts(),
                 "dataset": self.common.dataset,
                 "trust": self.common.trust,
                 "missing": self.settings.missing,
@@ -363,6 +333,23 @@ class GLM(Method):
                 **document,
             }
         }
+
+    def _units(self, state: GLMState) -> Units:
+        """Return the units of the coefficients."""
+        centers, deviations = np.array(state.centers), np.array(state.deviations)
+        return Units(
+            centers[1:],
+            deviations[1:],
+            float(centers[0]),
+            float(deviations[0]),
+            has_intercept(self.settings.family),
+        )
+
+    def _survival_facts(self) -> dict[str, str]:
+        """Return the entries of ``fit.json`` that only Cox's model has."""
+        if self.settings.family != "cox":
+            return {}
+        return {"time": self.settings.time, "ties": self.settings.ties, "strata": "hospitals"}
 
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: sums over its patients, and its own fit."""
@@ -386,7 +373,7 @@ def _units_arrays(state: GLMState) -> dict[str, Any]:
     }
 
 
-def _units(state: GLMState) -> Units:
-    """Return the units of the coefficients."""
-    centers, deviations = np.array(state.centers), np.array(state.deviations)
-    return Units(centers[1:], deviations[1:], float(centers[0]), float(deviations[0]))
+def _refuse(fault: str) -> None:
+    """Raise a ``FitError`` with the text ``fault``, unless it is empty."""
+    if fault:
+        raise FitError(fault)

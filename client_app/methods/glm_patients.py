@@ -1,0 +1,238 @@
+"""The patients of a hospital as a regression takes them, and the rules that they must meet.
+
+The rules on counts are those of DataSHIELD's ``ds.glm`` (Gaye et al. 2014): enough patients per
+coefficient, and enough in each of two categories. In Cox's model there must be enough events per
+coefficient, because only events determine it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedsilo.client_app.session import SiteSession
+from fedsilo.core.errors import RefusedError, SiteError
+from fedsilo.core.one_line import format_count
+from fedsilo.datasets.silo.silos import SPLITS, Silo, log_once
+from fedsilo.models.maths.cox import FollowUp
+from fedsilo.models.maths.glm import Floats, Outcomes, has_intercept
+from fedsilo.models.methods.glm import ChosenColumns, GLMSettings, find_columns
+
+# Patients per coefficient, as DataSHIELD's nfilter.glm of 0.33; in Cox's model events
+_EACH = 3
+
+
+@dataclass(frozen=True)
+class Patients:
+    """A hospital's patients as a regression takes them.
+
+    Attributes:
+        columns: the columns that explain, (n, columns) float64 in their own units; NaN is missing.
+        outcome: (n,) float64, without missing values; in Cox's model 1 for an event, otherwise 0.
+        times: the times to the event or to censoring, (n,) float64; None unless the model is Cox's.
+    """
+
+    columns: Floats
+    outcome: Floats
+    times: Floats | None = None
+
+    def lacking(self) -> npt.NDArray[np.bool_]:
+        """Mark the missing values, (n, columns + 1 or 2): columns, outcome, then times."""
+        values = [self.columns, self.outcome]
+        if self.times is not None:
+            values.append(self.times)
+        return np.isnan(np.column_stack(values))
+
+    def in_units(self, centers: Floats, deviations: Floats) -> Floats:
+        """Return outcome and columns in the server's units, (n, k); the outcome comes first.
+
+        Missing values stay NaN.
+
+        Args:
+            centers: subtracted from outcome and columns, (k,).
+            deviations: then divide them, (k,).
+        """
+        return (np.column_stack([self.outcome, self.columns]) - centers) / deviations
+
+    def design(
+        self, centers: Floats, deviations: Floats, settings: GLMSettings
+    ) -> tuple[Floats, Outcomes]:
+        """Return the design (n, k) of the regression, and the outcomes of its n patients.
+
+        The design has a first column of 1, except in Cox's model. A missing value becomes the
+        server's centre, which is the mean of all sites.
+
+        Args:
+            centers: the centres of outcome and columns, (1 + columns,).
+            deviations: their deviations, (1 + columns,).
+            settings: the settings of the regression.
+        """
+        values = self.in_units(centers, deviations)
+        columns = np.nan_to_num(values[:, 1:], nan=0.0)
+        if self.times is not None:
+            return columns, FollowUp(self.times, self.outcome, settings.ties)
+        return np.column_stack([np.ones(len(values)), columns]), values[:, 0]
+
+
+def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
+    """Read the columns and outcomes of all the site's patients, and check them.
+
+    Patients without an outcome or a time are left out, and so are those with another missing value
+    if 'glm.missing' is 'drop'. The site's log has their number.
+
+    Raises:
+        SiteError: a column, an outcome or a time cannot be used.
+        RefusedError: too few patients share a value, are complete or have an event.
+    """
+    silo, floor = session.silo, session.settings.sums_min_count
+    chosen = find_columns(silo.features, settings)
+    rows, labels = _all_rows(silo)
+    patients = _take_columns(rows, labels, chosen)
+    lacking = patients.lacking()
+    _refuse_few_incomplete(silo.name, lacking, settings.missing, floor)
+    needed = lacking
+    if settings.missing == "mean":
+        needed = lacking[:, patients.columns.shape[1] :]
+    patients = _leave_out(silo.name, patients, np.asarray(needed.any(axis=1)))
+    fault = _outcome_fault(settings, patients)
+    if fault:
+        raise SiteError(f"site {silo.name}: {fault}")
+    names = [silo.features[place] for place in chosen.columns]
+    fault = next(_count_faults(patients, names, settings, floor), "")
+    if fault:
+        raise RefusedError(
+            f"site {silo.name} sends no sums: {fault}; choose other columns, or leave out the site"
+        )
+    return patients
+
+
+def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
+    """Return the features (n, features) and labels (n,) of all splits, float64."""
+    parts = [silo.splits()[split] for split in SPLITS]
+    rows = torch.cat([part.inputs for part in parts]).double().numpy()
+    labels = torch.cat([part.labels for part in parts]).double().numpy()
+    return rows, labels
+
+
+def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patients:
+    """Take the chosen columns, outcome and time of all rows; NaN is missing in each of them."""
+    outcome, times = labels, None
+    if chosen.outcome is not None:
+        outcome = rows[:, chosen.outcome]
+    if chosen.time is not None:
+        times = rows[:, chosen.time]
+    return Patients(rows[:, chosen.columns], outcome, times)
+
+
+def _leave_out(site: str, patients: Patients, is_left_out: npt.NDArray[np.bool_]) -> Patients:
+    """Return the patients without those for whom ``is_left_out`` (n,) is True; log their number."""
+    if not is_left_out.any():
+        return patients
+    left_out = format_count(int(is_left_out.sum()), "patient")
+    log_once(f"site {site}: {left_out} with missing values left out of the regression")
+    times = patients.times
+    if times is not None:
+        times = times[~is_left_out]
+    return Patients(patients.columns[~is_left_out], patients.outcome[~is_left_out], times)
+
+
+def _outcome_fault(settings: GLMSettings, patients: Patients) -> str:
+    """Describe why the outcomes do not suit the family, and what to do; '' if they do."""
+    family, outcome, times = settings.family, patients.outcome, patients.times
+    remedy = "correct 'glm.outcome' or its values"
+    if family == "logistic" and not np.isin(outcome, (0, 1)).all():
+        return f"a logistic model needs outcomes of 0 and 1: {remedy}"
+    if family == "poisson" and (outcome < 0).any():
+        return f"a count cannot be negative: {remedy}"
+    if family == "poisson" and (outcome != np.floor(outcome)).any():
+        return f"a count must be a whole number: {remedy}"
+    if times is None:
+        return ""
+    if not np.isin(outcome, (0, 1)).all():
+        return f"an event must be 1, and 0 if the patient is censored: {remedy}"
+    if (times < 0).any():
+        return (
+            f"a time to an event cannot be negative: correct the values of '{settings.time}', or "
+            "give the column a 'range' in the schema, which leaves such rows out"
+        )
+    return ""
+
+
+def _refuse_few_incomplete(
+    site: str, lacking: npt.NDArray[np.bool_], missing: str, floor: int
+) -> None:
+    """Check that patients with missing values cannot be singled out.
+
+    Two regressions that differ in one column differ in the patients who lack only that column. If
+    a missing value becomes the mean instead, a server that moves the mean moves only their part of
+    the sums. So each pattern of missing columns must have no patient, or enough.
+
+    Args:
+        site: the site's name, for the error.
+        lacking: whether a patient lacks a column, (n, columns).
+        missing: the setting 'glm.missing', for the error.
+        floor: the fewest patients with one pattern.
+
+    Raises:
+        RefusedError: some pattern has fewer patients than 'privacy.sums-min-count'.
+    """
+    patterns = Counter(map(bytes, lacking.astype(np.uint8)))
+    patterns.pop(bytes(lacking.shape[1]), None)
+    if patterns and min(patterns.values()) < floor:
+        raise RefusedError(
+            f"site {site}: fewer than {floor} patients ('privacy.sums-min-count') lack the same "
+            f"values, so sums with 'glm.missing' set to '{missing}' could reveal them: complete "
+            "these values or leave the rows out of the table, choose other columns, or leave out "
+            "the site"
+        )
+
+
+def _count_faults(
+    patients: Patients, names: list[str], settings: GLMSettings, floor: int
+) -> Iterator[str]:
+    """Yield why too few patients or events are there, or too few share one of two categories.
+
+    Args:
+        patients: the patients in the regression.
+        names: the names of the columns that explain.
+        settings: the settings of the regression.
+        floor: 'privacy.sums-min-count'.
+    """
+    needed = max(floor, _EACH * (len(names) + int(has_intercept(settings.family))))
+    count = len(patients.outcome)
+    if count < needed:
+        yield (
+            f"it has {count} patients, but at least {needed} are needed ('privacy.sums-min-count' "
+            f"is {floor}, and {_EACH} patients are needed per coefficient)"
+        )
+    categories = dict(zip(names, patients.columns.T, strict=True))
+    if settings.family == "cox":
+        yield from _event_faults(patients.outcome, needed)
+    elif settings.family == "logistic":
+        categories["outcome"] = patients.outcome
+    yield from _category_faults(categories, floor)
+
+
+def _event_faults(events: Floats, needed: int) -> Iterator[str]:
+    """Yield why a hospital's ``events`` (n,) of 0 and 1 are too few, if fewer than ``needed``."""
+    if not events.any():
+        yield "it has no event, so its patients say nothing about the hazard"
+    if events.sum() < needed:
+        yield (
+            f"fewer than {needed} of its patients have an event, but at least that many are needed "
+            f"('privacy.sums-min-count', and {_EACH} events per coefficient)"
+        )
+
+
+def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
+    """Yield which columns of two values, by name, have one of them in fewer than ``floor`` rows."""
+    for name, values in categories.items():
+        levels, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+        if len(levels) == 2 and counts.min() < floor:
+            yield (
+                f"one of the two categories of '{name}' has fewer than {floor} patients "
+                "('privacy.sums-min-count')"
+            )

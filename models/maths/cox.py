@@ -1,0 +1,178 @@
+"""Cox's proportional hazards model from sums over the patients of each hospital.
+
+The model is stratified by hospital: each hospital has a baseline hazard of its own, so a patient is
+compared only with patients of the same hospital. Therefore log partial likelihood, gradient and
+Hessian of all hospitals are the sums of the hospitals' own.
+
+Equations (doi:10.1111/j.2517-6161.1972.tb00899.x):
+  (partial likelihood) product over events of exp(eta) / sum of exp(eta) at risk -> cox_sums
+Equations (doi:10.2307/2529620):
+  (Breslow's ties) all patients who die at one time are at risk for each of them -> cox_sums
+Equations (doi:10.1080/01621459.1977.10480613):
+  (Efron's ties) the l-th of d deaths at one time leaves l / d of these d patients out -> cox_sums
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+Ties = Literal["efron", "breslow"]
+
+# exp(-300) squared is still a float64 above 0, so no sum over patients at risk becomes 0
+_MOST_DISTANCE = 300.0
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """How long each patient was followed, and whether the event ended it.
+
+    Attributes:
+        times: the time to the event or to the end of follow-up, (n,), at least 0.
+        events: 1 if the event happened at that time, 0 if the patient is censored, (n,).
+        ties: how events at the same time count.
+    """
+
+    times: Floats
+    events: Floats
+    ties: Ties = "efron"
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    def risk_sets(self) -> "RiskSets":
+        """Return the distinct times, and each patient's place among them."""
+        distinct, places = np.unique(self.times, return_inverse=True)
+        places = places.reshape(-1)
+        is_event = self.events == 1
+        deaths = np.bincount(places[is_event], minlength=len(distinct))
+        return RiskSets(places, np.flatnonzero(is_event), deaths)
+
+
+@dataclass(frozen=True)
+class RiskSets:
+    """The patients at risk at each distinct time.
+
+    Attributes:
+        places: the place of each patient's time among the distinct times, (n,).
+        dying: the patients with an event, (events,).
+        deaths: the number of events at each distinct time, (times,).
+    """
+
+    places: Whole
+    dying: Whole
+    deaths: Whole
+
+    def at_risk(self, values: Floats) -> Floats:
+        """Sum the patients' values (n, ...) over those at risk at each time, (times, ...)."""
+        return np.cumsum(self._by_time(values, self.places)[::-1], axis=0)[::-1]
+
+    def at_death(self, values: Floats) -> Floats:
+        """Sum the patients' values (n, ...) over those who die at each time, (times, ...)."""
+        return self._by_time(values[self.dying], self.places[self.dying])
+
+    def _by_time(self, values: Floats, places: Whole) -> Floats:
+        totals = np.zeros((len(self.deaths), *values.shape[1:]))
+        np.add.at(totals, places, values)
+        return totals
+
+    def tied_shares(self, ties: Ties) -> Floats:
+        """Return the share of its time's deaths that each event leaves out of its risk set.
+
+        Returns:
+            (events,), in the order of ``dying``: l / d for the l-th of d events by Efron, l from 0;
+            0 by Breslow.
+        """
+        shares = np.zeros(len(self.dying))
+        if ties == "breslow":
+            return shares
+        seen = np.zeros(len(self.deaths), dtype=np.int64)
+        for number, place in enumerate(self.places[self.dying].tolist()):
+            shares[number] = seen[place] / self.deaths[place]
+            seen[place] += 1
+        return shares
+
+
+@dataclass(frozen=True)
+class CoxSums:
+    """Log partial likelihood, gradient (k,) and minus the second derivatives (k, k) at ``beta``."""
+
+    objective: float
+    gradient: Floats
+    hessian: Floats
+
+
+def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
+    """Compute one hospital's log partial likelihood and its derivatives.
+
+    Args:
+        x: the patients' columns, (n, k), without an intercept, which would cancel.
+        follow_up: times and events of these n patients.
+        beta: the coefficients, (k,).
+    """
+    sets = follow_up.risk_sets()
+    eta, weights = _relative_hazards(x, beta)
+    places, shares = sets.places[sets.dying], sets.tied_shares(follow_up.ties)
+    # The total hazard of the patients at risk at each event, and the mean of their columns
+    total = sets.at_risk(weights)[places] - shares * sets.at_death(weights)[places]
+    weighted = x * weights[:, None]
+    means = sets.at_risk(weighted)[places] - shares[:, None] * sets.at_death(weighted)[places]
+    means = means / total[:, None]
+    spread = _total_risks(sets, weights, total, shares)
+    return CoxSums(
+        float(eta[sets.dying].sum() - np.log(total).sum()),
+        x[sets.dying].sum(axis=0) - means.sum(axis=0),
+        (x * spread[:, None]).T @ x - means.T @ means,
+    )
+
+
+def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[Floats, Floats]:
+    """Return each patient's weight in the Hessian, and its martingale residual, (n,) each.
+
+    A patient at risk at an event has the probability p of being the one to whom the event happens.
+    The weight is the sum of p (1 - p) over all events. The residual is the patient's own event
+    minus the sum of p, with Breslow's ties. The gradient sums residuals times columns.
+
+    Args:
+        x: the patients' columns, (n, k).
+        follow_up: times and events of these n patients.
+        beta: the coefficients, (k,).
+    """
+    sets = follow_up.risk_sets()
+    _, weights = _relative_hazards(x, beta)
+    total = sets.at_risk(weights)
+    hazard = np.cumsum(sets.deaths / total)[sets.places]
+    squared = np.cumsum(sets.deaths / np.square(total))[sets.places]
+    expected = weights * hazard
+    return expected - np.square(weights) * squared, follow_up.events - expected
+
+
+def _relative_hazards(x: Floats, beta: Floats) -> tuple[Floats, Floats]:
+    """Return eta and exp(eta), (n,) each, where the largest eta is 0 and the smallest -300.
+
+    A constant added to all eta changes no partial likelihood.
+    """
+    eta = x @ beta
+    eta = np.maximum(eta - eta.max(initial=-np.inf), -_MOST_DISTANCE)
+    return eta, np.exp(eta)
+
+
+def _total_risks(sets: RiskSets, weights: Floats, total: Floats, shares: Floats) -> Floats:
+    """Return each patient's probability of the event, summed over all events, (n,).
+
+    Args:
+        sets: the risk sets.
+        weights: the patients' hazards, (n,).
+        total: the total hazard at each event, (events,).
+        shares: the share of tied deaths that each event leaves out, (events,).
+    """
+    places = sets.places[sets.dying]
+    each = np.bincount(places, 1 / total, minlength=len(sets.deaths))
+    left_out = np.bincount(places, shares / total, minlength=len(sets.deaths))
+    risks = np.cumsum(each)[sets.places]
+    # A patient who dies at a time is left out by its share of that time's events
+    risks[sets.dying] -= left_out[places]
+    return weights * risks

@@ -1,0 +1,89 @@
+"""Reasons why the patients of all hospitals determine no regression, in words.
+
+Each function returns '' if it finds no fault.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.core.one_line import join_names
+from fedsilo.models.maths.glm import (
+    LARGEST,
+    Family,
+    Floats,
+    Moments,
+    find_redundant,
+    has_intercept,
+)
+
+
+def one_outcome_fault(family: Family, moments: Moments) -> str:
+    """Describe outcomes that are all alike.
+
+    Args:
+        family: the family.
+        moments: the moments over all patients; the outcome is column 0.
+    """
+    total, patients = moments.totals[0], moments.patients
+    if family == "logistic" and not 0.5 < total < patients - 0.5:
+        outcome = round(total / patients)
+        return f"no regression: all {round(patients)} patients have the outcome {outcome}"
+    if family == "poisson" and total < 0.5:
+        return f"no regression: the counts of all {round(patients)} patients are 0"
+    if family == "cox" and total < 0.5:
+        return f"no regression: none of the {round(patients)} patients has an event"
+    return ""
+
+
+def constant_fault(names: Sequence[str], is_fit: npt.NDArray[np.bool_]) -> str:
+    """Describe columns that have the same value for all patients.
+
+    Args:
+        names: the names of the outcome and of the columns.
+        is_fit: whether each of them varies, in the same order.
+    """
+    constant = join_names([name for name, fit in zip(names, is_fit, strict=True) if not fit])
+    if not constant:
+        return ""
+    return f"no regression: {constant} is the same for all patients: leave it out of 'glm.columns'"
+
+
+def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
+    """Describe columns that follow from the columns before them.
+
+    Args:
+        names: the coefficients' names.
+        hessian: the Hessian over all patients, (k, k).
+    """
+    redundant = find_redundant(hessian)
+    if not redundant:
+        return ""
+    quoted = join_names([f"'{names[place]}'" for place in redundant])
+    return (
+        f"no regression: {quoted} follows from the columns before it (collinear): leave it "
+        "out of 'glm.columns'"
+    )
+
+
+def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
+    """Describe a coefficient of a standardised column that is beyond what data can determine.
+
+    Args:
+        family: the family; coefficients of a linear model may have any size.
+        names: the coefficients' names.
+        beta: the coefficients, (k,).
+    """
+    first = int(has_intercept(family))
+    sizes = np.abs(beta[first:])
+    if family == "linear" or sizes.max(initial=0.0) <= LARGEST:
+        return ""
+    separated = "outcomes"
+    if family == "cox":
+        separated = "patients with an early event from the others"
+    return (
+        f"no regression: the coefficient of '{names[first + int(sizes.argmax())]}' grows without "
+        f"end, because the column, alone or with others, separates the {separated}: leave it out "
+        "of 'glm.columns'"
+    )
