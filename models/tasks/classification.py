@@ -69,6 +69,13 @@ class Classification(Task):
         """Return the classes themselves."""
         return labels
 
+    def odd_counts(self, counts: Sequence[int]) -> str:
+        """Tell whether all training samples are of one class."""
+        occurring = [count for count in counts if count]
+        if len(occurring) == 1:
+            return "all training samples are of one class"
+        return ""
+
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return labels with ``counts`` samples of each class: (2, 3) gives (0, 0, 1, 1, 1)."""
         import torch

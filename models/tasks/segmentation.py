@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from fedsilo.core.errors import SettingError
 from fedsilo.core.tasks import SEGMENTATION
 from fedsilo.models.tasks.task import Task
 
@@ -32,6 +33,24 @@ class Segmentation(Task):
     why_not_private: ClassVar = (
         "has a Dice loss over a batch, which mixes its patients, so no bound per patient holds"
     )
+
+    def check(self, is_table: bool) -> None:
+        """Check the run's settings as for every task, and that its metrics are those of masks.
+
+        Args:
+            is_table: whether the data set is a table.
+
+        Raises:
+            SettingError: a setting contradicts the task, or 'server.early-stopping-metric' is a
+                metric of another task.
+        """
+        super().check(is_table)
+        metric = self.settings.early_stopping_metric
+        if metric not in ("none", *self.shown):
+            raise SettingError(
+                f"'server.early-stopping-metric' is '{metric}', but task '{self.name}' measures "
+                f"{', '.join(self.shown)}: choose one of these, or 'none'"
+            )
 
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the cross-entropy plus 'train.dice-weight' times the soft Dice loss."""
@@ -69,6 +88,12 @@ class Segmentation(Task):
         from fedsilo.models.measures.mask_metrics import dominant_classes
 
         return dominant_classes(labels)
+
+    def odd_counts(self, counts: Sequence[int]) -> str:
+        """Tell whether all training masks are empty, so that the site learns only background."""
+        if counts and sum(counts) == counts[0]:
+            return "all training masks are empty"
+        return ""
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return masks of one pixel, (n, 1, 1) uint8, with ``counts`` masks of each class."""

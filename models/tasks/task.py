@@ -113,6 +113,15 @@ class Task(ABC):
         """Return the number of groups of ``strata``, by the table of tasks."""
         return count_strata(self.name, outputs)
 
+    def odd_counts(self, counts: Sequence[int]) -> str:
+        """Describe unusual training samples of a site, as a clause; empty if nothing is unusual.
+
+        Args:
+            counts: the number of the site's training samples in each stratum; empty if they are
+                unknown.
+        """
+        return ""
+
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make labels without data: as many samples of each stratum as ``counts`` says.

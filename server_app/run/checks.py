@@ -22,6 +22,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
+from fedsilo.models.tasks.task import task_of
 from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.server_app.records.summary import join_names
@@ -435,16 +436,19 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each unusual property of a site's data.
 
-    The properties are, in this order: all training samples are of one class, there are no test
-    samples, metrics are withheld on some splits, and samples were left out. If no site has test
-    samples, a single line at the start says so, and no site gets its own line about it.
+    The properties are, in this order: one that the task sees in the label counts, such as a single
+    class; there are no test samples; metrics are withheld on some splits; samples were left out. If
+    no site has test samples, a single line at the start says so, and no site gets its own line
+    about it.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
+    task = task_of(common)
     if not some_have_test:
         yield "no site has test samples: there will be no test results"
     for site, facts in participants.facts.items():
-        if np.count_nonzero(facts.label_counts.get("train", [])) == 1:
-            yield f"site {site}: all training samples are of one class"
+        odd = task.odd_counts(facts.label_counts.get("train", []))
+        if odd:
+            yield f"site {site}: {odd}"
         # If no site has test samples, these lines would only repeat the one above
         if some_have_test and not _has_test(facts):
             yield f"site {site}: it has no test samples, so it has no test results"

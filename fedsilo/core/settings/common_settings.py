@@ -104,6 +104,7 @@ class ServerSettings:
         "calibration-error",
         "loss",
         "entropy",
+        *("dice", "iou", "surface-distance", "hausdorff-95"),
     ] = setting(
         "none",
         "validation metric, a mean over sites by samples, by which the best round is kept and "
