@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.evaluation import over_batches
-from fedsilo.core.drawing.palette import CATEGORIES
+from fedsilo.core.drawing.palette import CATEGORIES, SKY, VERMILLION
 from fedsilo.core.drawing.panels import literal, without_frame
 from fedsilo.core.errors import SettingError
 from fedsilo.core.tasks import SEGMENTATION
@@ -115,7 +115,7 @@ def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[str, Tensor
         without_frame(axes)
     for style, mask in masks.items():
         for number in sorted(set(mask.unique().tolist()) - {0}):
-            _draw_outline(marked, (mask == number).numpy(), _colour(int(number)), style)
+            _draw_outline(marked, (mask == number).numpy(), _colour(int(number), style), style)
 
 
 def _draw_outline(axes: Axes, mask: np.ndarray, colour: str, style: str) -> None:
@@ -128,8 +128,14 @@ def _draw_outline(axes: Axes, mask: np.ndarray, colour: str, style: str) -> None
     axes.contour(x, y, mask, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.2)
 
 
-def _colour(number: int) -> str:
-    """Return the colour of a class, counted from 1; colours repeat if there are many classes."""
+def _colour(number: int, style: str) -> str:
+    """Return the colour of an outline: of a class, counted from 1, in a line style.
+
+    The first class has two colours, because it is often the only one. Colours repeat if there are
+    many classes.
+    """
+    if number == 1:
+        return SKY if style == _TRUTH else VERMILLION
     return CATEGORIES[number % len(CATEGORIES)]
 
 
@@ -137,8 +143,8 @@ def _add_legend(figure: Figure, classes: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     handles = []
-    for number, name in enumerate(classes[1:], start=1):
-        handles.append(Line2D([], [], color=_colour(number), label=literal(name)))
-    for style, name in ((_TRUTH, "true mask"), (_FOUND, "predicted mask")):
-        handles.append(Line2D([], [], color="grey", linestyle=style, label=name))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+    for style, what in ((_TRUTH, "true"), (_FOUND, "predicted")):
+        for number, name in enumerate(classes[1:], start=1):
+            label, colour = f"{literal(name)}, {what}", _colour(number, style)
+            handles.append(Line2D([], [], color=colour, linestyle=style, label=label))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize="small")

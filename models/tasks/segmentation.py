@@ -26,6 +26,10 @@ class Segmentation(Task):
     name = SEGMENTATION
     headline = "dice"
     shown: ClassVar = ("dice", "iou", "surface-distance", "hausdorff-95", "loss")
+    measured_words = (
+        "Dice and IoU of the masks, distances between their outlines, loss and the method's own"
+    )
+    counted_words = "Dice, IoU and distances by class, of each class that enough images have"
     losses: ClassVar = ("auto", "cross-entropy")
     label_type = "uint8"
     label_noun = "mask"

@@ -17,7 +17,6 @@ from fedsilo.core.files.declarations import check_content, misfit
 from fedsilo.core.metric_names import METRICS
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings_schema import key_of
-from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.datasets.silo.declared_silos import SiteName
 
 _LARGEST, _LONGEST = 10**15, 4000
@@ -347,7 +346,6 @@ class Summary(RunObject):
     method: Label
     title: Label
     dataset: Label
-    task: Label = CLASSIFICATION  # named only in summaries of other tasks
     seed: Whole
     rounds: Whole
     aggregation: Label = ""

@@ -20,7 +20,6 @@ from fedsilo.core.methods import title_of
 from fedsilo.core.one_line import abbreviate, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SPLITS
-from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.core.versions import processor
 from fedsilo.datasets.registry import shown_of
 from fedsilo.server_app.records import run_directory
@@ -214,9 +213,6 @@ def _build_results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
         "marks": method.marks(state),
         "failures": recorder.failures.in_summary(),
     }
-    # Only for other tasks, so that a summary of classification stays as it was
-    if common.task != CLASSIFICATION:
-        results["task"] = common.task
     if common.plugin_digests:
         results["plugs"] = stated_digests(common.plugin_digests)
     return results
