@@ -37,6 +37,8 @@ class PixelClassifier(TokenClassifier):
             above.
     """
 
+    has_dropout = False
+
     def __init__(self, segmenter: nn.Module, shape: NetworkShape, dice_weight: float) -> None:
         _, self.height, self.width = shape.input_shape
         pixels = self.height * self.width
