@@ -4,10 +4,10 @@
 
 SOURCE has one folder per data set, as its authors publish it: ``STARE`` (stare-images/,
 labels-ah/; Hoover et al. 2000), ``CHASEDB`` (images/, manual/; Fraz et al. 2012, the first
-observer's masks) and ``AV-WIDE`` (images/, manual/; Estrada et al. 2015). TARGET gets PNG files, a manifest per site and
-``masks.yaml``. Thin vessels would break up if whole photographs became 64 pixels wide, so four
-tiles of 128 pixels are cut from the middle of each, which halves them. Both eyes of a CHASE_DB1
-child are one patient, and so are a photograph's tiles. Nothing is downloaded.
+observer's masks) and ``AV-WIDE`` (images/, manual/; Estrada et al. 2015). TARGET gets PNG files, a
+manifest per site and ``masks.yaml``. Thin vessels would break up if whole photographs became 64
+pixels wide, so four tiles of 128 pixels are cut from the middle of each and halved. Both eyes of a
+CHASE_DB1 child are one patient, and so are a photograph's tiles. Nothing is downloaded.
 
 docs/results/segmentation.csv is then made by
 
