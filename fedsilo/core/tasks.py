@@ -34,6 +34,11 @@ TASKS = {
 }
 
 
+def tasks_except(name: str) -> tuple[str, ...]:
+    """Return the names of all tasks but one, for methods that suit every other task."""
+    return tuple(task for task in TASKS if task != name)
+
+
 def count_strata(task: str, outputs: int) -> int:
     """Return the number of groups in which a site counts its samples.
 
