@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +15,11 @@ import numpy.typing as npt
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.text_files import Marks, normalise_name, same_text
 from fedsilo.core.one_line import one_line
+from fedsilo.core.tasks import TASKS
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.datasets.tables.table_files import NAMES_LINE, OPEN_FORMULA, Lines
+from fedsilo.models.tasks.task import task_class
 
 BOOLEANS = {"true": "1", "false": "0"}  # pandas writes booleans so
 _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
@@ -30,7 +33,7 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: class of each row, (n,) int64.
+        labels: class of each row, (n,) int64, or its numeric outcome, (n,) float32.
         left_out: the number of rows that are not among them.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
@@ -38,7 +41,7 @@ class ParsedTable:
     """
 
     rows: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
     left_out: LeftOutRows
     contents: npt.NDArray[np.int64]
     notes: tuple[str, ...] = ()
@@ -67,7 +70,7 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     # Columns that no feature is made of still distinguish a row from its copies
     unused = [name for name in names if name not in counts.missing]
     features: list[list[float]] = []
-    labels: list[int] = []
+    labels: list[float] = []
     ignored: list[tuple[str, ...]] = []
     for number, line in rows:
         tokens = reader.tokens(number, line)
@@ -86,9 +89,9 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
             ignored.append(tuple(tokens[name] for name in unused))
     matrix = as_matrix(features, schema)
     counts.add_imputed(matrix)
-    classes = np.array(labels, dtype=np.int64)
-    contents = _number_contents(matrix, classes, ignored)
-    return ParsedTable(matrix, classes, counts.left_out(), contents, counts.notes())
+    truths = np.array(labels, dtype=task_class(schema.label.task).label_type)
+    contents = _number_contents(matrix, truths, ignored)
+    return ParsedTable(matrix, truths, counts.left_out(), contents, counts.notes())
 
 
 def _split_header(
@@ -191,22 +194,22 @@ def _describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def _number_contents(
-    rows: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], ignored: list[tuple[str, ...]]
+    rows: npt.NDArray[np.float32], labels: npt.NDArray[Any], ignored: list[tuple[str, ...]]
 ) -> npt.NDArray[np.int64]:
     """Number the distinct rows of a table from 0; equal rows get equal numbers.
 
     Args:
         rows: features, (n, features).
-        labels: classes, (n,).
+        labels: classes or outcomes, (n,).
         ignored: texts of the columns without features, row by row.
 
     Returns:
         (n,) int64.
     """
-    numbers: dict[tuple[bytes, int, tuple[str, ...]], int] = {}
+    numbers: dict[tuple[bytes, bytes, tuple[str, ...]], int] = {}
     contents = np.empty(len(rows), dtype=np.int64)
     for place, texts in enumerate(ignored):
-        content = (rows[place].tobytes(), int(labels[place]), texts)
+        content = (rows[place].tobytes(), labels[place].tobytes(), texts)
         contents[place] = numbers.setdefault(content, len(numbers))
     return contents
 
@@ -369,15 +372,17 @@ class RowReader:
             )
         return [float(level == other) for other in column.levels[1:]]
 
-    def label(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the class number of a line, in the order of the schema's classes.
+    def label(self, number: int, tokens: Mapping[str, str]) -> float:
+        """Return the label of a line: its class number, in the schema's order, or its number.
 
         The label is compared in its normal form, in which 1.0 equals 1. ``tokens`` maps columns to
         the line's cells.
 
         Raises:
-            DataError: the label is not declared.
+            DataError: the label is not declared, or a numeric label is not a finite number.
         """
+        if TASKS[self.schema.label.task].numeric:
+            return self._outcome(number, tokens[self.schema.label.column])
         classes = list(self.schema.classes.values())
         column = self.schema.label.column
         text = same_text(tokens[column])
@@ -391,6 +396,19 @@ class RowReader:
             f"this label is not one of {quote_texts(chain(*classes))}: correct it, or declare it "
             "under 'classes'",
         )
+
+    def _outcome(self, number: int, token: str) -> float:
+        """Parse the numeric outcome of line ``number``. Raises DataError if it is not a number."""
+        value = _as_number(token)
+        if value is None:
+            raise self._error(
+                number,
+                self.schema.label.column,
+                token,
+                "the outcome of task 'regression' must be a finite number: correct it, or use a "
+                f"mark of a missing value ({quote_texts(self.schema.missing)})",
+            )
+        return value
 
 
 def _as_number(token: str) -> float | None:

@@ -19,6 +19,7 @@ from fedsilo.core.files.declarations import FileModel, Text, fault, misfit, numb
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.files.text_files import Marks, same_text
 from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import CLASSIFICATION, TASKS
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.datasets.silo.measures import ColumnWords
 
@@ -172,12 +173,50 @@ class Column(FileModel):
 
 
 class Label(FileModel):
-    """The label's column (the last one if there is no header), and the values of each class."""
+    """The column that is predicted, the last one if there is no header.
+
+    Attributes:
+        column: its name.
+        task: what is predicted: one of the ``classes``, or a number (regression).
+        classes: class name -> the values that mean it, in class order; empty for a number.
+        unit: the unit of a number, shown next to its name.
+        mean, std: statistics to standardise a number with; both or neither.
+    """
 
     model_config = ConfigDict(title="'label'")
 
     column: Text
-    classes: ClassLists
+    task: Literal["classification", "regression"] = CLASSIFICATION
+    classes: ClassLists = Field(default_factory=dict)
+    unit: Text = ""
+    mean: Annotated[float, number(-1e300, 1e300)] | None = None
+    std: Annotated[float, number(1e-12, 1e300)] | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Label:
+        is_number = TASKS[self.task].numeric
+        if is_number and self.classes:
+            raise fault(
+                "'label' has 'classes', but task 'regression' predicts a number: remove one"
+            )
+        if not is_number and not self.classes:
+            raise fault("'label' lacks the key 'classes': name the values of each class")
+        if not is_number and (self.unit or self.mean is not None or self.std is not None):
+            raise fault(
+                "'label' has 'unit', 'mean' or 'std', which only numbers have: remove them, or set "
+                "its 'task' to 'regression'"
+            )
+        if (self.mean is None) != (self.std is None):
+            raise fault("'label' declares one of 'mean' and 'std': give both or none")
+        return self
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the classes; of a number its column, with the unit in brackets."""
+        if not TASKS[self.task].numeric:
+            return tuple(self.classes)
+        if self.unit:
+            return (f"{self.column} ({self.unit})",)
+        return (self.column,)
 
 
 class TableSchema(FileModel):
@@ -185,7 +224,7 @@ class TableSchema(FileModel):
 
     Attributes:
         columns: the columns without the label; in file order if there is no header.
-        label: the label's column, and its classes in class order.
+        label: the label's column, and its classes in class order or that it is a number.
         missing: texts that mark a missing value.
         policy: ``drop`` rows with a missing value, or ``impute`` it with the pooled mean.
         out_of_range: ``drop`` training rows with a value out of range, or ``keep`` them, as
@@ -315,7 +354,9 @@ class TableSchema(FileModel):
             columns.append([column.name, column.kind, column.levels, column.mean, column.std])
             if column.unmeasured or column.indicator:
                 marked.append([column.name, sorted(column.unmeasured), column.indicator])
-        classes = [[name, sorted(values)] for name, values in self.classes.items()]
+        classes: list[Any] = [[name, sorted(values)] for name, values in self.classes.items()]
+        if TASKS[self.label.task].numeric:
+            classes = [self.label.task, self.label.unit, self.label.mean, self.label.std]
         facts = [
             columns,
             [self.label.column, classes],
@@ -340,7 +381,8 @@ class TableSchema(FileModel):
         deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
 
         Returns:
-            None if any numeric column declares no mean and std.
+            None if any numeric column, or a numeric label, declares no mean and std. The label's
+            are last.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -358,6 +400,11 @@ class TableSchema(FileModel):
         indicators = len(self.indicator_columns())
         means += [0.5] * indicators
         stds += [0.5] * indicators
+        if TASKS[self.label.task].numeric:
+            if self.label.mean is None or self.label.std is None:
+                return None
+            means.append(self.label.mean)
+            stds.append(self.label.std)
         return FeatureStatistics(np.array(means), np.array(stds))
 
     def key(self) -> dict[str, Any]:
@@ -379,6 +426,8 @@ class TableSchema(FileModel):
         if not any(column["range"] for column in columns):
             del content["out_of_range"]
         named = {"columns": columns, "label": label["column"], "classes": label["classes"]}
+        if TASKS[self.label.task].numeric:
+            named["outcome"] = label
         return {**named, **content}
 
 

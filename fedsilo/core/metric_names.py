@@ -11,6 +11,7 @@ The metric of a measurement is one word (``accuracy``), perhaps of another site'
 
     class.<label>.<right, false or auc, or dice, iou, surface-distance or hausdorff-95>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
+    outcome.<bin>.<count, predicted or observed>
     routing.<site>.<mean, or q05 to q95>
 
 The server refuses a reply with any other key, and names the site (``strategies.loop.plausible``).
@@ -35,6 +36,8 @@ CONFIDENCE, UNCERTAINTY = "confidence", "uncertainty"
 # The same two for an evidential network
 RELIABILITY, CERTAINTY = "reliability", "certainty"
 ROUTING = "routing"
+# Samples by tenths of a predicted number, and their mean prediction and outcome
+OUTCOME = "outcome"
 BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
 BINS = 10  # bins in each of these families
 BIN_PARTS = ("count", "right", "mean")
@@ -82,6 +85,7 @@ _UNKNOWN = MetricRule(0, low=-math.inf)  # a metric that is not in the table
 _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc", "dice", "iou", "surface-distance", "hausdorff-95"),
     ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
+    OUTCOME: ("count", "predicted", "observed"),
     **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
 }
 _LONGEST_WORD, _LONGEST_OPERATION = 64, 200
@@ -184,7 +188,7 @@ def _read_member(family: str, rest: str) -> Metric | None:
         known = bool(SITE_NAME.fullmatch(place))
     else:
         known = bool(_NUMBER.fullmatch(place))
-    if family in BIN_FAMILIES and known:
+    if family in (*BIN_FAMILIES, OUTCOME) and known:
         known = int(place) < BINS
     if not known:
         return None

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
-from fedsilo.core.tasks import SEGMENTATION, tasks_except
 from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.tasks import SEGMENTATION, tasks_except
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 # The mean over all sites, (l, c); zeros until it is known
