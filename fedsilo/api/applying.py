@@ -22,6 +22,7 @@ from fedsilo.core.arguments import (
     texts_of,
 )
 from fedsilo.core.errors import DataError
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.tasks import SEGMENTATION
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
@@ -327,7 +328,7 @@ def export(
     name_plugins(plugin_texts(plugin))
     folder = folder_of(run_dir)
     # Named by format and site, so that several exports of a run fit in its directory
-    of_site = f"-{site}" if site else ""
+    of_site = f"-{folder_name(site)}" if site else ""
     target = path_of(out) or folder / f"export-{form}{of_site}"
     refuse_target(target, "another --out")
     run = FinishedRun.open(folder)

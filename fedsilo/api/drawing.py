@@ -21,6 +21,7 @@ from fedsilo.core.arguments import (
     silent,
 )
 from fedsilo.core.errors import SettingError
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 RunPicture = Annotated[
@@ -146,7 +147,8 @@ def attention(
     for name in several(site) or run.silos:
         lab = run.lab(name, data, state, split=split)
         sheet = attention_sheet(lab, split, images)
-        yield _write_sheet(folder / f"attention-{name}.png", sheet, f"{split} images")
+        path = folder / f"attention-{folder_name(name)}.png"
+        yield _write_sheet(path, sheet, f"site {name} has no {split} images")
 
 
 @options.command
@@ -181,22 +183,23 @@ def overlays(
     folder, data, state = path_of(pictures) or run.path, path_of(data_dir), path_of(state_dir)
     for name in several(site) or run.silos:
         sheet = overlay_sheet(run.lab(name, data, state, split=split), split)
-        wanted = f"{split} images with anything to mark"
-        yield _write_sheet(folder / f"overlays-{name}.png", sheet, wanted)
+        path = folder / f"overlays-{folder_name(name)}.png"
+        lacking = f"site {name} has no {split} images with anything to mark"
+        yield _write_sheet(path, sheet, lacking)
 
 
-def _write_sheet(path: Path, sheet: Figure | None, wanted: str) -> Path | str:
-    """Write a site's picture and return its path; without a picture, return a line of text.
+def _write_sheet(path: Path, sheet: Figure | None, lacking: str) -> Path | str:
+    """Write a site's picture and return its path; without a picture, return ``lacking``.
 
     Args:
-        path: the picture's file, named '<kind>-<site>.png'.
-        sheet: the picture; None if the site has none.
-        wanted: the images that the site lacks then, such as "test images".
+        path: the picture's file.
+        sheet: the picture; None if the site has no images for it.
+        lacking: the line of text that says so.
     """
     from fedsilo.pictures.picture_files import write_picture
 
     if sheet is None:
-        return f"site {path.stem.partition('-')[2]} has no {wanted}"
+        return lacking
     write_picture(path, sheet)
     return path
 
@@ -373,7 +376,7 @@ def gradcam(
     if scenarios:
         chosen = grad_cam.choose_by_scenario(opened, scenarios, split)
     sheet = grad_cam.gradcam_sheet(opened, chosen, split, label)
-    path = drawing or folders[0] / f"gradcam-{site}.png"
+    path = drawing or folders[0] / f"gradcam-{folder_name(site)}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path
 

@@ -40,6 +40,11 @@ TASKS = {
         "The class of each pixel of an image, from masks.",
         strata=0,
     ),
+    MULTI_LABEL: TaskEntry(
+        "fedsilo.models.tasks.multilabel:MultiLabel",
+        "Several findings for each patient or image, each present or absent.",
+        strata=1,
+    ),
 }
 
 

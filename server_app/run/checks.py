@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
-
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import format_count
@@ -306,8 +304,8 @@ def check_early_stopping(beginning: Beginning) -> Problem:
         return None
     if measuring:
         return SettingError(
-            f"'server.early-stopping-metric' is '{metric}', but no site's validation samples have "
-            "the classes that define it (docs/run-directory.md): choose 'loss', or remove "
+            f"'server.early-stopping-metric' is '{metric}', but no site's validation samples "
+            f"define it for task '{common.task}' (docs/run-directory.md): choose 'loss', or remove "
             "'server.early-stopping-metric'"
         )
     return SettingError(
@@ -319,24 +317,15 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Return whether a site's validation labels suffice to define ``metric``.
 
-    'balanced-accuracy' needs labels of at least two classes, and 'auc' needs labels of all classes.
-    'average-precision' needs a task with two classes, and labels of both. Every other metric is
-    always defined. The result is also True if the label counts are unknown, if the run uses
-    differential privacy, or if the method is a plugin, because such a method may measure in its own
-    way.
+    The run's task decides it. The result is also True if the label counts are unknown, if the run
+    uses differential privacy, or if the method is a plugin, because such a method may measure in
+    its own way.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known. A plugin's method may measure in its own way
     if counts is None or common.is_private() or common.method not in METHODS:
         return True
-    occurring = np.count_nonzero(counts)
-    if metric == "balanced-accuracy":
-        return bool(occurring > 1)
-    if metric == "auc":
-        return bool(occurring == facts.classes)
-    if metric == "average-precision":
-        return bool(occurring == facts.classes == 2)
-    return True
+    return task_of(common).may_report(metric, counts, facts.classes)
 
 
 SITE_CHECKS: tuple[Check[Beginning], ...] = (

@@ -28,6 +28,7 @@ from fedsilo.core.metric_names import (
     BIN_FAMILIES,
     BIN_PARTS,
     CLASS,
+    FINDING,
     METRICS,
     OUTCOME,
     read_measurement,
@@ -203,8 +204,12 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
         metric = read.metric
         if metric.site and metric.site not in sites:
             return f"metric '{key}' names site '{metric.site}', but no such site takes part"
-        if metric.word == CLASS and metric.part and int(metric.place) >= classes:
-            return f"metric '{key}' names class {metric.place}, but there are {classes} classes"
+        is_numbered = metric.word in (CLASS, FINDING) and metric.part
+        if is_numbered and int(metric.place) >= classes:
+            return (
+                f"metric '{key}' names {metric.word} {metric.place}, but there are {classes} "
+                f"{'classes' if metric.word == CLASS else 'findings'}"
+            )
         if metric.word in BIN_FAMILIES and metric.part:
             start = key.rpartition(".")[0]  # such as incoming.test.reliability.3
             parts_of_bin[start] = parts_of_bin.get(start, 0) + 1
