@@ -54,7 +54,7 @@ class PixelClassifier(TokenClassifier):
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens (batch, h * w, classes) to pixel logits (batch, classes, h, w)."""
-        return features.transpose(1, 2).unflatten(2, (self.height, self.width))
+        return torch.unflatten(features.transpose(1, 2), 2, (self.height, self.width))
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss, a scalar, of images (batch, ...) and masks (batch, h, w)."""
