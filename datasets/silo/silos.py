@@ -287,6 +287,19 @@ class DataSet(ABC):
         return []
 
 
+def strata_of(labels: npt.NDArray[Any], task: str) -> npt.NDArray[np.int64]:
+    """Return the stratum of each label, (n,), so that splits keep the strata's shares.
+
+    Args:
+        labels: labels (n, ...) in the form of the task.
+        task: the task's name.
+    """
+    import torch
+
+    strata: npt.NDArray[np.int64] = task_named(task).strata(torch.from_numpy(labels)).numpy()
+    return strata
+
+
 def fingerprint(split: Split) -> str:
     """Return the SHA-256, in hexadecimal, of a split's inputs and labels.
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from fedsilo.core.one_line import one_line
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.datasets.tables.table_files import NAMES_LINE, OPEN_FORMULA, Lines
+from fedsilo.models.tasks.task import task_class
 
 BOOLEANS = {"true": "1", "false": "0"}  # pandas writes booleans so
 _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
@@ -30,7 +32,7 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: class of each row, (n,) int64.
+        labels: class of each row, (n,) int64; or its time and event, (n, 2) float32.
         left_out: the number of rows that are not among them.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
@@ -38,7 +40,7 @@ class ParsedTable:
     """
 
     rows: npt.NDArray[np.float32]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
     left_out: LeftOutRows
     contents: npt.NDArray[np.int64]
     notes: tuple[str, ...] = ()
@@ -63,17 +65,17 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     names, rows = _split_header(lines, schema, where)
     reader = RowReader(schema, names, where)
     counts = _Counts(schema)
-    label = schema.label.column
+    labelled = schema.label.columns()
     # Columns that no feature is made of still distinguish a row from its copies
     unused = [name for name in names if name not in counts.missing]
     features: list[list[float]] = []
-    labels: list[int] = []
+    labels: list[float | tuple[float, float]] = []
     ignored: list[tuple[str, ...]] = []
     for number, line in rows:
         tokens = reader.tokens(number, line)
         # The label counts too, because a row without a label is useless under any policy
         lacking = reader.lacking(tokens, counts.missing)
-        if label in lacking:
+        if any(name in lacking for name in labelled):
             counts.leave_out(lacking)
             continue
         # A row that is left out is read too, so that its errors are not hidden
@@ -86,9 +88,17 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
             ignored.append(tuple(tokens[name] for name in unused))
     matrix = as_matrix(features, schema)
     counts.add_imputed(matrix)
-    classes = np.array(labels, dtype=np.int64)
-    contents = _number_contents(matrix, classes, ignored)
-    return ParsedTable(matrix, classes, counts.left_out(), contents, counts.notes())
+    truths = _as_labels(labels, schema)
+    contents = _number_contents(matrix, truths, ignored)
+    return ParsedTable(matrix, truths, counts.left_out(), contents, counts.notes())
+
+
+def _as_labels(labels: Sequence[float | tuple[float, float]], schema: TableSchema) -> Any:
+    """Convert the rows' labels to an array in the form of the schema's task, (n,) or (n, 2)."""
+    truths = np.array(labels, dtype=task_class(schema.task).label_type)
+    if schema.label.time:
+        truths = truths.reshape(len(labels), 2)
+    return truths
 
 
 def _split_header(
@@ -119,7 +129,7 @@ class _Counts:
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
         self.rows_left_out = 0
-        self.missing = dict.fromkeys([*schema.used_columns(), schema.label.column], 0)
+        self.missing = dict.fromkeys([*schema.used_columns(), *schema.label.columns()], 0)
         self.outside: Counter[str] = Counter()
         self.imputed: Counter[str] = Counter()
 
@@ -191,22 +201,22 @@ def _describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def _number_contents(
-    rows: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], ignored: list[tuple[str, ...]]
+    rows: npt.NDArray[np.float32], labels: npt.NDArray[Any], ignored: list[tuple[str, ...]]
 ) -> npt.NDArray[np.int64]:
     """Number the distinct rows of a table from 0; equal rows get equal numbers.
 
     Args:
         rows: features, (n, features).
-        labels: classes, (n,).
+        labels: labels, (n, ...).
         ignored: texts of the columns without features, row by row.
 
     Returns:
         (n,) int64.
     """
-    numbers: dict[tuple[bytes, int, tuple[str, ...]], int] = {}
+    numbers: dict[tuple[bytes, bytes, tuple[str, ...]], int] = {}
     contents = np.empty(len(rows), dtype=np.int64)
     for place, texts in enumerate(ignored):
-        content = (rows[place].tobytes(), int(labels[place]), texts)
+        content = (rows[place].tobytes(), labels[place].tobytes(), texts)
         contents[place] = numbers.setdefault(content, len(numbers))
     return contents
 
@@ -369,11 +379,39 @@ class RowReader:
             )
         return [float(level == other) for other in column.levels[1:]]
 
-    def label(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the class number of a line, in the order of the schema's classes.
+    def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
+        """Return the label of a line: its class number, or its time and 1 for an event, else 0.
 
-        The label is compared in its normal form, in which 1.0 equals 1. ``tokens`` maps columns to
-        the line's cells.
+        The class number is the place among the schema's classes. Labels are compared in their
+        normal form, in which 1.0 equals 1. ``tokens`` maps columns to the line's cells.
+
+        Raises:
+            DataError: the label is not declared, or the time cannot be used.
+        """
+        if self.schema.label.time:
+            return self._time(number, tokens), float(self._class_number(number, tokens))
+        return self._class_number(number, tokens)
+
+    def _time(self, number: int, tokens: Mapping[str, str]) -> float:
+        """Return the time to the event in a line.
+
+        Raises:
+            DataError: it is negative, or is not a finite number.
+        """
+        column = self.schema.label.time
+        value = _as_number(tokens[column])
+        if value is None or value < 0:
+            raise self._error(
+                number,
+                column,
+                tokens[column],
+                "the time to an event must be a number of at least 0: correct it, or use a mark of "
+                f"a missing value ({quote_texts(self.schema.missing)}), which leaves the row out",
+            )
+        return value
+
+    def _class_number(self, number: int, tokens: Mapping[str, str]) -> int:
+        """Return the place of a line's label among the schema's classes.
 
         Raises:
             DataError: the label is not declared.

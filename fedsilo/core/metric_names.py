@@ -12,6 +12,7 @@ The metric of a measurement is one word (``accuracy``), perhaps of another site'
     class.<label>.<right, false or auc>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
     routing.<site>.<mean, or q05 to q95>
+    survival.<point>.<time, share, low, high or followed>
 
 The server refuses a reply with any other key, and names the site (``strategies.loop.plausible``).
 All later readers of metrics (records, pictures, reports) use ``read_metric``, so a reader knows
@@ -35,6 +36,10 @@ CONFIDENCE, UNCERTAINTY = "confidence", "uncertainty"
 # The same two for an evidential network
 RELIABILITY, CERTAINTY = "reliability", "certainty"
 ROUTING = "routing"
+# The points of a Kaplan-Meier curve, numbered from 0 (models.measures.survival_curves)
+SURVIVAL_CURVE = "survival"
+SURVIVAL_POINTS = 40  # the most points of a curve
+SURVIVAL_PARTS = ("time", "share", "low", "high", "followed")
 BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
 BINS = 10  # bins in each of these families
 BIN_PARTS = ("count", "right", "mean")
@@ -70,6 +75,9 @@ METRICS: Mapping[str, MetricRule] = {
     "mae": MetricRule(-1),
     "rmse": MetricRule(-1),
     "r2": MetricRule(1, low=-math.inf, high=1.0),
+    # Survival
+    "c-index": _HIGH_SHARE,
+    "brier": MetricRule(-1),
 }
 OVERALL = tuple(METRICS)
 _UNKNOWN = MetricRule(0, low=-math.inf)  # a metric that is not in the table
@@ -77,6 +85,7 @@ _UNKNOWN = MetricRule(0, low=-math.inf)  # a metric that is not in the table
 _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc"),
     ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
+    SURVIVAL_CURVE: SURVIVAL_PARTS,
     **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
 }
 _LONGEST_WORD, _LONGEST_OPERATION = 64, 200
@@ -169,7 +178,8 @@ def _read_member(family: str, rest: str) -> Metric | None:
 
     In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right", which is a place and a
     part. The result is None if the family does not have that part, or if the place is not a site's
-    name (routing), a whole number of up to six digits (class) or a bin number from 0 to 9.
+    name (routing), a whole number of up to six digits (class), a bin number from 0 to 9, or a
+    point's number from 0 to 39 (survival).
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -181,6 +191,8 @@ def _read_member(family: str, rest: str) -> Metric | None:
         known = bool(_NUMBER.fullmatch(place))
     if family in BIN_FAMILIES and known:
         known = int(place) < BINS
+    if family == SURVIVAL_CURVE and known:
+        known = int(place) < SURVIVAL_POINTS
     if not known:
         return None
     return Metric(family, place, part, site=place if family == ROUTING else "")

@@ -19,11 +19,17 @@ class TaskEntry(NamedTuple):
 
 
 CLASSIFICATION = "classification"
+SURVIVAL = "survival"
 TASKS = {
     CLASSIFICATION: TaskEntry(
         "fedsilo.models.tasks.classification:Classification",
         "One of several classes for each patient or image.",
         strata=0,
+    ),
+    SURVIVAL: TaskEntry(
+        "fedsilo.models.tasks.survival:Survival",
+        "The time to an event, of patients of whom some are censored (Cox).",
+        strata=2,
     ),
 }
 

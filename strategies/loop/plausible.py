@@ -95,7 +95,8 @@ _RANGES = {
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),
 }
-_COUNTS = {"count", "right", "false"}  # parts of a family that count samples; others are shares
+# Parts of a family that count samples, and times; others are shares
+_COUNTS, _TIME = {"count", "right", "false", "followed"}, "time"
 _TAIL = 10  # standard deviations of noise
 
 
@@ -129,6 +130,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     read = read_measurement(key)
     if read is None:
         return _OWN.get(key, _ANY)
+    if read.metric.part == _TIME:
+        return Range(0, _LARGEST)
     if read.metric.part:  # a member of a family: of one class, bin or site
         if read.metric.part not in _COUNTS:
             return _SHARE

@@ -104,6 +104,8 @@ class ServerSettings:
         "calibration-error",
         "loss",
         "entropy",
+        "c-index",
+        "brier",
     ] = setting(
         "none",
         "validation metric, a mean over sites by samples, by which the best round is kept and "
