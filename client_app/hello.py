@@ -53,21 +53,24 @@ def site_facts(session: SiteSession) -> SiteFacts:
 
 
 def feature_sums(session: SiteSession) -> Sums | None:
-    """Return each feature's count, sum and sum of squares over the training rows.
+    """Return the count, sum and sum of squares of each feature, and of a numeric outcome.
+
+    They are over the training rows.
 
     Missing values do not count. The server pools them into one mean and standard deviation. The
-    result is None if the data are not a table, or if 'data.standardise' is not 'pooled'.
+    result is None if there are neither, or if 'data.standardise' is not 'pooled'.
 
     Raises:
         RefusedError: the site has fewer training rows than 'privacy.sums-min-count', or a feature
             has known values, but fewer than that. A feature without any value passes.
     """
     silo, settings = session.silo, session.settings
-    if not silo.features or settings.standardise != "pooled":
+    columns = silo.columns()
+    if not columns or settings.standardise != "pooled":
         return None
-    sums, least, rows = sums_of(silo.train.inputs), settings.sums_min_count, len(silo.train)
+    sums, least, rows = sums_of(silo.column_values()), settings.sums_min_count, len(silo.train)
     few = ""
-    for feature, count in zip(silo.features, sums.count, strict=True):
+    for feature, count in zip(columns, sums.count, strict=True):
         if not few and 0 < count < least:
             few = f"{int(count)} training rows have a value of '{feature}'"
     if rows < least:

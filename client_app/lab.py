@@ -81,7 +81,7 @@ class Lab:
         self.instruction = instruction  # the server's request
         self.content = content  # the message's records
         self.site = session.silo.name
-        tabular = session.silo.features and instruction.phase not in SECURING
+        tabular = session.silo.columns() and instruction.phase not in SECURING
         # The site's data; the features of a table are standardised
         self.silo = session.silo_for(content) if tabular else session.silo
         # The run's settings, overridden by the site's own folders and limits
@@ -89,7 +89,8 @@ class Lab:
         # The same with this site's own seed, for the order, choice and dropping of samples.
         # Values that all sites must share, such as initial weights, use the seed in ``common``
         self.sampling = session.sampling
-        self.task = session.task  # the loss, the labels and the metrics of the run
+        # The run's loss, labels and metrics, with the scale of a numeric outcome
+        self.task = session.task.scaled_by(self.silo.outcome)
         self.compute = session.compute  # device and precision
         self.metrics: dict[str, float] = {}  # the reply's metrics, by key of the MetricRecord
         # Each sample's contribution to metrics that leave with noise, by key of the MetricRecord
@@ -363,7 +364,14 @@ class Lab:
             counts_from = self.common.sums_min_count
         key = (self.instruction.round, self.site, model, split)
         found = measure(
-            measured.network, samples, self.sampling, self.compute, key, probe, counts_from
+            measured.network,
+            samples,
+            self.sampling,
+            self.compute,
+            key,
+            probe,
+            counts_from,
+            self.task,
         )
         if measured.names is None:
             return found
@@ -397,6 +405,6 @@ class Lab:
             return
         samples: Split = getattr(self.silo, split)
         place: tuple[int | str, ...] = (self.instruction.round, self.site, *key)
-        parts = measured_parts(network, samples, self.sampling, self.compute, place)
+        parts = measured_parts(network, samples, self.sampling, self.compute, place, self.task)
         for metric in parts if metrics is None else metrics:
             self.sample_parts[measurement(INCOMING, split, metric)] = parts[metric]

@@ -198,9 +198,9 @@ class SiteSession(OpenedSite):
         whose = "in the schema"
         if settings.standardise == "pooled":
             whose = "over all sites"
-        own = sums_of(self.silo.train.inputs)
+        own = sums_of(self.silo.column_values())
         floor = settings.sums_min_count
-        for unlike in compare_with(self.silo.features, own, statistics, floor):
+        for unlike in compare_with(self.silo.columns(), own, statistics, floor):
             log_once(f"site {self.silo.name}: {unlike.sentence(whose)}")
 
     def phase_function(self, phase: str) -> Callable[[Any], Any]:
@@ -269,7 +269,7 @@ class SiteSession(OpenedSite):
                 "samples ('minimum-batch'): it takes no part"
             )
         if self.stand_in:
-            if self.silo.features and settings.standardise == "declared":
+            if self.silo.columns() and settings.standardise == "declared":
                 # Raises a SettingError here, where it may leave, instead of inside the sum
                 find_standardisation(self.silo, settings, RecordDict())
             self._refuse_small_steps(sum(counts))

@@ -32,7 +32,9 @@ class MixSite(SiteMethod):
         lab.measure(network)
         if not lab.instruction.returns:
             key = (lab.instruction.round, lab.site, "train")
-            loss = measure(network, lab.silo.train, lab.sampling, lab.compute, key)["loss"]
+            loss = measure(network, lab.silo.train, lab.sampling, lab.compute, key, task=lab.task)[
+                "loss"
+            ]
             lab.metrics[measurement(TRAINED, "train", "loss")] = loss
             return Outgoing()
         pooled, steps = pooled_training_data(lab), len(_sites(lab)) * lab.common.local_steps

@@ -21,7 +21,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import with_former_keys
 from fedsilo.core.settings_schema import Value, as_mapping, keys_with
 from fedsilo.core.site_facts import FeatureStatistics
-from fedsilo.core.tasks import CLASSIFICATION
+from fedsilo.core.tasks import CLASSIFICATION, numeric_columns
 from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -97,7 +97,7 @@ class DeclaredData:
         for split, counts in self.at_least.items():
             labels = task.stand_in_labels(counts, self.classes)
             splits[split] = Split(nothing.expand(len(labels), *self.input_shape), labels)
-        width = len(self.features)
+        width = len(numeric_columns(self.task, self.features, self.class_names))
         declared = None
         if self.has_figures:
             declared = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())

@@ -21,7 +21,7 @@ from fedsilo.models.measures.classification_metrics import bin_counts
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.release import copy_alone
-from fedsilo.models.tasks.task import task_of
+from fedsilo.models.tasks.task import Task, task_of
 
 _BATCH = 500  # the most inputs of a batch
 _NUMBERS = 2**24  # the most numbers in a batch, so that large images use smaller batches
@@ -80,6 +80,7 @@ def measure(
     key: tuple[int | str, ...],
     probe: Probe | None = None,
     counts_from: int | None = None,
+    task: Task | None = None,
 ) -> dict[str, float]:
     """Measure a network on ``split``, with predictions averaged over MC-dropout passes.
 
@@ -94,13 +95,14 @@ def measure(
         key: more keys of the dropout seed, such as (round, site).
         probe: sees the tokens of every batch and adds its own metrics; None for no probe.
         counts_from: the smallest outcome count to publish; None to publish no counts.
+        task: the task with the outcome's scale; None for the task of ``settings``.
 
     Returns:
         Metric -> value.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
-    task = task_of(settings)
-    predictions = predict_batches(network, batches, settings, compute, key, probe)
+    task = task or task_of(settings)
+    predictions = predict_batches(network, batches, settings, compute, key, probe, task)
     metrics = task.metrics(predictions, split.labels)
     if counts_from is not None:
         metrics |= task.counts(predictions, split.labels, counts_from)
@@ -115,6 +117,7 @@ def measured_parts(
     settings: CommonSettings,
     compute: Compute,
     key: tuple[int | str, ...],
+    task: Task | None = None,
 ) -> dict[str, Tensor]:
     """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
@@ -123,12 +126,12 @@ def measured_parts(
     batch, the last bits of a sample's output depend on the batch size, and malicious weights could
     let these bits decide the sample's class. An empty split gives empty tensors.
     """
-    task = task_of(settings)
+    task = task or task_of(settings)
     empty = torch.zeros(0, 2, dtype=torch.float64)
     found = [task.parts(empty, split.labels[:0])]  # a split may have no samples
     if len(split):
         inputs = one_by_one(split.inputs)
-        predictions = predict_batches(network, inputs, settings, compute, key)
+        predictions = predict_batches(network, inputs, settings, compute, key, task=task)
         for number in range(len(split)):
             # Each sample in tensors of its own, because the last bits can depend on a batch's size
             found.append(
@@ -165,6 +168,7 @@ def predict_batches(
     compute: Compute,
     key: tuple[int | str, ...],
     probe: Probe | None = None,
+    task: Task | None = None,
 ) -> Tensor:
     """Return the task's predictions (n, ...) for inputs in batches, float64 on the CPU.
 
@@ -179,8 +183,9 @@ def predict_batches(
         compute: the device and the precision.
         key: more keys of the dropout seed, such as (round, site).
         probe: sees the tokens (batch, l, c) of each batch; None for no probe.
+        task: the task with the outcome's scale; None for the task of ``settings``.
     """
-    task, predictions = task_of(settings), []
+    task, predictions = task or task_of(settings), []
     with (
         seed_generators(settings.seed, "mc-dropout", *key, device=compute.device),
         torch.no_grad(),

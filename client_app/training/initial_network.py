@@ -16,6 +16,7 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.models.maths.dirichlet import skewed_prior
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import TokenClassifier, evidences
+from fedsilo.models.tasks.task import task_of
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
@@ -28,6 +29,8 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
         SettingError: the backbone's weights are missing or belong to another architecture.
     """
     network = build_classifier(common, silo.shape)
+    if silo.outcome is not None:
+        network.criterion = task_of(common).scaled_by(silo.outcome).criterion()
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
     if common.class_weights != "none":

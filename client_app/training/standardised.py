@@ -16,14 +16,15 @@ from fedsilo.strategies.wire.records import unpack
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
     """Return a silo as networks take it; a table is standardised, with missing values as 0.
 
-    Images are returned unchanged. 'data.standardise' decides whether the means and deviations are
-    the site's own, the schema's, or those in the server's message ``content``.
+    Images are returned unchanged, except that a numeric outcome gets its statistics.
+    'data.standardise' decides whether the means and deviations are the site's own, the schema's, or
+    those in the server's message ``content``.
 
     Raises:
         SettingError: 'data.standardise' is 'declared', but the schema declares no statistics.
         SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
     """
-    if not silo.features:
+    if not silo.columns():
         return silo
     return standardise_silo(silo, find_standardisation(silo, settings, content))
 
@@ -31,7 +32,9 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
 def find_standardisation(
     silo: Silo, settings: CommonSettings, content: RecordDict
 ) -> FeatureStatistics:
-    """Return the mean and standard deviation of each feature, (features,), by 'data.standardise'.
+    """Return the mean and standard deviation of each column, (columns,), by 'data.standardise'.
+
+    Columns are the features of a table and a numeric outcome (``Silo.columns``).
 
     "site" computes them from the site's training samples, "declared" takes them from the schema,
     and "pooled" takes them from the server's message.
@@ -41,7 +44,7 @@ def find_standardisation(
         SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
     """
     if settings.standardise == "site":
-        return pooled_statistics([sums_of(silo.train.inputs)])
+        return pooled_statistics([sums_of(silo.column_values())])
     if settings.standardise == "declared":
         if silo.declared is None:
             raise SettingError(
@@ -61,12 +64,22 @@ def find_standardisation(
 def standardise_silo(silo: Silo, standardisation: FeatureStatistics) -> Silo:
     """Return a copy of the silo with all splits standardised, and missing values as 0.
 
-    The copy records ``standardisation``. ``silo`` itself is not changed.
+    The copy records the statistics of its features and of a numeric outcome. Numeric outcomes stay
+    in their unit, because the task standardises them in the loss. ``silo`` itself is not changed.
+
+    Args:
+        silo: the site's data.
+        standardisation: the statistics of ``silo.columns()``, (columns,) each.
     """
+    count, outcome = len(silo.features), None
+    if len(silo.columns()) > count:
+        outcome = FeatureStatistics(standardisation.mean[count:], standardisation.std[count:])
+    if not count:
+        return dataclasses.replace(silo, outcome=outcome)
+    rows = FeatureStatistics(standardisation.mean[:count], standardisation.std[:count])
     train, val, test = (
-        Split(standardise(split.inputs, standardisation), split.labels)
-        for split in silo.splits().values()
+        Split(standardise(split.inputs, rows), split.labels) for split in silo.splits().values()
     )
     return dataclasses.replace(
-        silo, train=train, val=val, test=test, standardisation=standardisation
+        silo, train=train, val=val, test=test, standardisation=rows, outcome=outcome
     )

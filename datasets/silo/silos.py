@@ -23,7 +23,7 @@ from fedsilo.core.files.sealed_folders import json_digest, open_sealed
 from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
-from fedsilo.core.tasks import CLASSIFICATION
+from fedsilo.core.tasks import CLASSIFICATION, numeric_columns
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.silo.measures import (
     ColumnWords,
@@ -85,16 +85,19 @@ class Silo:
         fingerprints: split -> SHA-256 of its bytes.
         features: a table's feature names in column order; empty for images. A table's inputs stay
             as they were read, with NaN for a missing value, until they are standardised.
-        classes: the names of the classes; empty if the classes have no names.
+        classes: the names of the classes or findings, empty if they have no names; or the name of a
+            numeric outcome.
         dropped: number of rows left out because a value was missing or out of range, or of images
             that could not be decoded.
-        declared: mean and standard deviation from the data's schema, for standardising; None if the
-            schema declares none.
+        declared: mean and standard deviation of each of ``columns`` from the data's schema, for
+            standardising; None if the schema declares none.
         schema: a digest of a table's schema, or of the classes and size of images; all sites of a
             run must have the same.
         folder: the silo's folder in the cache, or None.
         standardisation: the statistics that standardised the features; None before that.
         task: the name of the task that the labels are for.
+        outcome: the statistics (1,) that standardise numeric labels in training, which stay in
+            their unit here; None before ``standardisation``, and for other labels.
     """
 
     name: str
@@ -112,10 +115,29 @@ class Silo:
     folder: Path | None = None
     standardisation: FeatureStatistics | None = None
     task: str = CLASSIFICATION
+    outcome: FeatureStatistics | None = None
 
     def splits(self) -> dict[str, Split]:
         """Return the three splits by name: 'train', 'val' and 'test'."""
         return {"train": self.train, "val": self.val, "test": self.test}
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the numbers to standardise: a table's features, a numeric outcome."""
+        return numeric_columns(self.task, self.features, self.class_names())
+
+    def column_values(self) -> Tensor:
+        """Return the training samples' values of ``columns``, (n, columns) float32.
+
+        There must be at least one column. NaN marks a missing value.
+        """
+        import torch
+
+        parts = []
+        if self.features:
+            parts.append(self.train.inputs)
+        if len(self.columns()) > len(self.features):
+            parts.append(self.train.labels[:, None])
+        return torch.cat(parts, dim=1)
 
     def inputs(self) -> dict[str, Tensor]:
         """Return each split's inputs by the split's name."""

@@ -19,9 +19,10 @@ from fedsilo.core.files.declarations import FileModel, Text, fault, misfit, numb
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.files.text_files import Marks, same_text
 from fedsilo.core.site_facts import FeatureStatistics
-from fedsilo.core.tasks import CLASSIFICATION, SURVIVAL
-from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
+from fedsilo.core.tasks import TASKS
+from fedsilo.datasets.silo.declared_silos import Sites, read_declared
 from fedsilo.datasets.tables.columns import Column
+from fedsilo.datasets.tables.labels import Label
 
 
 def _one_character(text: str) -> str:
@@ -30,43 +31,12 @@ def _one_character(text: str) -> str:
     return text
 
 
-class Label(FileModel):
-    """The label of a table: a class, or the time to an event.
-
-    Attributes:
-        column: the label's column; without a header, the file's last column.
-        classes: class -> the values that mean it. With ``time`` they are two: patients who are
-            censored, then patients with the event.
-        time: the column with the time to the event, or to the end of follow-up; empty for a class.
-            Without a header, it is the column before the label's.
-    """
-
-    model_config = ConfigDict(title="'label'")
-
-    column: Text
-    classes: ClassLists
-    time: Text = ""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Label:
-        if self.time and len(self.classes) != 2:
-            raise fault(
-                f"has a 'time', but its 'classes' are {len(self.classes)}: declare two, first the "
-                "values of censored patients, then those of patients with the event"
-            )
-        return self
-
-    def columns(self) -> list[str]:
-        """Return the names of the label's columns, the time first."""
-        return [name for name in (self.time, self.column) if name]
-
-
 class TableSchema(FileModel):
     """The format of every hospital's table.
 
     Attributes:
         columns: the columns without the label; in file order if there is no header.
-        label: the label's column, and its classes in class order.
+        label: the label's column, and its classes in class order or that it is a number.
         missing: texts that mark a missing value.
         policy: ``drop`` rows with a missing value, or ``impute`` it with the pooled mean.
         out_of_range: ``drop`` training rows with a value out of range, or ``keep`` them, as
@@ -108,20 +78,6 @@ class TableSchema(FileModel):
                     "'impute'"
                 )
         return self
-
-    @property
-    def task(self) -> str:
-        """The task that the label is for."""
-        if self.label.time:
-            return SURVIVAL
-        return CLASSIFICATION
-
-    def output_names(self) -> list[str]:
-        """Return the names of the network's outputs: the classes, or of survival the event."""
-        names = list(self.classes)
-        if self.label.time:
-            return names[1:]
-        return names
 
     @property
     def classes(self) -> Mapping[str, list[str]]:
@@ -210,7 +166,9 @@ class TableSchema(FileModel):
             columns.append([column.name, column.kind, column.levels, column.mean, column.std])
             if column.unmeasured or column.indicator:
                 marked.append([column.name, sorted(column.unmeasured), column.indicator])
-        classes = [[name, sorted(values)] for name, values in self.classes.items()]
+        classes: list[Any] = [[name, sorted(values)] for name, values in self.classes.items()]
+        if TASKS[self.label.task].numeric:
+            classes = [self.label.task, self.label.unit, self.label.mean, self.label.std]
         facts = [
             columns,
             [*self.label.columns(), classes],
@@ -235,7 +193,8 @@ class TableSchema(FileModel):
         deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
 
         Returns:
-            None if any numeric column declares no mean and std.
+            None if any numeric column, or a numeric label, declares no mean and std. The label's
+            are last.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -253,6 +212,11 @@ class TableSchema(FileModel):
         indicators = len(self.indicator_columns())
         means += [0.5] * indicators
         stds += [0.5] * indicators
+        if TASKS[self.label.task].numeric:
+            if self.label.mean is None or self.label.std is None:
+                return None
+            means.append(self.label.mean)
+            stds.append(self.label.std)
         return FeatureStatistics(np.array(means), np.array(stds))
 
     def key(self) -> dict[str, Any]:
@@ -274,6 +238,8 @@ class TableSchema(FileModel):
         if not any(column["range"] for column in columns):
             del content["out_of_range"]
         named = {"columns": columns, "label": label["column"], "classes": label["classes"]}
+        if TASKS[self.label.task].numeric:
+            named["outcome"] = label
         if label["time"]:
             named["time"] = label["time"]
         return {**named, **content}

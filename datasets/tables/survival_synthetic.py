@@ -1,8 +1,8 @@
 """The data set ``survival-synthetic``: made-up cancer patients of four hospitals.
 
-Times to death are exponential with a hazard that depends on age, stage, nodes and treatment in the
-same way everywhere, times a baseline hazard of the hospital. Follow-up ends at a uniform time. Times
-are whole months, so some are equal.
+Times to death are exponential. Age, stage, nodes and treatment change the hazard in the same way
+everywhere, and each hospital has its own baseline hazard. Follow-up ends at a uniform time. All
+times are whole months, so some are equal.
 """
 
 from collections.abc import Mapping

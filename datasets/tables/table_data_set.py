@@ -12,10 +12,17 @@ from fedsilo.core.errors import DataError, FedsiloError
 from fedsilo.core.files.locations import Places, data_folder, find_places
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.tasks import CLASSIFICATION, SURVIVAL
+from fedsilo.core.tasks import CLASSIFICATION, REGRESSION, SURVIVAL
 from fedsilo.datasets.silo.measures import ColumnWords, LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, split_rows, split_values
-from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo, strata_of
+from fedsilo.datasets.silo.silos import (
+    DataSet,
+    Silo,
+    Split,
+    cached_silo,
+    save_silo,
+    strata_of,
+)
 from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.datasets.tables.table_files import Lines, read_table
@@ -30,7 +37,7 @@ class TableDataSet(DataSet):
 
     settings = frozenset({"data.standardise", *SPLIT_KEYS})
     is_table = True
-    tasks = (CLASSIFICATION, SURVIVAL)
+    tasks = (CLASSIFICATION, REGRESSION, SURVIVAL)
     headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
 
     @abstractmethod
@@ -133,7 +140,7 @@ class TableDataSet(DataSet):
             save_silo(folder, parts, facts, self._notes_of(table, where))
 
         folder = places.cache / f"{self.name}-silos"
-        return cached_silo(folder, name, key, len(schema.output_names()), fill)
+        return cached_silo(folder, name, key, len(schema.label.names()), fill)
 
     def _split(
         self, table: ParsedTable, schema: TableSchema, settings: CommonSettings, where: str
@@ -153,7 +160,7 @@ class TableDataSet(DataSet):
         if self._count_copies(table):
             groups = [f"row {number}" for number in table.contents]
         share, seed = schema.test_share, schema.split_seed
-        strata = strata_of(table.labels, schema.task)
+        strata = strata_of(table.labels, schema.label.task)
         rows = split_rows(strata, settings, share, seed, where, groups)
         if len(rows.train) < 2:
             raise DataError(
@@ -200,11 +207,11 @@ class TableDataSet(DataSet):
             "name": name,
             "distribution": name,
             "features": schema.features(),
-            "classes": schema.output_names(),
-            "task": schema.task,
+            "classes": list(schema.label.names()),
             "dropped": dropped,
             "schema": schema.digest(with_units=self.origin == "own"),
             "declared": declared,
+            "task": schema.label.task,
         }
 
 

@@ -94,7 +94,7 @@ class TcgaBrca(TableDataSet):
             return super()._split(table, schema, settings, where)
         rows = np.arange(len(table.labels))
         count = _TRAINING[where.rpartition(", ")[2]]
-        strata = strata_of(table.labels, schema.task)
+        strata = strata_of(table.labels, schema.label.task)
         train, val = cut_fold("val", rows[:count], strata, settings, where, None)
         test = rows[count:]
         if not settings.use_test:

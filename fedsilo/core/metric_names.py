@@ -11,6 +11,7 @@ The metric of a measurement is one word (``accuracy``), perhaps of another site'
 
     class.<label>.<right, false or auc>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
+    outcome.<bin>.<count, predicted or observed>
     routing.<site>.<mean, or q05 to q95>
     survival.<point>.<time, share, low, high or followed>
 
@@ -40,6 +41,8 @@ ROUTING = "routing"
 SURVIVAL_CURVE = "survival"
 SURVIVAL_POINTS = 40  # the most points of a curve
 SURVIVAL_PARTS = ("time", "share", "low", "high", "followed")
+# Samples by tenths of a predicted number, and their mean prediction and outcome
+OUTCOME = "outcome"
 BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
 BINS = 10  # bins in each of these families
 BIN_PARTS = ("count", "right", "mean")
@@ -86,6 +89,7 @@ _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc"),
     ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
     SURVIVAL_CURVE: SURVIVAL_PARTS,
+    OUTCOME: ("count", "predicted", "observed"),
     **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
 }
 _LONGEST_WORD, _LONGEST_OPERATION = 64, 200
@@ -189,7 +193,7 @@ def _read_member(family: str, rest: str) -> Metric | None:
         known = bool(SITE_NAME.fullmatch(place))
     else:
         known = bool(_NUMBER.fullmatch(place))
-    if family in BIN_FAMILIES and known:
+    if family in (*BIN_FAMILIES, OUTCOME) and known:
         known = int(place) < BINS
     if family == SURVIVAL_CURVE and known:
         known = int(place) < SURVIVAL_POINTS

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import key_of
-from fedsilo.core.tasks import CLASSIFICATION, TASKS, count_strata
+from fedsilo.core.tasks import CLASSIFICATION, TASKS, count_strata, numeric_columns
 
 SPLITS = ("train", "val", "test")
 Vector = npt.NDArray[Any]
@@ -58,7 +58,8 @@ class SiteFacts:
         fingerprints: split -> SHA-256 of its samples.
         simulated: whether the site is simulated, and keeps its private state in the run directory.
         features: names of a table's features; empty for images.
-        sums: sums over a table's training rows, if its features are standardised over all sites.
+        sums: sums over the training rows of a table's features and of a numeric outcome, if these
+            are standardised over all sites.
         dropped: number of samples that no split holds.
         schema: digest of a table's schema, or of images' classes and size.
         backbone: digest of the weights that the network starts from; empty if these are random.
@@ -86,6 +87,10 @@ class SiteFacts:
     measured: tuple[str, ...] = SPLITS
     software: dict[str, str] = field(default_factory=dict)
     task: str = CLASSIFICATION
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the numbers that ``sums`` are over: features, numeric outcome."""
+        return numeric_columns(self.task, self.features, self.class_names)
 
     def sizes(self) -> dict[str, int]:
         """Return split -> number of samples; empty if the site reveals only sums over sites."""
@@ -131,11 +136,10 @@ class SiteFacts:
         said = {name: config[key_of(name)] for name in _PLAIN}
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
-        facts = replace(read, sums=_read_sums(config, len(read.features)))
-        fault = _find_split_fault(facts)
+        fault = _find_split_fault(read)
         if fault:
             raise ValueError(fault)
-        return facts
+        return replace(read, sums=_read_sums(config, len(read.columns())))
 
 
 _PLAIN = (

@@ -5,6 +5,7 @@ loss, the form of a label, the metrics and what a report shows. A class is impor
 used, so a list of tasks needs no PyTorch.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -16,9 +17,11 @@ class TaskEntry(NamedTuple):
     # The number of groups whose samples a site counts, and that are spread evenly over splits; 0
     # for one group per output of the network, as with classes
     strata: int
+    # Whether a label is a number, which sites standardise together with the features of a table
+    numeric: bool = False
 
 
-CLASSIFICATION = "classification"
+CLASSIFICATION, REGRESSION, MULTI_LABEL = "classification", "regression", "multi-label"
 SURVIVAL = "survival"
 TASKS = {
     CLASSIFICATION: TaskEntry(
@@ -26,12 +29,33 @@ TASKS = {
         "One of several classes for each patient or image.",
         strata=0,
     ),
+    REGRESSION: TaskEntry(
+        "fedsilo.models.tasks.regression:Regression",
+        "A number for each patient or image.",
+        strata=1,
+        numeric=True,
+    ),
     SURVIVAL: TaskEntry(
         "fedsilo.models.tasks.survival:Survival",
         "The time to an event, of patients of whom some are censored (Cox).",
         strata=2,
     ),
 }
+
+
+def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the numbers that sites standardise, by which their sums are ordered.
+
+    They are a table's features and, if the labels are numbers, the outcome.
+
+    Args:
+        task: a name in ``TASKS``; KeyError for any other.
+        features: the names of the features; empty for images.
+        names: the name of the outcome, if the labels are numbers.
+    """
+    if TASKS[task].numeric:
+        return (*features, *names)
+    return tuple(features)
 
 
 def count_strata(task: str, outputs: int) -> int:

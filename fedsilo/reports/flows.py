@@ -11,8 +11,10 @@ import yaml
 from fedsilo.core.drawing.palette import BLUE, GREEN, ORANGE
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.core.tasks import CLASSIFICATION
+from fedsilo.models.tasks.task import task_named
 from fedsilo.pages.page import Picture, environment
-from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
+from fedsilo.server_app.records.summary import ALWAYS_LEAVES, leaves_by_trust
 
 _WORDS = 25  # largest number of words in a sentence
 _START = 30  # first characters that identify a sentence, even if an earlier version wrote it
@@ -38,8 +40,8 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
             this page has shorter texts for the general ones.
     """
     general = list(ALWAYS_LEAVES)
-    for said in BY_TRUST.values():
-        general += said
+    for trust in (SERVER, SUMS, NOBODY):
+        general += leaves_by_trust(trust, task_named(CLASSIFICATION))
     # Compared by their beginnings, because a run of an earlier version has other endings
     beginnings = tuple(text[:_START] for text in general)
     by_method: list[str] = []

@@ -94,7 +94,9 @@ class TrainedModel:
         lab = self.lab
         # The key decides the dropout samples, so it must be that of the final evaluation
         key = (lab.instruction.round, self.site, INCOMING, split)
-        return predict_batches(self.network, batches, lab.sampling, lab.compute, key, probe)
+        return predict_batches(
+            self.network, batches, lab.sampling, lab.compute, key, probe, lab.task
+        )
 
     def pixel_standardisation(self) -> PixelStatistics | None:
         """Return the mean and deviation that standardise pixels; None if pixels are unchanged."""
@@ -107,7 +109,7 @@ class TrainedModel:
         weights and computes without dropout.
         """
         pixels = self.pixel_standardisation()
-        module = ProbabilityModel(self.network, self.silo.standardisation, pixels)
+        module = ProbabilityModel(self.network, self.silo.standardisation, pixels, self.lab.task)
         return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
@@ -125,6 +127,8 @@ class TrainedModel:
         if standardisation:
             # These names are part of the digest, and a calibration recognises its model by it
             arrays |= {"figures.mean": standardisation.mean, "figures.std": standardisation.std}
+        if self.silo.outcome:
+            arrays |= {"outcome.mean": self.silo.outcome.mean, "outcome.std": self.silo.outcome.std}
         return state_digest(arrays, {})
 
 

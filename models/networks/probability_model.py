@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.tasks.task import Task
 
 PixelStatistics = tuple[Tensor, Tensor]
 
@@ -18,6 +19,7 @@ class ProbabilityModel(nn.Module):
         rows: statistics that standardise the features of a table; None for images.
         pixels: mean and standard deviation (channels, 1, 1) on the 0..1 scale, which standardise
             pixels of 0..255. None to scale images by ``float_inputs``. Ignored if ``rows`` is set.
+        task: maps the network's outputs to predictions; None for class probabilities.
     """
 
     mean: Tensor
@@ -28,9 +30,11 @@ class ProbabilityModel(nn.Module):
         network: SiteNetwork,
         rows: FeatureStatistics | None = None,
         pixels: PixelStatistics | None = None,
+        task: Task | None = None,
     ) -> None:
         super().__init__()
         self.network = network
+        self.task = task
         self.kind = "images"
         mean, std = torch.zeros(1), torch.ones(1)
         if rows:
@@ -57,5 +61,8 @@ class ProbabilityModel(nn.Module):
         return float_inputs(inputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map inputs (batch, *input_shape) to class probabilities (batch, classes), float32."""
-        return torch.softmax(self.network(self.prepare(inputs)).float(), dim=-1)
+        """Map inputs (batch, *input_shape) to predictions (batch, outputs), float32."""
+        outputs = self.network(self.prepare(inputs)).float()
+        if self.task is None:
+            return torch.softmax(outputs, dim=-1)
+        return self.task.predict(outputs).float()

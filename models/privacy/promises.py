@@ -6,6 +6,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.methods import needs_sums_only, why_not_private
 from fedsilo.core.settings.common_settings import AUTO, NOBODY, SUMS, CommonSettings
 from fedsilo.core.settings_schema import as_mapping, defaults
+from fedsilo.core.tasks import TASKS
 
 
 def statistics_noise(common: CommonSettings) -> float:
@@ -29,6 +30,7 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     Raises:
         SettingError: two settings contradict each other; only the first contradiction is named.
     """
+    table = table or TASKS[common.task].numeric  # a numeric outcome is standardised like a column
     contradictions = [*_find_broken_trust(common, table)]
     if common.secure_aggregation != "none":
         contradictions += _find_unsummable(common)

@@ -22,6 +22,15 @@ class Classification(Task):
     name = CLASSIFICATION
     headline = "accuracy"
     always: ClassVar = ("accuracy", "entropy", "loss")
+    measured_words = (
+        "accuracy, balanced accuracy, AUC, average precision, calibration error, loss, entropy and "
+        "the method's own; mean vacuity of an evidential network"
+    )
+    counted_words = (
+        "how many fall into each tenth of confidence and of uncertainty (vacuity of an evidential "
+        "network), how many of those are right and their mean; by class how many are found, how "
+        "many others are taken for it, and its AUC"
+    )
     losses: ClassVar = ("auto", "cross-entropy", "evidential")
     label_type = "int64"
     label_noun = "class"

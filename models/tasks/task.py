@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.core.tasks import TASKS, count_strata
 from fedsilo.models.privacy.summed_metrics import LARGEST_LOSS
 
@@ -38,6 +39,8 @@ class Task(ABC):
         shown: the metrics of result tables, the headline first; empty for those of the data set.
         always: the metrics that every split with samples has. Secure sums and noisy measurements
             carry only these.
+        measured_words, counted_words: what ``metrics`` and ``counts`` send, for privacy.json, which
+            puts the first into brackets and the second after a colon.
         losses: the values of 'train.loss' that the task accepts.
         label_type: the dtype of the label tensor, by its name in torch.
         label_noun: what a single label is called in sentences, such as "class".
@@ -55,6 +58,8 @@ class Task(ABC):
     shown: ClassVar[tuple[str, ...]] = ()
     always: ClassVar[tuple[str, ...]] = ("loss",)
     losses: ClassVar[tuple[str, ...]] = ("auto",)
+    measured_words: ClassVar[str] = "the metrics of the task"
+    counted_words: ClassVar[str] = "nothing more"
     label_type: ClassVar[str] = "float32"
     label_noun: ClassVar[str] = "label"
     network: ClassVar[str] = ""
@@ -62,6 +67,17 @@ class Task(ABC):
     why_not_private: ClassVar[str | None] = None
 
     settings: CommonSettings
+    # Mean and standard deviation of a numeric outcome, by which it is standardised in training
+    scale: tuple[float, float] = (0.0, 1.0)
+
+    def scaled_by(self, outcome: FeatureStatistics | None) -> Task:
+        """Return the task for an outcome with these statistics, (1,) each.
+
+        The task is returned unchanged if ``outcome`` is None, as for labels that are no numbers.
+        """
+        if outcome is None:
+            return self
+        return replace(self, scale=(float(outcome.mean[0]), float(outcome.std[0])))
 
     @abstractmethod
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:

@@ -14,9 +14,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.declarations import check_content, misfit
-from fedsilo.core.metric_names import METRICS
+from fedsilo.core.metric_names import METRICS, OUTCOME
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings_schema import key_of
+from fedsilo.core.tasks import CLASSIFICATION, TASKS
 from fedsilo.datasets.silo.declared_silos import SiteName
 
 _LARGEST, _LONGEST = 10**15, 4000
@@ -132,12 +133,15 @@ def _find_cell_fault(column: str, cell: str) -> str | None:
 def _is_possible(metric: str, value: float) -> bool:
     """Return whether a metric can have this value.
 
-    A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15. A
+    A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15, or
+    from -10^15 if it is a number in the unit of the outcome. A
     score that is at most 1, such as accuracy, must be from -10^15 to 10^15, because noise
     may move it beyond 1. NaN is not possible for these. Every other metric may have any value, also
     NaN or infinity.
     """
     # The limits exclude numbers that pages and plots could not show
+    if metric.startswith(f"{OUTCOME}."):
+        return abs(value) <= _LARGEST
     if "." in metric:
         return 0 <= value <= _LARGEST
     # trained-accuracy and own-auc-from-north, for example, are on the scale of the plain metric
@@ -200,6 +204,12 @@ def _check_metrics(metrics: dict[str, float]) -> dict[str, float]:
     return metrics
 
 
+def _check_task(text: str) -> str:
+    if text not in TASKS:
+        raise misfit(f"must be one of {', '.join(TASKS)}")
+    return text
+
+
 Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
 Number = Annotated[float, Field(strict=True)]  # also NaN, because a metric may be undefined
 Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
@@ -209,6 +219,7 @@ Metrics = Annotated[dict[Line, Number], AfterValidator(_check_metrics)]
 Round = Annotated[str, AfterValidator(_check_count)]
 Setting = Annotated[Any, BeforeValidator(_check_setting)]
 Split = Literal["train", "val", "test"]
+TaskName = Annotated[Line, AfterValidator(_check_task)]
 
 
 class Standardisation(RunObject):
@@ -228,6 +239,7 @@ class Site(RunObject):
     dropped: Whole
     data_schema: Line = Field("", alias="schema")
     classes: list[Label]
+    task: TaskName = CLASSIFICATION
     backbone: Line = ""
     software: dict[Line, Line] | None = None
     agreed: Whole | None = None
@@ -238,7 +250,8 @@ def _check_silos(silos: dict[str, Site]) -> dict[str, Site]:
     for site in silos.values():
         for counts in site.label_counts.values():
             numbers.add(len(counts))
-        if site.classes:
+        # Only in a task with one stratum per class are there as many counts as names
+        if site.classes and not TASKS[site.task].strata:
             named.add(len(site.classes))
     # Sites that send no label counts may still name their classes, each in its own way
     if numbers:
@@ -346,6 +359,7 @@ class Summary(RunObject):
     method: Label
     title: Label
     dataset: Label
+    task: TaskName = CLASSIFICATION
     seed: Whole
     rounds: Whole
     aggregation: Label = ""

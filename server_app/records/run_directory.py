@@ -30,6 +30,7 @@ from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.core.versions import git_revision, installed_version, processor
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import Content, check_table, read_content
@@ -334,6 +335,7 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 
     Each site has the keys "distribution", "sizes" (split -> samples), "label_counts",
     "fingerprints", "dropped" (the number of left-out samples), "schema", "classes" and "backbone".
+    Runs of another task than classification have its name as "task".
     Hospitals also have "software", and with 'run.site-weights' a site has "agreed", its agreed
     number of training samples.
     """
@@ -350,6 +352,8 @@ def silos_document(participants: Participants) -> dict[str, Any]:
             "classes": list(facts.class_names),
             "backbone": facts.backbone,
         }
+        if facts.task != CLASSIFICATION:
+            document[site]["task"] = facts.task
         if facts.software:
             document[site]["software"] = facts.software
         if site in agreed:

@@ -29,6 +29,7 @@ from typing import Any
 
 from fedsilo.core.metric_names import CLASS, TRAINED_PREFIX, UPDATE, read_metric
 from fedsilo.core.settings.common_settings import NOBODY, CommonSettings
+from fedsilo.models.tasks.task import task_of
 from fedsilo.server_app.records.summary import by_distribution, means
 
 Document = Mapping[str, Any]
@@ -37,7 +38,6 @@ Metrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
 Counts = Sequence[int | None]  # a number per class; None if it is hidden
 
 _OVER_CLASSES = ("balanced-accuracy", "auc", "average-precision")
-_OF_NOBODY = ("accuracy", "loss", "entropy")  # ``records.summary.BY_TRUST``
 _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
@@ -65,6 +65,11 @@ class Floors:
     silos: Mapping[str, Document]
     rounds: int
     last: Mapping[str, Metrics]
+
+    @property
+    def always(self) -> tuple[str, ...]:
+        """The metrics that the task always has, the only ones that leave with noise."""
+        return task_of(self.common).always
 
     @cached_property
     def counts(self) -> dict[tuple[str, str], Counts | None]:
@@ -189,12 +194,12 @@ class Floors:
         """Select the rows of metrics.csv that the sites sent, whether they may be shown or not.
 
         The norm and direction of an update are left out, because the server computes them. At
-        'trust: nobody' only accuracy, loss and entropy remain.
+        'trust: nobody' only the metrics that the task always has remain.
         """
         private = self.common.trust == NOBODY
         sent = []
         for row in rows:
-            may_be_sent = not private or row["metric"] in _OF_NOBODY
+            may_be_sent = not private or row["metric"] in self.always
             if row["split"] != UPDATE and may_be_sent:
                 sent.append(row)
         return sent
@@ -222,7 +227,7 @@ class Floors:
         if read is None:
             return False  # the file was altered, so the number of patients is unknown
         name = _OTHERS_MODELS.sub("", metric)
-        if self.common.trust == NOBODY and metric not in _OF_NOBODY:
+        if self.common.trust == NOBODY and metric not in self.always:
             return False
         # None hides the whole split, and an empty set hides nothing
         hidden = self.hidden_classes(site, split)

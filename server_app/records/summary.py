@@ -8,6 +8,7 @@ from rich.table import Table
 
 from fedsilo.core import one_line
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.models.tasks.task import Task
 
 Values = Mapping[str, Mapping[str, float]]
 
@@ -24,32 +25,53 @@ ALWAYS_LEAVES = (
     "Flower and PyTorch, and the device",
     "when something fails: the error's text, which names files, lines and columns, no values",
 )
-BY_TRUST: Mapping[str, Sequence[str]] = {
+_BY_TRUST: Mapping[str, Sequence[str]] = {
     SERVER: (
         "at the start: its label counts per class and split, how many samples were left out, and "
         "a SHA-256 of each split",
         "with each reply: the number of training samples, seconds, peak memory, optimiser steps "
         "and the samples that they saw, and measurements "
-        "on training, validation and test data (accuracy, balanced accuracy, AUC, average "
-        "precision, calibration error, loss, entropy and the method's own; mean vacuity of an "
-        "evidential network); with few samples, these and the label counts reveal each sample's",
-        "at the end, with enough test samples: how many fall into each tenth of confidence and of "
-        "uncertainty (vacuity of an evidential network), how many of those are right and their "
-        "mean; by class how many are found, how many others are taken for it, and its AUC",
+        "on training, validation and test data ({measured}); with few samples, these and the "
+        "label counts reveal each sample's",
+        "at the end, with enough test samples: {counted}",
     ),
     SUMS: (
         "at the start: which of its splits it measures",
         "with each reply: masked numbers, of which the server learns sums over at least "
-        "'secure.threshold' sites: samples of each split that all sites measure, and accuracy, "
-        "entropy and loss on them; whether it keeps private state, and which operations were not "
+        "'secure.threshold' sites: samples of each split that all sites measure, and {always} "
+        "on them; whether it keeps private state, and which operations were not "
         "repeatable. Nothing else that it measures leaves, nor label counts, seconds and memory",
     ),
     NOBODY: (
         "at the start: its label counts per class and split, with noise",
-        "with each reply: accuracy, loss and entropy of the model received, with noise",
+        "with each reply: {noisy} of the model received, with noise",
     ),
 }
 COUNTED = "with each reply: the epsilon that the site has spent in this run"
+
+
+def leaves_by_trust(trust: str, task: Task) -> list[str]:
+    """Return sentences on what leaves a site with every method, at a level of trust.
+
+    Args:
+        trust: the run's level of trust.
+        task: the run's task, which knows the metrics.
+    """
+    words = {
+        "measured": task.measured_words,
+        "counted": task.counted_words,
+        "always": _and(task.always),
+        "noisy": _and([*task.part_ranges(2)] or ["no measurement"]),
+    }
+    return [sentence.format(**words) for sentence in _BY_TRUST[trust]]
+
+
+def _and(names: Sequence[str]) -> str:
+    """Join names by commas and "and"."""
+    *first, last = names
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
 
 
 def means(values: Values) -> dict[str, float]:
@@ -90,6 +112,7 @@ def by_distribution(
 def privacy_document(
     method: str,
     trust: str,
+    task: Task,
     leaves: Sequence[str],
     totals: Mapping[str, int],
     guarantee: str | Mapping[str, Any] = NO_PRIVACY,
@@ -100,6 +123,7 @@ def privacy_document(
     Args:
         method: the method's name.
         trust: the run's level of trust.
+        task: the run's task.
         leaves: the method's sentences on the data that leave a site.
         totals: the total bytes, "down" and "up"; only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
@@ -113,7 +137,7 @@ def privacy_document(
     # The package of the ClientApp brings Flower, which commands that only list do not need
     from fedsilo.client_app.site.trust import MEANINGS
 
-    sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
+    sentences = [*ALWAYS_LEAVES, *leaves_by_trust(trust, task), *leaves]
     epsilon = "none"
     # Each reply of a run with differential privacy states the epsilon that the site has spent
     if not isinstance(guarantee, str):

@@ -22,6 +22,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
+from fedsilo.models.tasks.task import task_class
 from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.server_app.records.summary import join_names
@@ -387,7 +388,7 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
 
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line with classes and sample counts for each simulated site with the user's own data.
+    """Yield a line with names and sample counts for each simulated site with the user's own data.
 
     An example is "site a: classes no, yes; samples: 80 train, 10 val, 10 test".
 
@@ -405,7 +406,9 @@ def own_silos(participants: Participants, common: CommonSettings) -> Iterator[st
         names = facts.class_names
         if not names:
             names = tuple(str(number) for number in range(facts.classes))
-        yield f"site {site}: classes {join_names(names)}; samples: {samples}"
+        noun = task_class(facts.task).label_noun
+        words = format_count(len(names), noun).partition(" ")[2]
+        yield f"site {site}: {words} {join_names(names)}; samples: {samples}"
 
 
 def refused_nodes(participants: Participants, common: CommonSettings) -> Iterator[str]:
@@ -443,7 +446,8 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
     if not some_have_test:
         yield "no site has test samples: there will be no test results"
     for site, facts in participants.facts.items():
-        if np.count_nonzero(facts.label_counts.get("train", [])) == 1:
+        counts = facts.label_counts.get("train", [])
+        if len(counts) > 1 and np.count_nonzero(counts) == 1:
             yield f"site {site}: all training samples are of one class"
         # If no site has test samples, these lines would only repeat the one above
         if some_have_test and not _has_test(facts):

@@ -20,6 +20,7 @@ from fedsilo.core.methods import title_of
 from fedsilo.core.one_line import abbreviate, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SPLITS
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.core.versions import processor
 from fedsilo.datasets.registry import shown_of
 from fedsilo.server_app.records import run_directory
@@ -85,6 +86,8 @@ def write_end(
     privacy = _build_privacy(method, hooks)
     directory.write_json("privacy.json", privacy)
     summary = _build_results(loop, recorder)
+    if method.common.task != CLASSIFICATION:
+        summary["task"] = method.common.task
     if hooks.best:
         summary["best"] = hooks.best.best
     summary["seconds"] = _build_seconds(seconds, recorder)
@@ -174,6 +177,7 @@ def _build_privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     return summaries.privacy_document(
         method.common.method,
         method.common.trust,
+        method.task,
         method.leaves(),
         hooks.recorder.totals(),
         guarantee,

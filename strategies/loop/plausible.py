@@ -29,6 +29,7 @@ from fedsilo.core.metric_names import (
     BIN_PARTS,
     CLASS,
     METRICS,
+    OUTCOME,
     read_measurement,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -132,6 +133,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
         return _OWN.get(key, _ANY)
     if read.metric.part == _TIME:
         return Range(0, _LARGEST)
+    if read.metric.word == OUTCOME and read.metric.part != "count":
+        return _ANY  # in the outcome's own unit
     if read.metric.part:  # a member of a family: of one class, bin or site
         if read.metric.part not in _COUNTS:
             return _SHARE

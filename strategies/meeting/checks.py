@@ -154,7 +154,7 @@ def check_sums(facts: SiteFacts) -> str | None:
     sums = facts.sums
     if sums is None:
         return None
-    if not facts.features:  # images have none, and statistics over no column would fail
+    if not facts.columns():  # images have none, and statistics over no column would fail
         return "it sends 'sums-count' but names no 'features'"
     rows = facts.sizes().get("train", 0)
     if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
@@ -433,7 +433,7 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     for site, row in scales.items():
         far = np.flatnonzero(row > FAR * typical)
         if len(far):
-            feature = one_line(facts[site].features[far[0]], 80)
+            feature = one_line(facts[site].columns()[far[0]], 80)
             refused[site] = (
                 f"site {site}: mean or standard deviation of '{feature}' is more than {FAR:g} "
                 "times that of the median site: is it in another unit, or not its own?"

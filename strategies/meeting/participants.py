@@ -18,6 +18,7 @@ from fedsilo.core.messages import HELLO
 from fedsilo.core.one_line import by_reason, site_reason
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics, SiteFacts
+from fedsilo.core.tasks import TASKS
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.strategies.meeting.checks import (
@@ -81,8 +82,12 @@ class Participants:
         """
         if self.standardisation() is None:
             return []
+        first = self.facts[self.sites()[0]]
+        what = "each feature of the table"
+        if TASKS[first.task].numeric:
+            what = "each feature of a table and the outcome"
         return [
-            "at the start: for each feature of the table the number of values, their sum and the "
+            f"at the start: for {what} the number of values, their sum and the "
             "sum of their squares over the site's training rows (its exact mean and variance, and "
             "of a category the exact count); mean and standard deviation pooled from them go to "
             "all sites"

@@ -104,6 +104,9 @@ class ServerSettings:
         "calibration-error",
         "loss",
         "entropy",
+        "mae",
+        "rmse",
+        "r2",
         "c-index",
         "brier",
     ] = setting(

@@ -142,8 +142,8 @@ class TrainSettings:
         "none", "learning rate: constant, or divided by the root of all steps"
     )
     weight_decay: float = _step(0.0, "L2 penalty; with adamw, decoupled weight decay", ge=0)
-    loss: Literal["auto", "cross-entropy", "evidential"] = setting(
-        "auto", "auto: evidential for vit, else cross-entropy"
+    loss: Literal["auto", "cross-entropy", "evidential", "squared", "huber"] = setting(
+        "auto", "auto: evidential for vit, else cross-entropy; squared for regression"
     )
     evidence: Literal["softplus", "relu"] = setting(
         "softplus", "evidential loss: how logits become evidence"

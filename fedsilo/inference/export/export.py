@@ -103,7 +103,9 @@ def open_program(model: TrainedModel) -> Program:
     """
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
-    module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
+    module = ProbabilityModel(
+        network, model.silo.standardisation, model.pixel_standardisation(), model.lab.task
+    )
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
     # Prepared by the silo's code, not the module's, because the two answers are compared

@@ -378,7 +378,7 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("zzz", 1, "the schema has the unknown key 'zzz'; allowed: columns, label, missing"),
         ("columns.0.lvels", [], "a column has the unknown key 'lvels'; did you mean 'levels'?"),
         ("label.class", {}, "'label' has the unknown key 'class'; did you mean 'classes'?"),
-        ("label", "sick", "'label' must be a mapping with the keys column, classes"),
+        ("label", "sick", "'label' must be a mapping with the keys column, task, classes"),
         ("columns.0", "age", "a column must be a mapping with the keys name, kind, levels"),
         ("columns", {"age": 1}, "'columns' must be a list"),
         ("columns", None, "'columns' must be a list"),

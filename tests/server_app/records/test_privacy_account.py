@@ -8,12 +8,15 @@ from fedsilo.core.errors import EpsilonSpentError, SiteError
 from fedsilo.core.messages import DP_EPSILON
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
+from fedsilo.models.tasks.task import task_of
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.summary import NO_PRIVACY, privacy_document
 from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply
+
+TASK = task_of(CommonSettings())
 
 
 def hook_of(**changes: Any) -> PrivacyHook:
@@ -96,8 +99,8 @@ def test_the_guarantee_of_a_trusted_server_names_what_it_does_not_bound() -> Non
 
 def test_privacy_json_has_the_epsilon_or_the_words() -> None:
     guarantee = hook_of().guarantee(participants(True, "a"))
-    private = privacy_document("fedavg", "nobody", ["weights"], {"up": 5}, guarantee)
+    private = privacy_document("fedavg", "nobody", TASK, ["weights"], {"up": 5}, guarantee)
     assert private["epsilon"] == 0.0
     assert private["leaves each site"][-1].endswith("epsilon that the site has spent in this run")
-    plain = privacy_document("fedavg", "server", ["weights"], {"up": 5})
+    plain = privacy_document("fedavg", "server", TASK, ["weights"], {"up": 5})
     assert (plain["guarantee"], plain["epsilon"]) == (NO_PRIVACY, "none")

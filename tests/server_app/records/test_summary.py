@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.tasks.task import task_of
 from fedsilo.pictures.learning_curves import draw_curves, series
 from fedsilo.server_app.records.recorder import METRICS_HEADER, GrowingCsv
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -22,6 +24,8 @@ from fedsilo.server_app.records.summary import (
     worst,
 )
 from tests.support.run_files import SILO, SUMMARY
+
+TASK = task_of(CommonSettings())
 
 NAMES = [f"s{number:02}" for number in range(30)]
 VALUES = {
@@ -83,7 +87,7 @@ def test_a_site_that_is_a_distribution_of_its_own_has_one_row() -> None:
 
 
 def test_privacy_says_what_leaves_and_promises_nothing() -> None:
-    document = privacy_document("uefl", "server", ["weights"], {"up": 5, "down": 7})
+    document = privacy_document("uefl", "server", TASK, ["weights"], {"up": 5, "down": 7})
     assert document["guarantee"] == NO_PRIVACY == "no differential-privacy guarantee"
     assert document["bytes up"] == 5
     told = " ".join(document["leaves each site"])

@@ -1,0 +1,106 @@
+"""Regression: a number for each sample, such as a length of stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsilo.core.tasks import REGRESSION
+from fedsilo.models.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOSS_BOUND = 3.0  # a sample's larger loss, in squared standard deviations, counts as 3
+
+
+class Regression(Task):
+    """A number for each sample.
+
+    Labels are (n,) float32 in the outcome's unit. The network has one output, in standard
+    deviations from the outcome's mean (``scale``), so that the same learning rates suit grams and
+    kilograms. Predictions (n, 1) are in the outcome's unit again.
+    """
+
+    name = REGRESSION
+    headline = "mae"
+    shown: ClassVar = ("mae", "rmse", "r2", "loss")
+    measured_words = "mean absolute error, root mean square error, R2 and loss"
+    counted_words = (
+        "how many fall into each tenth of the predictions, and the mean prediction and outcome of "
+        "each tenth with enough samples"
+    )
+    losses: ClassVar = ("auto", "squared", "huber")
+    label_noun = "outcome"
+
+    def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the squared error or, with 'train.loss' "huber", Huber's, of standardised numbers.
+
+        Huber's loss is half the squared error up to one standard deviation and grows linearly
+        beyond, so a single far outcome pulls less.
+        """
+
+        def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+            return self._losses(outputs[:, 0], self._standardise(labels)).mean()
+
+        return loss
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Map outputs (batch, 1) to numbers in the outcome's unit."""
+        mean, deviation = self.scale
+        return outputs.double() * deviation + mean
+
+    def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return ``mae`` and ``rmse`` in the outcome's unit, ``r2`` and ``loss``.
+
+        ``r2`` is 1 minus the ratio of the squared errors to the squared deviations from the
+        samples' own mean. It is absent if all outcomes are equal. ``loss`` is the training loss,
+        without dropout, in standard deviations.
+        """
+        predicted, observed = predictions[:, 0].double(), labels.double()
+        errors = predicted - observed
+        values = {
+            "mae": errors.abs().mean().item(),
+            "rmse": errors.square().mean().sqrt().item(),
+            "loss": self._losses(*map(self._standardise, (predicted, observed))).mean().item(),
+        }
+        spread = (observed - observed.mean()).square().sum()
+        if spread > 0:
+            values["r2"] = (1 - errors.square().sum() / spread).item()
+        return values
+
+    def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
+        """Return mean prediction and outcome by tenths of the predictions (``outcome_bins``)."""
+        from fedsilo.models.measures.regression_metrics import outcome_bins
+
+        return outcome_bins(predictions[:, 0].double(), labels.double(), self.scale, minimum)
+
+    def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
+        """Return zeros, one for each declared sample."""
+        import torch
+
+        return torch.zeros(sum(counts))
+
+    def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return each sample's loss divided by its bound, 3; it is 1 if a prediction is NaN."""
+        import torch
+
+        predicted, observed = predictions[:, 0].double(), labels.double()
+        losses = self._losses(*map(self._standardise, (predicted, observed)))
+        return {"loss": torch.nan_to_num(losses / LOSS_BOUND, nan=1.0).clamp(0.0, 1.0)}
+
+    def part_ranges(self, outputs: int) -> Mapping[str, float]:
+        """Return the bound of a sample's loss."""
+        return {"loss": LOSS_BOUND}
+
+    def _standardise(self, values: Tensor) -> Tensor:
+        mean, deviation = self.scale
+        return (values - mean) / deviation
+
+    def _losses(self, predicted: Tensor, observed: Tensor) -> Tensor:
+        """Return the loss of each sample, (n,), of standardised numbers (n,)."""
+        from torch.nn.functional import huber_loss, mse_loss
+
+        if self.settings.loss == "huber":
+            return huber_loss(predicted, observed, reduction="none")
+        return mse_loss(predicted, observed, reduction="none")
