@@ -54,6 +54,7 @@ def test_every_registered_data_set_is_loaded_under_its_own_name(name: str) -> No
 def test_data_sets_with_public_files_can_be_fetched_and_the_others_have_none() -> None:
     files = {name: data_set(name).files for name in DATA_SETS}
     public = {"mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *HEARTS, "pneumoniamnist"}
+    public |= {"tcga-brca"}
     public |= MEDMNIST.keys()
     assert {name for name, found in files.items() if found} == public
     of = dict.fromkeys(HEARTS, "heart")  # the same patients
