@@ -19,7 +19,7 @@ _VERSION = r"[0-9]+\.[0-9]+\.[0-9]+(?:(?:a|b|rc)[0-9]+)?"
 # What stands before the version in a file
 PLACES = {
     "pyproject.toml": r'^version = "',
-    "fedsilo/core/versions.py": r'^FEDSILO = "',
+    "fedsilo/_version.py": r'^VERSION = "',
     "CITATION.cff": r'^version: "',
     "release/recipe.yaml": r'^  version: "',
     "docker/compose.yaml": r"FEDSILO_TAG:-",

@@ -39,6 +39,8 @@ class Contender(FileModel):
     Attributes:
         about: how its runs differ from the others' beyond the method, for people.
         config: settings over the experiment's.
+        per_experiment: experiment -> settings over ``config`` on that experiment only, such as
+            fewer steps for a method that trains two networks.
         own: the one setting of its own that is tuned, with its values, the usual one first.
         only: the experiments that it is run on, if not on all.
         otherwise: why it is not run on the others.
@@ -47,23 +49,30 @@ class Contender(FileModel):
 
     about: str = ""
     config: FlatSettings = Field(default_factory=dict)
+    per_experiment: dict[str, FlatSettings] = Field(default_factory=dict)
     own: Annotated[Grid, AfterValidator(_one_setting)] = Field(default_factory=dict)
     only: list[str] = Field(default_factory=list)
     otherwise: str = ""
     unranked: str = ""
+
+    def settings_on(self, experiment: str) -> FlatSettings:
+        """Return the method's settings over those of an experiment."""
+        return {**self.config, **self.per_experiment.get(experiment, {})}
 
 
 class Benchmark(FileModel):
     """A benchmark: experiments, each with the metric that decides, and the budget of all methods.
 
     Attributes:
-        seeds: of each method, at what its trials chose.
+        seeds: the number of runs of each method at the point that its trials chose.
+        trial_seeds: the number of seeds of each trial; a trial counts by their mean.
         rates: learning rates; as many as a method has trials.
         experiments: their names, in the order in which they are run, and the metrics.
         methods: the methods that have something of their own.
     """
 
     seeds: Annotated[int, whole(2, 100)]
+    trial_seeds: Annotated[int, whole(1, 100)] = 1
     rates: Annotated[list[float], Field(min_length=2)]
     experiments: Annotated[dict[str, str], Field(min_length=1)]
     methods: dict[Annotated[str, AfterValidator(_known_method)], Contender]
@@ -71,6 +80,11 @@ class Benchmark(FileModel):
     def contender(self, method: str) -> Contender:
         """Return what a method has of its own, perhaps nothing."""
         return self.methods.get(method, Contender())
+
+    @property
+    def runs(self) -> int:
+        """The number of runs of a method on an experiment, if none is refused."""
+        return (len(self.rates) - 1) * self.trial_seeds + self.seeds
 
     def trials(self, method: str) -> tuple[list[float], list[dict[str, Any]]]:
         """Return the rates that a method tries, then the further values of its own setting."""
@@ -87,7 +101,15 @@ def read_benchmark(path: Path, section: str) -> Benchmark:
     benchmark: Benchmark = check_content(
         Benchmark, found[section], lambda sentence: SettingError(f"{path}: {section}: {sentence}")
     )
-    for name in [*benchmark.experiments, *(n for c in benchmark.methods.values() for n in c.only)]:
+    if benchmark.trial_seeds > benchmark.seeds:
+        raise SettingError(
+            f"{path}: {section}: 'trial-seeds' is {benchmark.trial_seeds}, but must not exceed "
+            f"'seeds', which is {benchmark.seeds}: lower it"
+        )
+    named = list(benchmark.experiments)
+    for contender in benchmark.methods.values():
+        named += [*contender.only, *contender.per_experiment]
+    for name in named:
         find_experiment(path, name)
     for method in benchmark.methods:
         if not benchmark.trials(method)[0]:

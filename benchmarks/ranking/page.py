@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +12,24 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from benchmarks.ranking.config import Benchmark
+from benchmarks.ranking.findings import (
+    Chosen,
+    Progress,
+    against_fedavg,
+    null_pair_line,
+    rank_over_seeds,
+    size_line,
+)
+from benchmarks.ranking.pilots import read_pilots, sizes
 from benchmarks.ranking.ranks import (
     Ranking,
+    chosen_runs,
     equals,
     ranking,
     relative_costs,
     results_table,
 )
-from benchmarks.ranking.rows import Rows
+from benchmarks.ranking.rows import Row, Rows, best_point
 from fedsilo.comparison.tables import csv_text, markdown_table
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
@@ -41,9 +51,14 @@ class Benchmarked:
     values: Mapping[str, Mapping[str, Value]]
 
     @cached_property
+    def chosen(self) -> Chosen:
+        """The runs at the chosen point, of each experiment and method that is complete."""
+        return chosen_runs(self.rows.rows, self.benchmark.seeds, self.benchmark.trial_seeds)
+
+    @cached_property
     def results(self) -> pd.DataFrame:
         """A row per experiment and method that is complete."""
-        return results_table(self.rows.rows, self.benchmark.seeds)
+        return results_table(self.chosen)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -62,14 +77,37 @@ class Benchmarked:
         return [method for method, own in self.benchmark.methods.items() if own.unranked]
 
     @cached_property
-    def rankings(self) -> dict[str, Ranking]:
-        """The ranking over all settings that most methods have been through, and over images."""
+    def finished(self) -> list[str]:
+        """The experiments that every method has been through, in the benchmark's order."""
         names = [str(name) for name in self.metrics]
-        through = [n for n in names if len(self.lacking(n)) < len(METHODS) / 2] or names
+        return [name for name in names if self.progress(name).complete]
+
+    @cached_property
+    def over_seeds(self) -> dict[str, Ranking]:
+        """The ranking over the seeds of each finished experiment."""
+        found = {}
+        for name in self.finished:
+            found[name] = rank_over_seeds(self.chosen, name, self.unranked)
+        return found
+
+    @cached_property
+    def rankings(self) -> dict[str, Ranking]:
+        """The rankings by which the page orders methods.
+
+        With two finished experiments or more these are a ranking over all of them, and one over
+        those of images. With one experiment it is the ranking over its seeds. While no experiment
+        is finished, methods are ranked over what there is.
+        """
+        if len(self.finished) == 1:
+            (name,) = self.finished
+            return {f"seeds of {name}": self.over_seeds[name]}
+        through = self.finished or [str(name) for name in self.metrics]
         metrics = self.metrics[through].drop(self.unranked, errors="ignore")
-        images = [n for n in through if not data_set(str(self.values[n]["dataset"])).is_table]
         found = {"all settings": ranking(metrics)}
-        return found | ({"images": ranking(metrics[images])} if images else {})
+        images = [n for n in through if not data_set(str(self.values[n]["dataset"])).is_table]
+        if images:
+            found["images"] = ranking(metrics[images])
+        return found
 
     @cached_property
     def order(self) -> list[str]:
@@ -83,17 +121,40 @@ class Benchmarked:
         return ["-" if rank is None else f"{rank:.1f}" for rank in ranks]
 
     def lacking(self, experiment: str) -> list[str]:
-        """Return the methods that have neither run here nor said why not."""
-        rows = [row for row in self.rows.rows if row.experiment == experiment]
-        done = {row.method for row in rows if row.note}
-        done |= set(self.results.loc[self.results["experiment"] == experiment, "method"])
-        return [method for method in METHODS if method not in done]
+        """Return the methods that have neither finished here nor failed nor said why not."""
+        rows: dict[str, list[Row]] = {method: [] for method in METHODS}
+        for row in self.rows.rows:
+            if row.experiment == experiment:
+                rows[row.method].append(row)
+        return [
+            m for m in METHODS if (experiment, m) not in self.chosen and not self._ended(rows[m])
+        ]
+
+    def _ended(self, rows: Sequence[Row]) -> bool:
+        """Tell whether a method without a result has ended: it was refused, or a run failed."""
+        if any(row.note and not row.run for row in rows):
+            return True
+        wanted = len(self.benchmark.rates) * self.benchmark.trial_seeds
+        trials = [row for row in rows if row.run and (row.seed or 0) < self.benchmark.trial_seeds]
+        best = best_point(rows, self.benchmark.trial_seeds)
+        return len(trials) == wanted and any(row.note for row in rows if row.point == best)
+
+    def progress(self, experiment: str) -> Progress:
+        """Count what has run of an experiment, and what will have run at its end."""
+        finished = sum(name == experiment for name, _ in self.chosen)
+        others = len(METHODS) - finished - len(self.lacking(experiment))
+        runs = [row for row in self.rows.rows if row.experiment == experiment and row.run]
+        expected = self.benchmark.runs * (len(METHODS) - others)
+        seeds = self.benchmark.seeds
+        return Progress(experiment, finished, others, len(METHODS), seeds, len(runs), expected)
 
     def lines(self) -> Iterator[str]:
         """Yield the average ranks, and what is missing."""
         for title, one in self.rankings.items() if len(self.results) else ():
             ranks = ", ".join(f"{title_of(name)} {rank:.2f}" for name, rank in one.ranks.items())
             yield f"average ranks, {title}: {ranks}"
+        for name in self.benchmark.experiments:
+            yield self.progress(name).line()
         yield from missing_lines(self)
 
     def write(self, page: Path | None, readme: Path | None) -> None:
@@ -122,6 +183,7 @@ class Benchmarked:
 def ranks_table(found: Benchmarked) -> pd.DataFrame:
     """Return a row per method and ranking: average ranks, their tests, and costs over FedAvg's."""
     costs = relative_costs(found.results)
+    over_seeds = {f"seeds of {name}": one for name, one in found.over_seeds.items()}
     return pd.DataFrame(
         {
             "ranked over": title,
@@ -132,7 +194,7 @@ def ranks_table(found: Benchmarked) -> pd.DataFrame:
             "critical difference": one.difference,
             **costs.get(method, {}),
         }
-        for title, one in found.rankings.items()
+        for title, one in {**found.rankings, **over_seeds}.items()
         for method in found.order
     )
 
@@ -156,9 +218,15 @@ def page_text(found: Benchmarked, page: Path) -> str:
         page=page,
         metrics=markdown_table(list(_metric_lines(found))),
         widths=", ".join(widths),
-        finding=_finding(found.rankings["all settings"]),
-        tests=list(friedman_lines(found.rankings)),
-        equals=equals(found.rows.rows, found.benchmark.seeds),
+        finding=_finding(found),
+        state=[found.progress(name).line() for name in found.benchmark.experiments],
+        tests=list(_test_lines(found)),
+        nulls=list(_null_lines(found)),
+        sizes=list(_size_lines(found)),
+        equals=equals(found.chosen),
+        runs=sum(bool(row.run) for row in found.rows.rows),
+        hours=sum(row.seconds or 0 for row in found.rows.rows) / 3600,
+        processors=", ".join(sorted({row.processor for row in found.rows.rows} - {""})),
         edges=int(chosen.isin([min(rates), max(rates)]).sum()),
         missing=list(missing_lines(found)),
     )
@@ -177,23 +245,54 @@ def _metric_lines(found: Benchmarked) -> Iterator[list[str]]:
         return _percent(row.mean) if row else "-"
 
     costs = relative_costs(found.results)
-    yield ["", *(f"rank, {title}" for title in found.rankings), *found.metrics, "bytes", "seconds"]
+    titles = [f"rank, {title}" for title in found.rankings]
+    yield ["", *titles, *found.metrics, "bytes", "seconds", "samples"]
     for method in found.order:
         texts = [*found.ranks_of(method), *(cell(str(name), method) for name in found.metrics)]
         cost = costs.get(method)
-        spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"] if cost else ["-", "-"]
+        spent = ["-", "-", "-"]
+        if cost:
+            spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}", f"{cost['samples']:.2f}"]
         yield [title_of(method), *texts, *spent]
 
 
-def _finding(one: Ranking) -> str:
-    if one.statistic is None or one.p is None or one.p < 0.05:
-        return "The table gives the methods' average ranks."
-    first = next(iter(one.ranks))
-    return (
-        f"No method is certainly better than another here (Friedman's test, p = {one.p:.3f}). "
-        f"{title_of(first)} has the best average rank, {one.ranks[first]:.1f} of "
-        f"{len(one.ranks)} methods."
-    )
+def _finding(found: Benchmarked) -> str:
+    """Say in a sentence or two what the finished experiments show of FedAvg and the others."""
+    if not found.finished:
+        return "No setting is finished: the table has the methods that are, and ranks mean little."
+    names = ", ".join(f"`{name}`" for name in found.finished)
+    start = f"Finished: {names}. "
+    one = next(iter(found.rankings.values()))
+    if one.statistic is None or one.p is None:
+        return f"{start}There are too few methods or settings for a test."
+    first = title_of(next(iter(one.ranks)))
+    if one.p >= 0.05:
+        return (
+            f"{start}No method is certainly better than another (Friedman's test, p = {one.p:.3f})."
+            f" {first} has the best average rank."
+        )
+    return f"{start}Methods differ by more than chance there; {first} has the best average rank."
+
+
+def _test_lines(found: Benchmarked) -> Iterator[str]:
+    """Yield the tests over settings, if there are several, then those over each one's seeds."""
+    if len(found.finished) > 1:
+        yield from friedman_lines(found.rankings)
+    for name, one in found.over_seeds.items():
+        yield from against_fedavg(one, name)
+
+
+def _null_lines(found: Benchmarked) -> Iterator[str]:
+    for name in found.metrics:
+        line = null_pair_line(found.chosen, str(name))
+        if line:
+            yield line
+
+
+def _size_lines(found: Benchmarked) -> Iterator[str]:
+    path = found.rows.path
+    for name, size in sizes(read_pilots(path.with_name(f"{path.stem}-pilots.csv"))).items():
+        yield size_line(name, size)
 
 
 def friedman_lines(rankings: Mapping[str, Ranking]) -> Iterator[str]:

@@ -12,18 +12,20 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.ranking.rows import Row
+from benchmarks.ranking.rows import Row, best_point
 from fedsilo.comparison.tables import mean
 from fedsilo.models.measures.intervals import of_mean
 
 RESULTS = (
     *("experiment", "method", "metric", "mean", "low", "high", "seeds"),
-    *("accuracy", "kilobytes", "seconds", "rate", "own"),
+    *("accuracy", "kilobytes", "seconds", "samples", "rate", "own"),
 )
 _COVERAGE = 0.95
 
 
-def chosen_runs(rows: Sequence[Row], seeds: int) -> dict[tuple[str, str], list[Row]]:
+def chosen_runs(
+    rows: Sequence[Row], seeds: int, trial_seeds: int = 1
+) -> dict[tuple[str, str], list[Row]]:
     """Return by experiment and method the runs at the chosen point, of those that are complete."""
     ran: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -31,18 +33,20 @@ def chosen_runs(rows: Sequence[Row], seeds: int) -> dict[tuple[str, str], list[R
             ran.setdefault(row.cell, []).append(row)
     chosen = {}
     for cell, runs in ran.items():
-        trials = [row for row in runs if row.seed == 0]
-        best = max(trials, key=lambda row: row.merit, default=runs[0])
-        own = sorted((row for row in runs if row.point == best.point), key=lambda r: r.seed or 0)
+        best = best_point(runs, trial_seeds)
+        own = sorted((row for row in runs if row.point == best), key=lambda r: r.seed or 0)
         if len(own) == seeds and not any(row.note for row in own):
             chosen[cell] = own
     return chosen
 
 
-def results_table(rows: Sequence[Row], seeds: int) -> pd.DataFrame:
-    """Return a row per experiment and method that is complete, with what it reached and cost."""
+def results_table(chosen: Mapping[tuple[str, str], Sequence[Row]]) -> pd.DataFrame:
+    """Return a row per experiment and method that is complete, with what it reached and cost.
+
+    ``chosen`` has their runs, one per seed, as ``chosen_runs`` returns them.
+    """
     records = []
-    for (experiment, method), runs in chosen_runs(rows, seeds).items():
+    for (experiment, method), runs in chosen.items():
         metrics = [float(row.test or 0) for row in runs]
         around = of_mean(metrics)
         assert around is not None, "a benchmark has two seeds or more"
@@ -51,6 +55,7 @@ def results_table(rows: Sequence[Row], seeds: int) -> pd.DataFrame:
             mean(float(row.accuracy or 0) for row in runs),
             mean((row.up or 0) + (row.down or 0) for row in runs) / 1000,
             mean(float(row.seconds or 0) for row in runs),
+            mean(row.samples or 0 for row in runs),
         )
         records.append((experiment, method, *reached, *costs, runs[0].rate, runs[0].own))
     return pd.DataFrame(records, columns=list(RESULTS))
@@ -88,21 +93,32 @@ def ranking(metrics: pd.DataFrame) -> Ranking:
 
 
 def relative_costs(results: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Return by method bytes and seconds over FedAvg's, geometric means over its settings."""
-    costs = ["kilobytes", "seconds"]
+    """Return by method its costs over FedAvg's, geometric means over its settings.
+
+    The costs are "bytes", "seconds" and "samples". A method without training has 0 samples.
+    """
+    costs = ["kilobytes", "seconds", "samples"]
     usual = results[results["method"] == "fedavg"].set_index("experiment")[costs]
     own = results[results["experiment"].isin(usual.index)].set_index(["method", "experiment"])
-    logs = (own[costs] / usual).map(math.log).groupby("method", sort=False).mean()
-    return {
-        str(method): {"bytes": math.exp(size), "seconds": math.exp(seconds)}
-        for method, size, seconds in logs.itertuples()
-    }
+    logs = (own[costs] / usual).map(_log).groupby("method", sort=False).mean()
+    found = {}
+    for method, *means in logs.itertuples():
+        size, seconds, samples = map(math.exp, means)
+        found[str(method)] = {"bytes": size, "seconds": seconds, "samples": samples}
+    return found
 
 
-def equals(rows: Sequence[Row], seeds: int) -> dict[str, list[list[str]]]:
+def _log(times: float) -> float:
+    """Return the logarithm, and minus infinity for 0."""
+    if times > 0:
+        return math.log(times)
+    return -math.inf
+
+
+def equals(chosen: Mapping[tuple[str, str], Sequence[Row]]) -> dict[str, list[list[str]]]:
     """Return by experiment the groups of methods whose metrics are equal to the last digit."""
     groups: dict[str, dict[Any, list[str]]] = {}
-    for (experiment, method), runs in chosen_runs(rows, seeds).items():
+    for (experiment, method), runs in chosen.items():
         metrics = tuple((row.rate, row.validation, row.loss, row.test) for row in runs)
         groups.setdefault(experiment, {}).setdefault(metrics, []).append(method)
     return {

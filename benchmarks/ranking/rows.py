@@ -5,6 +5,7 @@ Each row is on the disk, with all before it, before the next run begins.
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from pydantic import TypeAdapter
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
+
+Point = tuple[float, str]  # learning rate and own setting of a trial
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Row:
     up: int | None = None  # bytes that left the sites; ``down``: that the server sent
     down: int | None = None
     seconds: float | None = None
+    samples: int | None = None  # that all sites trained on in all rounds, with repetitions
+    processor: str = ""  # results depend on its vector instructions
     run: str = ""  # a digest of settings and data; empty where nothing was run
     note: str = ""  # why it was not run, or failed; empty where all metrics are there
 
@@ -40,9 +45,9 @@ class Row:
         return self.experiment, self.method
 
     @property
-    def point(self) -> tuple[float | None, str]:
-        """What was tried."""
-        return self.rate, self.own
+    def point(self) -> Point:
+        """The learning rate and the method's own setting; 0 and "" if nothing was run."""
+        return self.rate or 0.0, self.own
 
     @property
     def merit(self) -> tuple[float, float]:
@@ -50,6 +55,36 @@ class Row:
         if self.validation is None or self.loss is None:
             return float("-inf"), float("-inf")
         return round(self.validation, 6), -self.loss
+
+
+def best_point(rows: Sequence[Row], trial_seeds: int) -> Point:
+    """Return the point with the best mean validation metric of one method on one experiment.
+
+    Only points that have run with all trial seeds count, and of these the mean over the trial
+    seeds. Equal means are decided by the lower mean loss. A point with a failed run is last.
+
+    Args:
+        rows: the method's rows on the experiment.
+        trial_seeds: the number of trial seeds; they are 0, 1, ....
+
+    Returns:
+        The learning rate and the method's own setting as text. If no point has all its trial
+        seeds, the rate is 0.
+    """
+    trials: dict[Point, list[Row]] = {}
+    for row in rows:
+        if row.run and row.seed is not None and row.seed < trial_seeds:
+            trials.setdefault(row.point, []).append(row)
+    merits = {
+        point: _mean_merit(runs) for point, runs in trials.items() if len(runs) == trial_seeds
+    }
+    return max(merits, key=lambda point: merits[point], default=(0.0, ""))
+
+
+def _mean_merit(runs: Sequence[Row]) -> tuple[float, float]:
+    """Return the mean validation metric and minus the mean loss, both -inf with a failed run."""
+    metrics, losses = zip(*(row.merit for row in runs), strict=True)
+    return sum(metrics) / len(runs), sum(losses) / len(runs)
 
 
 _COLUMNS = [entry.name for entry in fields(Row)]

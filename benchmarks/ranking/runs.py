@@ -1,8 +1,8 @@
 """Run what is missing of a benchmark, and report the results.
 
-For each experiment and method there are trials, then the seeds of the best one. All runs are in
-this process. Trials are runs of seed 0; what is chosen depends on validation metrics alone, and the
-chosen trial is the first seed's run.
+For each experiment and method there are trials, then more seeds at the best point. All runs are in
+this process. A trial is a run of each trial seed, and its validation metrics alone decide. The
+chosen trial's runs are the first seeds' runs.
 """
 
 import hashlib
@@ -10,11 +10,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ranking.config import RANKING_FILE, Benchmark, read_benchmark
 from benchmarks.ranking.page import Benchmarked
-from benchmarks.ranking.rows import Row, Rows
+from benchmarks.ranking.rows import Point, Row, Rows, best_point
 from fedsilo.comparison.trials import run_and_forget
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import DataError, FedsiloError, SettingError, unknown_name
@@ -101,39 +100,59 @@ def _run_all(
                 tell(f"{name}, {method}: not run: {error}")
 
 
-def _contend(declared: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell) -> None:
-    """Run a method's trials, then the other seeds of the best one."""
-    contender = declared.contender(method)
-    first = {key: values[0] for key, values in contender.own.items()}
-    values = {**setting.values, **contender.config, "method": method, "run.name": ""}
+@dataclass(frozen=True)
+class _Contest:
+    """One method on one experiment: its settings, and where its runs are kept."""
 
-    def run(seed: int, rate: float, own: Mapping[str, Value]) -> Row:
-        settings = resolve({**values, **own, "seed": seed, "train.learning-rate": rate})
+    setting: Setting
+    method: str
+    values: Mapping[str, Value]
+    rows: Rows
+    tell: Tell
+
+    def run(self, seed: int, rate: float, own: Mapping[str, Value]) -> Row:
+        """Return the run of a seed at a point; it is run only if the file does not have it."""
+        point = {**own, "seed": seed, "train.learning-rate": rate}
+        settings = resolve({**self.values, **point})
         row = Row(
-            setting.name,
-            method,
+            self.setting.name,
+            self.method,
             seed,
             rate,
             ", ".join(f"{key}={value}" for key, value in own.items()),
-            setting.metric,
-            run=_digest(settings, setting.data),
+            self.setting.metric,
+            run=settings_digest(settings, self.setting.data),
         )
-        return rows.found(row) or rows.add(_measured(row, settings, tell))
+        return self.rows.found(row) or self.rows.add(_measured(row, settings, self.tell))
+
+
+def _contend(declared: Benchmark, setting: Setting, method: str, rows: Rows, tell: Tell) -> None:
+    """Run a method's trials, then the other seeds at the best point."""
+    contender = declared.contender(method)
+    first = {key: values[0] for key, values in contender.own.items()}
+    own_settings = contender.settings_on(setting.name)
+    values = {**setting.values, **own_settings, "method": method, "run.name": ""}
+    contest = _Contest(setting, method, values, rows, tell)
+
+    runs: list[Row] = []
+    tried: dict[Point, Mapping[str, Value]] = {}
+
+    def try_point(rate: float, own: Mapping[str, Value]) -> None:
+        for seed in range(declared.trial_seeds):
+            runs.append(contest.run(seed, rate, own))
+        tried[runs[-1].point] = own
 
     rates, further = declared.trials(method)
-    tried = {(rate, tuple(first.items())): run(0, rate, first) for rate in rates}
-    rate, _ = _best(tried)
-    tried |= {(rate, tuple(own.items())): run(0, rate, own) for own in further}
-    rate, chosen = _best(tried)
-    if tried[rate, chosen].note:  # all trials have failed, and their rows say why
-        return
-    for seed in range(1, declared.seeds):
-        run(seed, rate, dict(chosen))
-
-
-def _best(tried: Mapping[Any, Row]) -> Any:
-    """Return what was tried with the best row."""
-    return max(tried, key=lambda point: tried[point].merit)
+    for rate in rates:
+        try_point(rate, first)
+    rate, _ = best_point(runs, declared.trial_seeds)
+    for own in further:
+        try_point(rate, own)
+    best = best_point(runs, declared.trial_seeds)
+    if any(row.note for row in runs if row.point == best):
+        return  # all trials have failed, and their rows say why
+    for seed in range(declared.trial_seeds, declared.seeds):
+        contest.run(seed, best[0], tried[best])
 
 
 def unusual(settings: RunSettings) -> dict[str, Value]:
@@ -145,7 +164,8 @@ def unusual(settings: RunSettings) -> dict[str, Value]:
     return {key: value for key, value in settings.decisive().items() if value != usual[key]}
 
 
-def _digest(settings: RunSettings, data: str) -> str:
+def settings_digest(settings: RunSettings, data: str) -> str:
+    """Return 12 characters that change with the data and all settings that decide a result."""
     # By the names of 0.1, so that rows that were measured with it are found
     text = json.dumps([with_former_keys(unusual(settings)), data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -173,6 +193,8 @@ def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
             up=sum(int(one["bytes_up"]) for one in traffic),
             down=sum(int(one["bytes_down"]) for one in traffic),
             seconds=summary["seconds"]["total"],
+            samples=sum(int(one["samples"]) for one in traffic),
+            processor=summary["processor"],
         )
     metrics = row.note or f"validation {row.validation:.3f}, {row.seconds:.1f} s"
     point = f"{row.rate:g} {row.own}".rstrip()

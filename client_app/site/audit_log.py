@@ -87,7 +87,8 @@ def build_entry(
     line: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "site": site,
-        "run": _short(config.get("run-name", "")),
+        # A hello names no run, but the run config that comes with it does
+        "run": _short(config.get("run-name", run["run.name"])),
         "run-id": context.run_id,
         "kind": _short(message.metadata.message_type),
         "method": _short(run["method"]),

@@ -27,14 +27,15 @@ def main(page: Path) -> None:
                 where = {**os.environ, "PYTHONPATH": str(ROOT)}
                 subprocess.run(["bash", "-c", command + block], cwd=folder, env=where, check=True)
             else:
-                _shrink(Path(folder, made), page.parent / "img" / picture)
+                shrink(Path(folder, made), page.parent / "img" / picture)
 
 
-def _shrink(made: Path, target: Path) -> None:
+def shrink(made: Path, target: Path, colours: int = COLOURS) -> None:
+    """Write a picture again as a PNG, at most ``WIDTH`` pixels wide and with few colours."""
     with Image.open(made) as image:
         smaller = image.convert("RGB")
         smaller.thumbnail((WIDTH, 3 * WIDTH), Image.Resampling.LANCZOS)
-        smaller.quantize(COLOURS).save(target, optimize=True)
+        smaller.quantize(colours).save(target, optimize=True)
 
 
 if __name__ == "__main__":

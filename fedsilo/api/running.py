@@ -318,35 +318,39 @@ def fit(
 
 @options.command
 def watch(
-    run_dir: Annotated[options.MaybePath, "the run directory"] = None,
+    folder: Annotated[
+        options.MaybePath, "a run directory, or a folder of runs (default: $FEDSILO_RUNS, or runs)"
+    ] = None,
     *,
     deployment: options.OptionalDeployment = None,
     hospital: Annotated[
         options.MaybePath, "the folder into which a hospital's kit was opened"
     ] = None,
 ) -> Callable[[], View]:
-    """Show the progress of a run, a deployment or a hospital's node.
+    """Show the progress of a run, a folder of runs, a deployment or a hospital's node.
 
     Returns:
         A function without arguments. Each call reads the progress again and returns it as a view.
 
     Raises:
-        SettingError: not exactly one of ``run_dir``, ``deployment`` and ``hospital`` is given.
+        SettingError: more than one of ``folder``, ``deployment`` and ``hospital`` is given.
         KitError: ``hospital`` is not the folder of an opened kit.
     """
     from fedsilo.reports.watch.hospital import HospitalReader
-    from fedsilo.reports.watch.view import look_at_deployment, look_at_hospital, look_at_run
+    from fedsilo.reports.watch.run_folder import look_for
+    from fedsilo.reports.watch.view import look_at_deployment, look_at_hospital
 
-    given = [place for place in (run_dir, deployment, hospital) if place is not None]
-    if len(given) != 1:
+    given = [place for place in (folder, deployment, hospital) if place is not None]
+    if len(given) > 1:
         raise SettingError(
-            "name either a run directory, a deployment by --deployment, or a hospital by --hospital"
+            "name either a run directory or a folder of runs, a deployment by --deployment, or a "
+            "hospital by --hospital"
         )
-    if run_dir is not None:
-        return partial(look_at_run, Path(run_dir))
     if deployment is not None:
         return partial(look_at_deployment, Path(deployment))
-    return partial(look_at_hospital, HospitalReader(Path(given[0])))
+    if hospital is not None:
+        return partial(look_at_hospital, HospitalReader(Path(hospital)))
+    return look_for(Path(folder or _default_folder()))
 
 
 @options.command
@@ -369,8 +373,13 @@ def runs(
     """
     from fedsilo.reports.watch.run_list import list_runs
 
-    places = folders_of(several(folders)) or [Path(os.environ.get("FEDSILO_RUNS") or "runs")]
+    places = folders_of(several(folders)) or [_default_folder()]
     return list_runs(places, {"method": method, "dataset": dataset, "state": state})
+
+
+def _default_folder() -> Path:
+    """Return the folder of runs that commands read if none is named: $FEDSILO_RUNS, or runs."""
+    return Path(os.environ.get("FEDSILO_RUNS") or "runs")
 
 
 @options.command

@@ -52,35 +52,40 @@ def watch(
     look: Callable[[], View],
     *,
     once: Annotated[bool, "print one line and end"] = False,
-    port: Annotated[
-        int | None, "serve a page on this port of 127.0.0.1, 0 for any free port"
+    port: Annotated[int | None, "serve pages on this port, 0 for any free port"] = None,
+    address: Annotated[
+        str | None, "with --port: the address of this machine (default: 127.0.0.1)"
     ] = None,
 ) -> None:
-    """Print one line, serve a page on ``port``, or redraw the terminal until the run ends.
+    """Print one line, serve pages on ``port``, or redraw the terminal until the run ends.
 
-    Ctrl-C ends the page or the drawing, but not the run.
+    Ctrl-C ends the pages or the drawing, but not the run.
 
     Raises:
-        SettingError: both ``once`` and ``port`` are given.
+        SettingError: both ``once`` and ``port`` are given, or ``address`` without ``port``.
     """
     if once and port is not None:
         raise SettingError(
             "--once prints one line and ends, but --port serves a page: give only one of them"
         )
+    if address is not None and port is None:
+        raise SettingError("--address is the address of the pages: give --port, too")
     # Called once here, so that an error is a line on the terminal and not a page
     view = look()
     if once:
         line(view.line())
     elif port is not None:
-        from fedsilo.reports.watch.serve import WatchServer
+        from fedsilo.reports.watch.web.serve import HOST, WatchServer
 
-        with WatchServer(port, look) as server:
-            line(f"{view.line()}\n{server.address} (interrupt to end; the run continues)")
-            # Ctrl-C ends the page; the run continues in its own process
-            with suppress(KeyboardInterrupt):
-                server.serve_forever()
+        server = WatchServer(port, look, address or HOST)
+        line(f"{view.line()}\n{server.address} (interrupt to end; runs continue)")
+        if not server.is_local:
+            line("everybody who reaches this address can read the pages: they have no password")
+        # Ctrl-C ends the pages; a run continues in its own process
+        with suppress(KeyboardInterrupt):
+            server.serve()
     else:
-        from fedsilo.reports.watch.view import follow
+        from fedsilo.reports.watch.follow import follow
         from fedsilo.server_app.run.terminal import make_console
 
         with suppress(KeyboardInterrupt):

@@ -10,11 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedsilo._version import VERSION
 from fedsilo.core.errors import SiteError
 
-# release/version.py writes this version here and in pyproject.toml, because a Flower bundle has no
-# metadata of a package that could be read
-FEDSILO = "0.1.0"
+FEDSILO = VERSION
 
 # The protocol between SuperNode and worker is known for this version; pyproject.toml pins it
 WORKER_FLOWER = "1.39"
@@ -96,8 +95,8 @@ def processor() -> str:
 def refuse_other_versions(server: Mapping[str, Any]) -> None:
     """Check that the server's versions of fedsilo and Flower match those of this site.
 
-    The versions of fedsilo must be equal, and those of Flower must agree in their first two
-    numbers. A version that the server does not send is accepted.
+    Two versions match if their first two numbers are equal, because a third number changes neither
+    messages nor settings. A version that the server does not send is accepted.
 
     Args:
         server: the server's versions, as ConfigRecord entries with the keys of ``own_versions``.
@@ -107,9 +106,9 @@ def refuse_other_versions(server: Mapping[str, Any]) -> None:
         SiteError: a version differs. If both differ, the error names fedsilo's.
     """
     own = own_versions()
-    for what, key, parts in (("fedsilo", _APP, None), ("Flower", _FLOWER, 2)):
+    for what, key in (("fedsilo", _APP), ("Flower", _FLOWER)):
         here, there = own[key], str(server.get(key, own[key]))
-        if here.split(".")[:parts] != there.split(".")[:parts]:
+        if here.split(".")[:2] != there.split(".")[:2]:
             raise SiteError(
                 f"the site runs {what} {here}, but the server {there}: install the same version"
             )

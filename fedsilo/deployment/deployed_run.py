@@ -4,7 +4,7 @@ import dataclasses
 import shlex
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomli_w
@@ -33,6 +33,7 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import open_run_directory
 from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
 from fedsilo.server_app.run.terminal import make_console
+from fedsilo.strategies.meeting.terms import split_sites
 
 _AWAY = 5.0  # seconds; a meeting waits only briefly for an absent site, because nothing is trained
 _PAUSE = 3.0  # seconds between two requests for a run's status after its log has ended
@@ -128,7 +129,7 @@ def plan(
     settings = planned_settings(experiment, at_server, chosen)
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
-    _refuse_incomplete(deployment)
+    _refuse_incomplete(deployment, split_sites(settings.common.sites))
     return deployment, settings, directory
 
 
@@ -176,22 +177,27 @@ def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say
     return str(flwr(deployment, *command, say=say)["run-id"])
 
 
-def _refuse_incomplete(deployment: Deployment) -> None:
-    """Check that all members on this machine run and are connected to the server.
+def _refuse_incomplete(deployment: Deployment, sites: Sequence[str] = ()) -> None:
+    """Check that the server and the run's sites on this machine run and are connected.
+
+    Args:
+        deployment: the deployment.
+        sites: the sites of the run; empty for all.
 
     Raises:
         DeploymentError: a local process is down, or a local site is offline. Hospitals on other
             machines are not checked.
     """
-    state = "down"
-    missing = [member for member in deployment.members if not deployment.process(member)]
+    state, wanted = "down", [SERVER, *(sites or deployment.sites)]
+    local = [member for member in deployment.members if member in wanted]
+    missing = [member for member in local if not deployment.process(member)]
     # The process of a server in a container is not known here, so its health is asked for instead
     if SERVER in missing and deployment.address and is_healthy(deployment):
         missing.remove(SERVER)
     # Only a running server can be asked which sites are connected
     if not missing:
         state = "offline"
-        missing = list_missing_sites(deployment)
+        missing = [site for site in list_missing_sites(deployment) if site in wanted]
     if missing:
         raise DeploymentError(
             f"members of {deployment.folder} are {state}: {', '.join(missing)}; start them by "

@@ -112,6 +112,11 @@ def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environ
     return environment
 
 
+def template_text(name: str) -> str:
+    """Return the text of a file in the folder of the templates, such as a script."""
+    return (Path(__file__).parent / "templates" / name).read_text(encoding="utf-8")
+
+
 def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -> Path:
     """Build a page and write it to the file ``out``, which is returned.
 

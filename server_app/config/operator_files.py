@@ -19,7 +19,7 @@ from fedsilo.core.files.declarations import FileModel, check_content, misfit, wh
 from fedsilo.core.files.yaml_text import read_yaml
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.declared_silos import SiteName
-from fedsilo.strategies.meeting.checks import AgreedWeights, Registry, Terms
+from fedsilo.strategies.meeting.terms import AgreedWeights, Registry, Terms
 
 REGISTRY = "FEDSILO_SITE_REGISTRY"
 _MOST = 10**9  # training samples

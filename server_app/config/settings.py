@@ -75,15 +75,16 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide the result, by key. A resumed run must repeat them.
 
-        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. So is an empty
-        'plugin-digests'.
+        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. So are an empty
+        'plugin-digests' and an empty 'server.sites'.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
             decisive.pop(key, None)
-        # An empty 'plugin-digests' is left out, because older runs have no such key
-        if not decisive[plugins.PINS]:
-            del decisive[plugins.PINS]
+        # Left out if empty, because older runs have no such keys
+        for key in (plugins.PINS, "server.sites"):
+            if not decisive[key]:
+                del decisive[key]
         return decisive
 
     def run_config(self) -> dict[str, Any]:
@@ -193,7 +194,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     cls.capabilities.refuse_more(common, is_table)
     check_privacy_settings(common, is_table)
     check_task(common, settings.own, is_table)
-    silos = registry.silo_count(common)
+    silos = _possible_sites(common)
     # The number is None if only the hospitals know it. Then the sites that answer are counted
     if silos is not None:
         if common.min_sites > silos:
@@ -204,6 +205,26 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         refuse_site_count(common, silos)
     settings.own.check(common, is_table)
     return settings
+
+
+def _possible_sites(common: CommonSettings) -> int | None:
+    """Return the largest number of sites of a run: those in 'server.sites', or else all silos.
+
+    The result is None if only the hospitals know the number.
+
+    Raises:
+        SettingError: 'server.sites' is not valid, or names more sites than there are silos.
+    """
+    from fedsilo.strategies.meeting.terms import split_sites
+
+    silos, sites = registry.silo_count(common), split_sites(common.sites)
+    if not sites:
+        return silos
+    if silos is not None and len(sites) > silos:
+        raise SettingError(
+            f"setting 'server.sites' names {len(sites)} sites, but there are {silos} silos"
+        )
+    return len(sites)
 
 
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:

@@ -31,7 +31,7 @@ from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
 from fedsilo.core.tasks import CLASSIFICATION
-from fedsilo.core.versions import git_revision, installed_version, processor
+from fedsilo.core.versions import FEDSILO, git_revision, installed_version, processor
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import Content, check_table, read_content
 
@@ -315,14 +315,15 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 def this_environment() -> dict[str, Any]:
     """Return config.toml's environment: the versions of fedsilo, Python and packages, and the CPU.
 
-    The keys are "fedsilo-revision" (a git revision), "python", "processor" and "packages" (name ->
-    version). Packages that are not installed are left out.
+    The keys are "fedsilo-version", "fedsilo-revision" (a git revision), "python", "processor" and
+    "packages" (name -> version). Packages that are not installed are left out.
     """
     packages = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = installed_version(name)
     return {
+        "fedsilo-version": FEDSILO,
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
         "processor": processor(),

@@ -258,16 +258,18 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    Everything in silos.json is compared, also the sites' software. The sites are compared with
-    silos.json, which the run wrote when it began. If the method lets sites join late, new sites are
-    accepted, but a missing site never is. The result is None if nothing differs, for a new run,
-    without a run directory, and without silos.json.
+    Everything in silos.json, which the run wrote when it began, is compared but the sites'
+    software, because hospitals may install a release meanwhile. If the method lets sites join late,
+    new sites are accepted, but a missing site never is. The result is None if nothing differs, for
+    a new run, without a run directory, and without silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():
         return None
     path = directory.path / SILOS
     before, now = directory.read_json(SILOS), silos_document(beginning.participants)
+    for facts in (*before.values(), *now.values()):
+        facts.pop("software", None)
     if strategy_class(common.method).capabilities.late_join:
         for site in now.keys() - before.keys():
             del now[site]
@@ -350,12 +352,14 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line that names the silos that do not take part, or nothing if all do.
 
-    If the server does not know the silos' names, none counts as missing. In a simulation, the data
-    set's own notices come first, for example about centres without images.
+    If the server does not know the silos' names, none counts as missing, and a silo that the run
+    does not name ('server.sites') does not either. In a simulation, the data set's own notices come
+    first, for example about centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
-    names = _known_silos(common, participants)
+    terms = participants.terms
+    names = [site for site in _known_silos(common, participants) if not terms.is_outside(site)]
     absent = [site for site in names if site not in participants.facts]
     if absent:
         why = "no SuperNode for"

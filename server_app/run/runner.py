@@ -27,13 +27,14 @@ from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
 from fedsilo.server_app.records.tracking import TrackingHook
 from fedsilo.server_app.run import checks
+from fedsilo.server_app.run.changed_software import changed_site_software, changed_software
 from fedsilo.server_app.run.ending import RunHooks, show_end, write_end
 from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
 from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.meeting.checks import Terms
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
+from fedsilo.strategies.meeting.terms import Terms
 from fedsilo.strategies.methods.registry import strategy_class
 
 
@@ -74,6 +75,9 @@ def run(
     participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
     for sentence in checks.find_notices(checks.NOTICES, participants, common):
         say(sentence)
+    if common.resume:
+        for sentence in changed_site_software(directory, participants):
+            say(sentence)
     # Files are written only under the lock, so a second process cannot use the same directory
     with run_directory.only_writer(directory, new=not common.resume):
         loop, hooks = assemble(settings, participants, directory, console)
@@ -111,53 +115,6 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
         with suppress(FedsiloError):
             recorder.failures.add(loop.state.round + 1, "", "", code, cause)
         raise
-
-
-def changed_software(directory: RunDirectory) -> str:
-    """Describe in one line which versions, and whether the processor, changed since the run began.
-
-    Other versions and processors may round differently, and change the results. A package is
-    compared only if it was installed at the start and still is. Python and fedsilo's git revision
-    are compared too. Changes are sorted by name. The result is an empty string if nothing has
-    changed, or if the directory has no config.toml.
-
-    Raises:
-        RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.
-        SettingError: config.toml cannot be read, or the run uses a removed setting.
-    """
-    path = directory.path / run_directory.CONFIG
-    if not path.is_file():
-        return ""
-    before = _read_versions(run_settings.read_run_config(path).environment)
-    now = _read_versions(run_directory.this_environment())
-    parts = []
-    # A package that was installed or removed since then is not a change of version
-    for name in sorted(before.keys() & now.keys()):
-        if before[name] != now[name]:
-            parts.append(f"{name} {before[name]} is now {now[name]}")
-    if not parts:
-        return ""
-    return (
-        "this run began with other software or on another processor, so its numbers may differ "
-        f"from those of a run without a break: {', '.join(parts)}"
-    )
-
-
-def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions and the processor in config.toml's environment: name -> text.
-
-    The names are those of packages, "fedsilo" (its git revision), "Python" and "the processor". A
-    version is cut to 20 characters, and the processor to 80.
-    """
-    versions = {}
-    for name, version in environment.get("packages", {}).items():
-        versions[name] = str(version)[:20]
-    for key, name in (("fedsilo-revision", "fedsilo"), ("python", "Python")):
-        if environment.get(key):
-            versions[name] = str(environment[key])[:20]
-    if environment.get("processor"):
-        versions["the processor"] = str(environment["processor"])[:80]
-    return versions
 
 
 def terms_of(settings: RunSettings) -> Terms:

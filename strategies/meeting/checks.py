@@ -1,9 +1,9 @@
-"""Check sites before a run: each hello, the operator's terms, and the values that sites must share.
+"""Check sites before a run: each hello, and the values that sites must share.
 
 Each check returns a fault in one line, or None; tuples list the checks in order. ``HELLO_CHECKS``
-read one hello before the server knows who sent it, and require possible values. ``Terms`` are the
-operator's: the registered name of a node and the agreed number of samples. ``TOGETHER_CHECKS``
-compare sites with one another and return the sites to leave out.
+read one hello before the server knows who sent it, and require possible values. The operator's
+terms (``terms.py``) come between. ``TOGETHER_CHECKS`` compare sites with one another and return the
+sites to leave out.
 
 If two sites claim the same data, the server cannot know who is right, so both are left out. If
 sites must agree, the most frequent answer wins and the other sites are left out; ties go to the
@@ -15,7 +15,6 @@ unit, or its numbers are untrue.
 import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -193,91 +192,6 @@ def find_hello_fault(facts: SiteFacts) -> str | None:
         if fault:
             return f"site {facts.site} says that {fault}"
     return None
-
-
-# --- The operator's terms; the files are read by server_app/config/operator_files.py ---
-
-
-@dataclass(frozen=True)
-class Registry:
-    """Binds site names to registered node ids; a node id belongs to one registered key."""
-
-    path: str  # the file of registrations, named in errors
-    nodes: Mapping[str, int]  # the node id of each site, by site name
-
-    def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take the name ``site``; None if registered with it.
-
-        Either the node is registered under another name, or the node is not registered at all.
-        """
-        if self.nodes.get(site) == node:
-            return None
-        for name, known in self.nodes.items():
-            if known == node:
-                return (
-                    f"node {node} is registered as '{name}', but says that it is '{site}': give it "
-                    f"its own 'site' in its node config, or correct {self.path}"
-                )
-        return (
-            f"node {node} says that it is '{site}': its key is registered at the SuperLink, but "
-            f"its line in {self.path} is missing: 'fedsilo deploy renew {site}', or 'add', writes "
-            "both registrations"
-        )
-
-
-@dataclass(frozen=True)
-class AgreedWeights:
-    """The number of training samples that each site may count for, as agreed beforehand."""
-
-    path: str  # the file of agreed weights, named in errors
-    samples: Mapping[str, int]  # the agreed number for each site, by name
-
-    def fault(self, facts: SiteFacts) -> str | None:
-        """Explain why a site's reported training samples contradict the agreement, or return None.
-
-        The site needs an agreed number, and must not report more samples than that number.
-        Reporting fewer samples is not a fault.
-        """
-        site, said = facts.site, facts.sizes()["train"]
-        if site not in self.samples:
-            return f"site {site} has no entry in 'run.site-weights' {self.path}: add one"
-        if said > self.samples[site]:
-            return (
-                f"site {site} says that it has {said} training samples, but {self.path} agrees on "
-                f"{self.samples[site]}: ask the hospital, or change the number ('run.site-weights')"
-            )
-        return None
-
-
-@dataclass(frozen=True)
-class Terms:
-    """Conditions that a node must meet in addition to a readable hello."""
-
-    registry: Registry | None = None  # None: any node may take any name
-    # None: sites weigh as many samples as they report
-    weights: AgreedWeights | None = None
-    # Returns why the run's method cannot use a site, or None
-    unfit: Callable[[SiteFacts], str | None] | None = field(default=None, compare=False)
-
-    def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
-        """Explain in one line why the node cannot take part, or return None.
-
-        The registry is checked first, then the agreed weights, then the method's own condition.
-
-        Args:
-            node: the node's id.
-            facts: the site's hello.
-            simulated: whether all sites of the run are simulated; simulated sites have no keys, so
-                the registry is not checked.
-        """
-        fault = None
-        if self.registry and not simulated:
-            fault = self.registry.fault(node, facts.site)
-        if self.weights and not fault:
-            fault = self.weights.fault(facts)
-        if self.unfit and not fault:
-            fault = self.unfit(facts)
-        return fault
 
 
 # --- Sites together: each check returns the sites to leave out, each with the reason. It gets the

@@ -6,7 +6,6 @@ if 'run.min-sites' allows. What is checked is in ``checks``.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,16 +22,15 @@ from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.strategies.meeting.checks import (
     TOGETHER_CHECKS,
-    Terms,
     find_difference,
     find_shared_data,
     shape_of,
 )
 from fedsilo.strategies.meeting.hello import NodeAnswer, ask_nodes, read_hello
+from fedsilo.strategies.meeting.terms import Terms, split_sites
+from fedsilo.strategies.meeting.waiting import refuse_many, wait_for_nodes
 
 Hello = NodeAnswer[SiteFacts]
-
-_JOIN_SECONDS = 60.0  # seconds that a deployment's sites have to connect
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Participants:
         traffic: the bytes of asking each site: down to the site, and up from it.
         refused: why other nodes could not take part, one line each.
         asked: the ids of nodes that are not asked again.
-        terms: the operator's terms for sites.
+        terms: the operator's terms for sites, and the sites that the run names.
     """
 
     facts: Mapping[str, SiteFacts]
@@ -113,44 +111,6 @@ class Participants:
         return pooled_statistics(pooled)
 
 
-def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Wait up to a minute until 'run.min-sites' nodes are connected, and return all ids, sorted.
-
-    At least one node is needed even if 'run.min-sites' is 0. Nodes that connect after enough nodes
-    are connected are not waited for.
-
-    Args:
-        grid: connects the server with the nodes.
-        settings: the run's settings.
-        silos: the number of silos; None if only the sites know it.
-
-    Raises:
-        SiteError: no node or fewer nodes than 'run.min-sites' are connected, or more than
-            ``silos``.
-    """
-    needed = max(settings.min_sites, 1)
-    limit = time.monotonic() + _JOIN_SECONDS
-    nodes = sorted(grid.get_node_ids())
-    while len(nodes) < needed and time.monotonic() < limit:
-        time.sleep(0.2)
-        nodes = sorted(grid.get_node_ids())
-    _refuse_many(len(nodes), silos)
-    if len(nodes) < needed:
-        raise SiteError(
-            f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s, but {needed} are "
-            "needed ('run.min-sites'): start more, or lower 'run.min-sites'"
-        )
-    return nodes
-
-
-def _refuse_many(nodes: int, silos: int | None) -> None:
-    if silos is not None and nodes > silos:
-        raise SiteError(
-            f"{nodes} SuperNodes are connected, but there are {silos} silos: "
-            "start fewer SuperNodes, or raise 'split.silos' if images are cut into silos"
-        )
-
-
 def meet_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
@@ -160,8 +120,9 @@ def meet_sites(
     take part, and the reasons against the others.
 
     Raises:
-        SiteError: a node was refused, and fewer than 'run.min-sites' sites can take part. If
-            'run.min-sites' is 0, all nodes must take part. The message has the reasons.
+        SiteError: fewer than 'run.min-sites' sites can take part, because nodes were refused (the
+            message has the reasons), or because no node is a site that the run names. If
+            'run.min-sites' is 0, all sites that the run names must take part, or all nodes.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
@@ -169,6 +130,12 @@ def meet_sites(
         raise SiteError(
             f"a site cannot take part: {'; '.join(grouped_refusals(met.refused))} -- "
             f"{len(met.facts)} of {len(met.asked)} can, but {needed} are needed ('run.min-sites')"
+        )
+    missing = sorted(set(met.terms.sites) - met.facts.keys())
+    if missing and len(met.facts) < needed:
+        raise SiteError(
+            f"no connected SuperNode is site {', '.join(missing)} ('server.sites'): correct the "
+            "name, or start that SuperNode"
         )
     return met
 
@@ -190,17 +157,24 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs: 'run.min-sites', or if 0 all asked nodes."""
-    return settings.min_sites or len(met.asked)
+    """Return the number of sites that a run needs.
+
+    This is 'run.min-sites'. If that is 0, it is the number of sites that the run names, or of all
+    asked nodes if it names none.
+    """
+    return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
 
 def hear_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
-    """Ask every connected node who it is, and return the sites that can take part.
+    """Ask the connected nodes who they are, and return the sites that can take part.
 
     A node that cannot take part, by itself or together with the other nodes, is left out, and the
     result's ``refused`` has the reason. The result may have no sites at all.
+
+    If the run names its sites ('server.sites'), other sites do not take part and are no refusal.
+    With a registry they are not even asked. Without one their hellos tell who they are.
 
     Args:
         grid: connects the server with the nodes.
@@ -210,14 +184,16 @@ def hear_sites(
 
     Raises:
         SiteError: too few or too many nodes are connected.
+        SettingError: 'server.sites' is not valid, or names a site that is not registered.
     """
-    nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
+    terms = replace(terms or Terms(), sites=split_sites(settings.sites))
+    nodes = wait_for_nodes(grid, settings, terms=terms)
     read = partial(read_hello, needs_counts=settings.trust != SUMS)
     hellos, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
     simulated = all(hello.content.simulated for hello in hellos)
     hellos = _admit(hellos, refused, terms, simulated)
     duplicates = _find_duplicates(hellos, simulated)
-    _refuse_many(len(nodes) - len(duplicates), silos)
+    refuse_many(len(nodes) - len(duplicates), silos)
     refused += dict.fromkeys(duplicates.values())
     hellos = [hello for hello in hellos if hello.node not in duplicates]
     hellos = _drop_unlike(hellos, settings, refused)
@@ -237,6 +213,8 @@ def hear_sites(
 def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
     """Return the hellos that meet the operator's and the method's conditions.
 
+    A site that the run does not name is left out without a reason.
+
     Args:
         hellos: the readable hellos.
         refused: the reasons against the other hellos are appended to it.
@@ -246,6 +224,8 @@ def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: boo
     """
     admitted = []
     for hello in hellos:
+        if terms.is_outside(hello.content.site):
+            continue
         fault = terms.fault(hello.node, hello.content, simulated)
         if fault:
             refused.append(site_reason(fault))
@@ -313,15 +293,17 @@ def meet_latecomers(
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
     counts as connected, the new node is refused, which is reported once, and asked again later.
-    Other refused nodes are not asked again. A node that is disconnected for ``away_timeout``
-    seconds is given up.
+    Other refused nodes are not asked again, nor are sites that the run does not name. A node that
+    is disconnected for ``away_timeout`` seconds is given up.
 
     Returns:
         All participants, old and new, and the new refusals, one line each. Without new nodes,
         ``participants`` unchanged and an empty list.
     """
     connected = set(grid.get_node_ids())
-    new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
+    new_nodes = participants.terms.choose_nodes(
+        connected - participants.asked - set(participants.nodes.values())
+    )
     if not new_nodes:
         return participants, []
     # No site sends label counts at trust 'sums', so a latecomer need not either

@@ -17,9 +17,10 @@ from fedsilo.core.one_line import site_reason
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.survey import Survey
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.strategies.meeting.checks import Registry
 from fedsilo.strategies.meeting.hello import NodeAnswer, ask_nodes, reading
-from fedsilo.strategies.meeting.participants import grouped_refusals, wait_for_nodes
+from fedsilo.strategies.meeting.participants import grouped_refusals
+from fedsilo.strategies.meeting.terms import Registry, Terms, split_sites
+from fedsilo.strategies.meeting.waiting import wait_for_nodes
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ def survey_sites(
 ) -> Surveyed:
     """Ask every connected node to describe its data, and return the usable answers by site.
 
+    If the run names its sites ('server.sites'), the answers of other sites are left out. With a
+    registry the other sites are not asked.
+
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
@@ -48,9 +52,11 @@ def survey_sites(
         SiteError: too few or too many nodes are connected, or no answer is usable. In the second
             case the message has the reasons.
     """
-    nodes = wait_for_nodes(grid, settings, silos)
+    terms = Terms(registry, sites=split_sites(settings.sites))
+    nodes = wait_for_nodes(grid, settings, silos, terms)
     read = partial(read_survey, dataset=settings.dataset)
     received, refused = ask_nodes(grid, nodes, SURVEY, read, settings.away_timeout)
+    received = [one for one in received if not terms.is_outside(one.content.about.site)]
     answers = _answers_by_site(received, registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")

@@ -15,11 +15,18 @@ from benchmarks.ranking.ranks import (
     relative_costs,
     results_table,
 )
-from benchmarks.ranking.rows import Row, Rows
+from benchmarks.ranking.rows import Row, Rows, best_point
 
 
 def row(method: str, seed: int, rate: float, validation: float, test: float, **more: object) -> Row:
-    measured = {"metric": "accuracy", "loss": 1.0, "accuracy": test, "up": 600, "down": 400}
+    measured = {
+        "metric": "accuracy",
+        "loss": 1.0,
+        "accuracy": test,
+        "up": 600,
+        "down": 400,
+        "samples": 96,
+    }
     values = {**measured, "seconds": 2.0, "run": "d", **more}
     return Row("one", method, seed, rate, "", validation=validation, test=test, **values)  # type: ignore[arg-type]
 
@@ -52,8 +59,19 @@ def test_the_choice_reads_validation_metrics_alone() -> None:
     rows += [row("fedavg", 1, 0.2, 0.1, 0.6)]
     (runs,) = chosen_runs(rows, 2).values()
     assert [(one.seed, one.rate) for one in runs] == [(0, 0.2), (1, 0.2)]
-    (result,) = results_table(rows, 2).itertuples()
+    (result,) = results_table(chosen_runs(rows, 2)).itertuples()
     assert (result.mean, result.seeds, result.kilobytes) == (pytest.approx(0.55), 2, 1.0)
+
+
+def test_a_trial_counts_by_the_mean_over_its_seeds() -> None:
+    # Seed 0 prefers 0.1, but both seeds together prefer 0.2; 0.3 lacks a seed, and 0.4 failed
+    rows = [row("fedavg", 0, 0.1, 0.9, 0.1), row("fedavg", 1, 0.1, 0.5, 0.1)]
+    rows += [row("fedavg", 0, 0.2, 0.8, 0.2), row("fedavg", 1, 0.2, 0.8, 0.2)]
+    rows += [row("fedavg", 0, 0.3, 1.0, 0.3)]
+    rows += [row("fedavg", 0, 0.4, 1.0, 0.4), Row("one", "fedavg", 1, 0.4, run="d", note="failed")]
+    assert best_point(rows, 2) == (0.2, "")
+    assert best_point(rows, 1) == (0.3, ""), "the first of two equals"
+    assert best_point([], 2) == (0.0, "")
 
 
 def test_equal_validation_metrics_are_decided_by_loss() -> None:
@@ -68,23 +86,31 @@ def test_a_method_without_all_seeds_or_with_a_failed_one_has_no_result() -> None
     assert chosen_runs([row("fedavg", 0, 0.1, 0.6, 0.9), failed], 2) == {}
     late = [row("fedavg", seed, 0.1, 0.6, 0.9) for seed in (1, 2)]
     assert chosen_runs(late, 3) == {}, "the lines of its trials were deleted"
-    assert results_table([], 2).empty
+    assert results_table({}).empty
 
 
 def test_costs_are_geometric_means_of_multiples_of_fedavg() -> None:
     records = [
-        {"experiment": name, "method": method, "kilobytes": size, "seconds": seconds}
+        {
+            "experiment": name,
+            "method": method,
+            "kilobytes": size,
+            "seconds": seconds,
+            "samples": 0 if method == "local" else 5,
+        }
         for name, method, size, seconds in [
             ("x", "fedavg", 10.0, 1.0),
             ("y", "fedavg", 10.0, 2.0),
             ("x", "moon", 20.0, 4.0),
             ("y", "moon", 80.0, 2.0),
             ("z", "moon", 1.0, 1.0),  # where FedAvg has not run
+            ("x", "local", 10.0, 1.0),  # trains on nothing
         ]
     ]
     costs = relative_costs(pd.DataFrame(records))
-    assert costs["moon"] == pytest.approx({"bytes": 4.0, "seconds": 2.0})
-    assert costs["fedavg"] == pytest.approx({"bytes": 1.0, "seconds": 1.0})
+    assert costs["moon"] == pytest.approx({"bytes": 4.0, "seconds": 2.0, "samples": 1.0})
+    assert costs["fedavg"] == pytest.approx({"bytes": 1.0, "seconds": 1.0, "samples": 1.0})
+    assert costs["local"]["samples"] == 0.0
 
 
 def test_means_that_are_equal_as_shown_share_a_rank(tmp_path: Path) -> None:
@@ -95,9 +121,10 @@ def test_means_that_are_equal_as_shown_share_a_rank(tmp_path: Path) -> None:
     file.rows.extend(rows)
     found = Benchmarked("benchmark", benchmark, file, {"one": {"dataset": "digits"}})
     assert found.rankings["all settings"].ranks == {"fedavg": 1.5, "moon": 1.5, "local": 3.0}
+    assert found.finished == [], "all other methods are missing"
 
 
 def test_methods_of_equal_metrics_are_named() -> None:
     rows = [row(name, 0, 0.1, 0.6, 0.9) for name in ("fedavg", "star")]
     rows.append(row("moon", 0, 0.1, 0.6, 0.9 + 1e-12))
-    assert equals(rows, 1) == {"one": [["fedavg", "star"]]}
+    assert equals(chosen_runs(rows, 1)) == {"one": [["fedavg", "star"]]}

@@ -17,6 +17,8 @@ RAN = Row(
     up=10,
     down=20,
     seconds=1.5,
+    samples=480,
+    processor="one (AVX2)",
     run="abc",
 )
 NOT_RUN = Row("heart", "fedbn", note="no batch norm, in this 'network'")

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.core.arguments import RunSources
+from fedsilo.engines.planning import planned_settings
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TEXT = (DOCS / "claims.md").read_text(encoding="utf-8")
 VERDICTS = ("holds", "does not hold", "not tested")
 METHODS = ("UEFL", "FedEvPrompt", "Fed-Align-CL", "FedEFM", "PICSR")
 
+COLUMNS = ("mean", "median", "low", "high")
 _NUMBER = r"[-+]?\d*\.\d+"
 _DEVIATION = re.compile(rf"({_NUMBER}) ± ({_NUMBER})")
 _INTERVAL = re.compile(rf"({_NUMBER}) \[({_NUMBER}), ({_NUMBER})\]")
@@ -72,6 +76,52 @@ def test_every_figure_with_its_spread_is_in_a_committed_file(method: str) -> Non
                 looked_up += 1
                 assert any(_told(record, columns, texts) for record in records), texts
     assert looked_up >= 5
+
+
+README = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+CARRIED = _rows(_sections()["README's table of methods"])
+
+
+@pytest.mark.parametrize(("method", "figures", "file"), [(m, f, c) for m, f, _, c in CARRIED])
+def test_a_figure_of_the_readme_is_in_the_file_that_carries_it(
+    method: str, figures: str, file: str
+) -> None:
+    (row,) = (line for line in README.splitlines() if line.startswith(f"| [{method}]"))
+    records = list(_records(file))
+    numbers = re.findall(_NUMBER, figures)
+    assert numbers
+    assert records
+    for number in numbers:
+        assert number.lstrip("+") in row
+        found = (_told(record, (column,), (number,)) for record in records for column in COLUMNS)
+        assert any(found), number
+
+
+def test_each_method_of_the_readmes_table_has_all_its_figures_carried() -> None:
+    table = README.partition("| as published | our variant |")[2].partition("\n\n")[0]
+    for line in table.splitlines()[2:]:
+        method = re.match(r"\| \[(`\w+`)\]", line)
+        assert method, line
+        carried = " ".join(figures for name, figures, _, _ in CARRIED if name == method[1])
+        for number in re.findall(r"(?<![\w.])\d*\.\d+", re.sub(r"\]\([^)]*\)", "", line)):
+            assert number in carried, f"{method[1]}: {number}"
+
+
+def test_each_command_behind_the_readme_names_experiments_that_there_are() -> None:
+    for method, _, command, _ in CARRIED:
+        if command == "the same":
+            continue
+        words = command.strip("`").split()
+        assert words[:2] in (["fedsilo", "compare"], ["fedsilo", "crossvalidate"]), method
+        names = words[2 : _first_option(words)]
+        changes = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+        assert names
+        for name in names:
+            planned_settings(name, RunSources(changes=tuple(changes)))
+
+
+def _first_option(words: list[str]) -> int:
+    return next(place for place, word in enumerate(words) if word.startswith("--"))
 
 
 def test_the_readmes_table_of_methods_leads_here() -> None:

@@ -49,7 +49,7 @@ NOT_RUN = {
     ".": "it activates that environment",
     "pip install": "it needs a package registry",
     "fedsilo fetch hf:": "it needs Hugging Face; tests/fedsilo/api tries it on a stand-in",
-    "fedsilo watch runs/hearts --port": "it serves until it is interrupted",
+    "fedsilo watch runs --port": "it serves until it is interrupted",
     "fedsilo simulate fedavg-heart --set split.partition=dirichlet": "it needs the 740 patients",
     "fedsilo survey fedavg-heart --deployment": "tests/deploy/test_survey.py runs a deployment",
 }

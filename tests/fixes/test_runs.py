@@ -8,7 +8,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import silo_names
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.strategies.meeting import participants
+from fedsilo.strategies.meeting import waiting
 from tests.support.fixes import HEART, Case, Values, changed, check, refused, tiny
 from tests.support.setting_keys import as_keys
 from tests.support.tiny import TINY_METHOD, VIT
@@ -115,7 +115,7 @@ def test_run_with_setting_for_its_nodes_ends(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(participants, "_JOIN_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "_JOIN_SECONDS", 0.1)
     values = {**tiny("fedavg", rounds=1), "out": str(tmp_path)}
 
     def attempt(more: Values) -> None:

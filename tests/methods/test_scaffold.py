@@ -14,8 +14,8 @@ from fedsilo.core.messages import ARRAYS, ROUND_KEYS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.scaffold import SCAFFOLDSettings
 from fedsilo.strategies.loop.method import State
-from fedsilo.strategies.meeting.checks import AgreedWeights, Terms
 from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.meeting.terms import AgreedWeights, Terms
 from fedsilo.strategies.methods.drift_correction import SCAFFOLD
 from fedsilo.strategies.wire.reply import Reply
 from tests.strategies.conftest import sized

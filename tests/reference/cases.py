@@ -1,6 +1,6 @@
 """Every method that has a reference, with settings by which its parts weigh something."""
 
-from tests.reference import averaging, papers, personal, recent
+from tests.reference import averaging, papers, personal, prompts, recent
 from tests.reference.harness import Case
 
 NORMED = {"network.name": "small_world:build_normed"}
@@ -37,6 +37,21 @@ PROTO = {"fedproto.class-min-count": 1, "fedproto.prototype-weight": 1.0}
 DISTILL = {"feddistill.class-min-count": 1, "feddistill.logit-weight": 1.0}
 PAC = {"fedpac.class-min-count": 1, "fedpac.alignment-weight": 1.0}
 EFM = {"fedefm.emd-grid": 0, "fedefm.distillation-beta": 0.4, "train.learning-rate": 0.05}
+# A tiny ViT of two layers: b-prompts in the first, t-prompts in the second
+PROMPTED = {
+    "network.name": "vit",
+    "vit.backbone-weights": "random",
+    "vit.backbone-width": 16,
+    "vit.backbone-depth": 2,
+    "vit.backbone-heads": 2,
+    "vit.backbone-patch": 1,
+    "vit.prompt-length": 3,
+    "vit.basic-layers": 1,
+    "vit.basic-learning-rate": 0.05,
+    "network.dropout": 0.0,
+    "fedevprompt.distillation-weight": 10000.0,
+    "fedevprompt.buffer-maps": 2,
+}
 
 CASES = (
     Case("fedavg", averaging.fedavg),
@@ -76,4 +91,5 @@ CASES = (
     Case("picsr", papers.picsr, PICSR),
     Case("fedefm", papers.fedefm, EFM),
     Case("fedaligncl", papers.fedaligncl, ALIGNED),
+    Case("fedevprompt", prompts.fedevprompt, PROMPTED),
 )

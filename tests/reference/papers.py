@@ -1,7 +1,4 @@
-"""References of the five papers' own methods, as far as their mathematics is a loop.
-
-FedEvPrompt has none: its paper's parts are tested one by one in tests/methods/test_fedevprompt.py.
-"""
+"""References of four of the five papers' own methods; FedEvPrompt's is in ``prompts.py``."""
 
 from collections.abc import Callable
 from functools import partial

@@ -72,6 +72,9 @@ class ServerSettings:
 
     group: ClassVar[str] = "server"
 
+    sites: str = setting(
+        "", "sites that take part, with commas between, or empty for all that are connected"
+    )
     sites_per_round: int = _count(0, "sites sampled for each round (0: all)")
     aggregation: Aggregation = setting(
         "auto",

@@ -3,7 +3,8 @@
 A run brings its app as a zip (Flower's FAB). The worker never executes it. It executes the
 installed app, and answers only a run whose app is the same, file by file, in every folder that
 computes at the server or at a hospital. So a site file, an audit log and every limit apply,
-whatever the server sends. A changed wording in a report does not lock a hospital out.
+whatever the server sends. A changed wording in a report does not lock a hospital out, nor does a
+new version of fedsilo that changes none of these files.
 """
 
 import hashlib
@@ -48,10 +49,11 @@ class InstalledApp:
     def refuse_other(self, bundle: bytes) -> None:
         """Check that a run's app, the zip ``bundle``, equals the installed app.
 
-        All files in fedsilo's own folders (``ROOMS``) and pyproject.toml must be equal; of
-        pyproject.toml only the content counts. A Python file elsewhere is refused too, because it
-        could replace an installed package, unless its folder is one that fedsilo has or knows, such
-        as tests. Other files are ignored.
+        All files in fedsilo's own folders (``ROOMS``) must be equal, and so must the table
+        ``tool.flwr`` of pyproject.toml, which has the app's components and the defaults of all
+        settings. A Python file elsewhere is refused too, because it could replace an installed
+        package, unless its folder is one that fedsilo has or knows, such as tests. Other files are
+        ignored, and so is the version.
 
         Raises:
             RefusedError: files differ (the message names up to three), or the bundle cannot be
@@ -72,7 +74,7 @@ class InstalledApp:
                 other.append(name)
         other += sorted(strange)
         project = _project(files.get(PYPROJECT, b""), "the run's")
-        if project != self.project:
+        if _flower_table(project) != _flower_table(self.project):
             other.append(PYPROJECT)
         if other:
             raise RefusedError(self._refusal(other, _version_of(project)))
@@ -191,6 +193,21 @@ def local_changes(folder: Path) -> list[str]:
     return [line[3:] for line in done.stdout.splitlines()]
 
 
+def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the table ``tool.flwr`` of a pyproject.toml, which may be a server's.
+
+    The entry "federations" is left out, because Flower removes it from a bundle. A missing table,
+    or a value that is no table, gives an empty mapping.
+    """
+    tools = project.get("tool")
+    table = None
+    if isinstance(tools, dict):
+        table = tools.get("flwr")
+    if not isinstance(table, dict):
+        return {}
+    return {key: value for key, value in table.items() if key != "federations"}
+
+
 def _version_of(project: Mapping[str, Any]) -> str:
     """Return the version in a pyproject.toml, which may be a server's, or "unknown"."""
     try:
@@ -255,9 +272,7 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:
-    """Parse pyproject.toml without 'federations', which Flower removes from a bundle.
-
-    ``whose`` names the file's owner in the error.
+    """Parse the text of a pyproject.toml. ``whose`` names the file's owner in the error.
 
     Raises:
         RefusedError: the text is not valid TOML.
@@ -266,7 +281,4 @@ def _project(text: bytes, whose: str) -> Mapping[str, Any]:
         content = tomllib.loads(text.decode("utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
         raise RefusedError(f"{whose} {PYPROJECT} is not valid TOML") from None
-    flower = content.get("tool", {}).get("flwr", {})
-    if isinstance(flower, dict):
-        flower.pop("federations", None)
     return content

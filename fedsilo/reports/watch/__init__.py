@@ -1,4 +1,4 @@
-"""Watches a run: live in a terminal, or as a page on the loopback.
+"""Watches runs: live in a terminal, or as pages in a browser.
 
-It only reads files, so the run is not affected.
+It only reads files, so a run is not affected.
 """

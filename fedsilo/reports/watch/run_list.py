@@ -96,8 +96,8 @@ def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list
     for folder in folders:
         if not folder.is_dir():
             raise RunDirectoryError(f"there is no folder {folder}: name a folder of runs")
-        for path in _find_runs(folder, _DEEPEST):
-            listed = _read(path)
+        for path in find_runs(folder):
+            listed = read_listed(path, size_of(path))
             if all(value in (None, getattr(listed, key)) for key, value in wanted.items()):
                 found.append(listed)
     return sorted(found, key=lambda run: (run.started, str(run.path)))
@@ -109,25 +109,37 @@ def _is_run(path: Path) -> bool:
     return has_file and (path / LOCK).is_file()
 
 
-def _find_runs(folder: Path, levels: int) -> Iterator[Path]:
-    """Yield the run directories in a folder, or the folder itself, down to ``levels`` below it."""
+def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
+    """Yield the run directories in a folder, or the folder itself, down to ``levels`` below it.
+
+    Links are not followed. A folder that disappears meanwhile is left out.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
     if _is_run(folder):
         yield folder
         return
     if not levels:
         return
-    for path in sorted(folder.iterdir()):
+    try:
+        inside = sorted(folder.iterdir())
+    except FileNotFoundError:
+        return
+    for path in inside:
         # A link could lead to a run of somebody else, which --delete must not reach
         if path.is_dir() and not path.is_symlink():
-            yield from _find_runs(path, levels - 1)
+            yield from find_runs(path, levels - 1)
 
 
-def _read(path: Path) -> ListedRun:
-    """Read the state of a run directory; a damaged one is ``unreadable``."""
-    size = _size(path)
+def read_listed(path: Path, size: int = 0) -> ListedRun:
+    """Read the state of a run directory; a damaged one is ``unreadable``.
+
+    ``size`` becomes the run's ``bytes``; ``size_of`` counts them.
+    """
     try:
         seen = look_at(path)
-    except FedsiloError as error:
+    except (FedsiloError, OSError) as error:
         return ListedRun(path, "unreadable", size, note=str(error))
     here = seen.progress
     state: State = here.state
@@ -146,7 +158,7 @@ def _read(path: Path) -> ListedRun:
     )
 
 
-def _size(folder: Path) -> int:
+def size_of(folder: Path) -> int:
     """Return the bytes of all files in a folder; links count for themselves."""
     total = 0
     for place, _, files in os.walk(folder):

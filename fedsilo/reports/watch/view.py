@@ -1,22 +1,18 @@
 """The state of a run as its directory shows it, or of a deployment and its newest run.
 
-``Watched`` is the state of a run; ``View`` adds the processes of a deployment. ``follow``
-shows it in a terminal.
+``Watched`` is the state of a run; ``View`` adds the processes of a deployment, the node of a
+hospital, or the runs in a folder.
 """
 
 from __future__ import annotations
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.one_line import as_word, format_count
@@ -34,7 +30,6 @@ from fedsilo.server_app.records.progress import (
     read_progress,
 )
 from fedsilo.server_app.records.run_directory import refuse_links
-from fedsilo.server_app.run.terminal import fit_table
 
 # A hospital's site file brings Flower, which commands that only list do not need
 if TYPE_CHECKING:
@@ -216,13 +211,18 @@ def epsilon_text(progress: Progress) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """The state of a run or of a deployment at one moment."""
+    """The state of a run, of a deployment, of a hospital's node or of a folder of runs."""
 
     title: str
-    run: Watched | None  # None: the deployment has not run anything yet
+    # None: the deployment has not run anything yet, or the view is of a hospital or a folder
+    run: Watched | None
     # A deployment's server and sites, each with whether its process runs
     members: tuple[tuple[str, bool], ...] = ()
     hospital: HospitalState | None = None  # set for a hospital's node, which has no run directory
+    # The folder with the runs that may be shown, or the run itself; None for a hospital
+    folder: Path | None = None
+    # A row for each run in the columns ``RUN_COLUMNS``; None unless the view is of a folder of runs
+    runs: tuple[tuple[str, ...], ...] | None = None
 
     def metrics_text(self) -> str:
         """Build the metrics for Prometheus: of the run, the deployment's members, the hospital."""
@@ -242,6 +242,10 @@ class View:
         parts = [f"{self.title}: no run yet"]
         if self.run:
             parts = [self.run.line()]
+        if self.runs:
+            states = Counter(row[1] for row in self.runs)
+            counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+            parts = [f"{self.title}: {format_count(len(self.runs), 'run')}, {counts}"]
         if self.hospital:
             facts = ", ".join(f"{name} {text}" for name, text in self.hospital.facts())
             parts = [f"{self.title}: {facts}"]
@@ -275,6 +279,7 @@ class View:
 
 
 SITE_COLUMNS = ("site", "now", "worked", "down", "up", "peak memory", "epsilon")
+RUN_COLUMNS = ("run", "state", "method", "data set", "rounds", "started (UTC)", "")
 Look = Callable[[], View]
 
 
@@ -285,7 +290,7 @@ def look_at_run(folder: Path) -> View:
         RunDirectoryError: the folder does not contain a run that this version can read.
     """
     run = look_at(folder)
-    return View(run.progress.title, run)
+    return View(run.progress.title, run, folder=run.folder)
 
 
 def look_at_deployment(folder: Path) -> View:
@@ -299,9 +304,10 @@ def look_at_deployment(folder: Path) -> View:
     members = tuple((member, member in running) for member in deployment.members)
     newest = newest_run(deployment.runs)
     if newest is None:
-        return View(f"deployment {deployment.folder}", None, members)
+        title = f"deployment {deployment.folder}"
+        return View(title, None, members, folder=deployment.runs)
     run = look_at(newest)
-    return View(run.progress.title, run, members)
+    return View(run.progress.title, run, members, folder=deployment.runs)
 
 
 def look_at_hospital(reader: HospitalReader) -> View:
@@ -329,45 +335,3 @@ def _doing(site: str, run: Watched) -> str:
     if site in here.away:
         return "away"
     return f"asked to {here.phase}"
-
-
-_EVERY = 1.0  # seconds between two states on the terminal
-
-
-def follow(look: Look, console: Console, every: float = _EVERY) -> None:
-    """Show the state in a terminal until the run is over; a deployment is shown until Ctrl-C.
-
-    Args:
-        look: reads the state.
-        console: the terminal.
-        every: seconds between two states.
-
-    Raises:
-        FedsiloError: the run has disappeared.
-        KeyboardInterrupt: the user pressed Ctrl-C.
-    """
-    view = look()
-    shown = render_view(view, console.width)
-    with Live(shown, console=console, auto_refresh=False, transient=False) as live:
-        # A deployment continues after its run, so it is watched until an interrupt
-        while view.members or not (view.run and view.run.over):
-            time.sleep(every)
-            view = look()
-            live.update(render_view(view, console.width), refresh=True)
-    if not console.is_terminal:
-        console.print()  # rich leaves out the end of the last line there
-
-
-def render_view(view: View, width: int) -> Group:
-    """Build the output for a terminal of ``width`` characters: a line, then a table of the sites.
-
-    Without sites, the table is left out.
-    """
-    parts: list[Text | Table] = [Text(view.line())]
-    rows = view.site_rows()
-    if rows:
-        table = Table(*SITE_COLUMNS)
-        for row in rows:
-            table.add_row(*map(Text, row))  # Text: a site's own words are not markup
-        parts += fit_table(table, width)
-    return Group(*parts)

@@ -88,10 +88,12 @@ def test_the_entry_of_an_error_reply_says_why_and_counts_its_text(
     assert (found["records"], found["bytes-out"]) == ({}, 8)
 
 
-def test_a_hello_has_neither_run_nor_round(context: Node) -> None:
-    asked = Message(RecordDict(), 1001, HELLO)
-    found = build_entry("north", asked, context({}), answer_of(asked), ANSWERED)
+def test_a_hello_has_the_run_that_it_is_for_but_no_round(context: Node) -> None:
+    asked, node = Message(RecordDict(), 1001, HELLO), context({})
+    found = build_entry("north", asked, node, answer_of(asked), ANSWERED)
     assert (found["kind"], found["run"], found["round"], found["phase"]) == (HELLO, "", 0, "")
+    node.run_config["run.name"] = "hearts"
+    assert build_entry("north", asked, node, answer_of(asked), ANSWERED)["run"] == "hearts"
 
 
 def test_what_a_server_names_cannot_flood_the_log(context: Node, message: Make) -> None:

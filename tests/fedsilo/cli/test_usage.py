@@ -140,7 +140,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
             "dry-run",
         ),
         ("resume", "engine ray-address supernodes track plugin"),
-        ("watch", "deployment hospital once port"),
+        ("watch", "deployment hospital once port address"),
         ("survey", "deployment set config out file plugin supernodes name"),
         (
             "compare",

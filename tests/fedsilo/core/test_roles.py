@@ -80,7 +80,7 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
         *("run.track", "run.purpose"),
         *("server.wire-precision", "server.wire-down"),
         *("plugin", "plugin-settings"),
-        *("server.sites-per-round", "server.aggregation", "server.max-update-norm"),
+        *("server.sites", "server.sites-per-round", "server.aggregation", "server.max-update-norm"),
         *("secure.aggregation", "secure.threshold", "secure.clip-norm"),
     } == private_state._FREE
 

@@ -18,7 +18,7 @@ def test_the_version_in_the_code_is_that_of_the_package() -> None:
     ("server", "here", "there"),
     [
         ({"fedsilo-version": "9.9.9"}, f"fedsilo {FEDSILO}", "9.9.9"),
-        ({"fedsilo-version": f"{FEDSILO}.1"}, f"fedsilo {FEDSILO}", f"{FEDSILO}.1"),
+        ({"fedsilo-version": "0"}, f"fedsilo {FEDSILO}", "0"),
         ({"flower-version": "1.40.0"}, f"Flower {version('flwr')}", "1.40.0"),
         ({"flower-version": 2}, f"Flower {version('flwr')}", "2"),
     ],
@@ -32,8 +32,10 @@ def test_another_version_is_refused_by_both_numbers(
     assert str(caught.value) == told
 
 
-def test_the_same_versions_a_later_patch_of_flower_and_silence_are_not_refused() -> None:
+def test_the_same_versions_later_patches_and_silence_are_not_refused() -> None:
     refuse_other_versions(own_versions())
     major, minor, *_ = version("flwr").split(".")
     refuse_other_versions(own_versions() | {"flower-version": f"{major}.{minor}.99"})
+    major, minor, _ = FEDSILO.split(".")
+    refuse_other_versions(own_versions() | {"fedsilo-version": f"{major}.{minor}.99"})
     refuse_other_versions({"hello": True})

@@ -21,7 +21,7 @@ from fedsilo.deployment.deployment import (
 from fedsilo.deployment.joining import add, renew, revoke
 from fedsilo.deployment.kit import AUTHORITY, KEY, read_kit
 from fedsilo.server_app.config.operator_files import read_registry
-from fedsilo.strategies.meeting.checks import Registry
+from fedsilo.strategies.meeting.terms import Registry
 
 
 def test_add_writes_both_registrations_and_kits_without_rules_or_others_keys(

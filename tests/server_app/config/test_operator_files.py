@@ -15,7 +15,7 @@ from fedsilo.server_app.config.operator_files import (
     read_registry,
     read_weights,
 )
-from fedsilo.strategies.meeting.checks import AgreedWeights, Registry, Terms
+from fedsilo.strategies.meeting.terms import AgreedWeights, Registry, Terms
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from PIL import Image
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.server_app.run.checks import missing_silos
-from fedsilo.strategies.meeting.checks import Registry, Terms
 from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.meeting.terms import Registry, Terms
 
 LEFT_OUT = "no image of vidir_modern, rosendahl, msk4, vienna_dias is here; left out"
 

@@ -8,11 +8,12 @@ import pytest
 
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
-from fedsilo.core.versions import processor
+from fedsilo.core.versions import FEDSILO, processor
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
-from fedsilo.server_app.run.runner import changed_software, chosen_aggregation, run
+from fedsilo.server_app.run.changed_software import changed_software
+from fedsilo.server_app.run.runner import chosen_aggregation, run
 from fedsilo.strategies.meeting.participants import Participants
 from tests.support.tiny import TINY, VIT
 
@@ -58,7 +59,12 @@ def test_a_run_of_real_sites_says_that_it_clips_and_goes_on_from_its_own_config(
         assert found.read_json("summary.json")["aggregation"] == "norm-clip"
         said = capsys.readouterr().out
         assert "aggregation: norm-clip, because the sites are real and the run sets none" in said
+        # A hospital that installed a release meanwhile is named, and goes on
+        assert ("fedsilo 0.0.9 is now" in said) == bool(more)
         (found.path / "summary.json").unlink()
+        silos = found.read_json("silos.json")
+        silos["s2a"]["software"]["fedsilo"] = "0.0.9"
+        found.write_json("silos.json", silos)
 
 
 def test_a_run_resumed_with_another_version_or_on_another_processor_names_it(
@@ -70,7 +76,9 @@ def test_a_run_resumed_with_another_version_or_on_another_processor_names_it(
     assert changed_software(RunDirectory(tmp_path)) == ""
     assert document.count(f'"{processor()}"') == 1
     other = document.replace(processor(), "Old Chip (SSE)").replace(version("torch"), "1.0")
+    other = other.replace(f'fedsilo-version = "{FEDSILO}"', 'fedsilo-version = "0.0.9"')
     (tmp_path / "config.toml").write_text(other)
     line = changed_software(RunDirectory(tmp_path))
     assert f"the processor Old Chip (SSE) is now {processor()}" in line
     assert f"torch 1.0 is now {version('torch')}"[:40] in line
+    assert f"fedsilo 0.0.9 is now {FEDSILO}" in line

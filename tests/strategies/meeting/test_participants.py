@@ -17,13 +17,13 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.models.networks.kinds import NetworkShape
-from fedsilo.strategies.meeting import participants as participants_module
+from fedsilo.strategies.meeting import waiting
 from fedsilo.strategies.meeting.participants import (
     Participants,
     grouped_refusals,
     meet_sites,
-    wait_for_nodes,
 )
+from fedsilo.strategies.meeting.waiting import wait_for_nodes
 from fedsilo.strategies.wire.records import record_bytes
 from tests.support.errors import refuses
 
@@ -159,7 +159,7 @@ def test_as_many_nodes_come_as_there_are_silos_and_any_number_where_only_the_sit
 def test_too_few_nodes_stop_the_run_when_the_time_is_up(
     min_sites: int, needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(participants_module, "_JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(waiting, "_JOIN_SECONDS", 0.0)
     configs = [{"site": "s1a"}] * (2 if min_sites else 0)
     with refuses(SiteError, 0, needed, "run.min-sites"):
         wait_for_nodes(grid_of(*configs), dataclasses.replace(COMMON, min_sites=min_sites))

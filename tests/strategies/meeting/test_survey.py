@@ -14,8 +14,8 @@ from fedsilo.core.messages import SURVEYED
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.meeting import hello
-from fedsilo.strategies.meeting.checks import Registry
 from fedsilo.strategies.meeting.survey import read_survey, survey_sites
+from fedsilo.strategies.meeting.terms import Registry
 from fedsilo.strategies.wire.messaging import send_and_receive
 from tests.fedsilo.core.test_survey import made
 

@@ -96,6 +96,20 @@ def test_a_call_that_a_proxy_stops_is_no_missing_registration(
     assert not is_online(*asked, 7, now)
 
 
+def test_a_proxy_that_drops_the_connection_is_named(
+    secrets: Path, fleet: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening(None) as proxy:  # it accepts, and hangs up after some bytes
+        monkeypatch.setenv("https_proxy", f"http://{proxy}")
+        monkeypatch.setenv("no_proxy", "")
+        with pytest.raises(Refused) as told:
+            check_clock(
+                f"localhost:{fleet}", secrets / "ca.crt", secrets / "north.key", datetime.now(UTC)
+            )
+    assert "no_proxy" in told.value.fix
+    assert "\n" not in str(told.value)
+
+
 def test_a_clock_that_is_wrong_is_no_missing_registration(secrets: Path, fleet: int) -> None:
     asked = (f"localhost:{fleet}", secrets / "ca.crt", secrets / "north.key")
     with pytest.raises(Refused, match="answered 'Invalid timestamp'"):

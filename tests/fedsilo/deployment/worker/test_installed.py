@@ -1,6 +1,8 @@
 """Whether a run's app is the installed one: bundles as Flower makes them, altered in every way."""
 
 import io
+import re
+import runpy
 import shutil
 import subprocess
 import zipfile
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 
 from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.versions import FEDSILO
-from fedsilo.deployment.worker.installed import ROOMS, installed_app, local_changes
+from fedsilo.deployment.worker.installed import ROOMS, InstalledApp, installed_app, local_changes
 from tests.support.errors import refuses
 
 APP = Path(__file__).resolve().parents[4]
@@ -26,8 +28,18 @@ Change = Callable[[dict[str, bytes]], None]
 @pytest.fixture(scope="module")
 def files() -> Mapping[str, bytes]:
     """Return what Flower bundles of this checkout, by name."""
-    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(APP))) as archive:
+    with zipfile.ZipFile(io.BytesIO(_whole())) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
+
+
+@cache
+def _whole() -> bytes:
+    return build_fab_from_disk(APP)
+
+
+@cache
+def _installed() -> InstalledApp:
+    return installed_app()
 
 
 def _zip(files: Mapping[str, bytes]) -> bytes:
@@ -41,11 +53,11 @@ def _zip(files: Mapping[str, bytes]) -> bytes:
 def test_the_bundle_that_flower_makes_of_this_checkout_is_the_installed_app(
     files: Mapping[str, bytes],
 ) -> None:
-    installed = installed_app()
+    installed = _installed()
     assert installed.folder == APP
     assert installed.package == APP / "fedsilo"
     assert {name.split("/")[0] for name in installed.digests} == set(ROOMS)
-    installed.refuse_other(build_fab_from_disk(APP))
+    installed.refuse_other(_whole())
     installed.refuse_other(_zip(files))
     # What an image does not have, and a checkout may, is no other app
     more = {"docs/page.md": b"", "tests/test_a.py": b""}
@@ -55,7 +67,7 @@ def test_the_bundle_that_flower_makes_of_this_checkout_is_the_installed_app(
 def test_a_bundle_of_an_installed_fedsilo_has_its_folders_side_by_side(
     files: Mapping[str, bytes],
 ) -> None:
-    installed_app().refuse_other(_zip({n.removeprefix("fedsilo/"): d for n, d in files.items()}))
+    _installed().refuse_other(_zip({n.removeprefix("fedsilo/"): d for n, d in files.items()}))
 
 
 def test_a_bundle_holds_what_computes_at_the_server_or_at_a_hospital(
@@ -64,7 +76,7 @@ def test_a_bundle_holds_what_computes_at_the_server_or_at_a_hospital(
     # The pattern of 'core' also fits the fixtures of its tests, which are beside the rooms
     held = [name for name in files if "__init__" not in name and not name.startswith("tests/")]
     code = {name.removeprefix("fedsilo/").split("/")[0] for name in held}
-    assert code - {".info", "pyproject.toml", "simulation.yaml"} == set(ROOMS)
+    assert code - {".info", "_version.py", "pyproject.toml", "simulation.yaml"} == set(ROOMS)
 
 
 @pytest.mark.parametrize("name", ["fedsilo/reports/clinic.py", "fedsilo/cli/main.py"])
@@ -72,7 +84,7 @@ def test_a_reworded_report_or_command_locks_no_hospital_out(
     name: str, files: Mapping[str, bytes]
 ) -> None:
     assert (APP / name).is_file()
-    installed_app().refuse_other(_zip({**files, name: b"# reworded\n"}))
+    _installed().refuse_other(_zip({**files, name: b"# reworded\n"}))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +107,8 @@ def test_a_reworded_report_or_command_locks_no_hospital_out(
         ),
         (lambda f: f.update({"pyproject.toml": b"= ="}), "pyproject.toml is not valid TOML"),
         (lambda f: f.pop("pyproject.toml"), "pyproject.toml"),
+        (lambda f: f.update({"pyproject.toml": b"tool = 1"}), "pyproject.toml"),
+        (lambda f: f.update({"pyproject.toml": b"[tool]\nflwr = 1"}), "pyproject.toml"),
         (lambda f: f.update({"client_app/\x1b[31m.py": b""}), r"'client_app/\x1b"),
     ],
 )
@@ -104,24 +118,61 @@ def test_an_altered_app_is_refused_by_the_files_name(
     altered = dict(files)
     change(altered)
     with pytest.raises(RefusedError) as refused:
-        installed_app().refuse_other(_zip(altered))
+        _installed().refuse_other(_zip(altered))
     assert named in str(refused.value)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 400
 
 
-def test_a_refusal_names_both_versions(files: Mapping[str, bytes]) -> None:
-    own = FEDSILO.encode()
-    newer = files["pyproject.toml"].replace(b'version = "' + own, b'version = "9.8.7', 1)
+def _released_as(version: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return a bundle's files as ``release/version.py`` writes them for another version."""
+    places = runpy.run_path(str(APP / "release" / "version.py"))["PLACES"]
+    released = dict(files)
+    for name in places.keys() & files.keys():
+        pattern = f"({places[name]}){re.escape(FEDSILO)}"
+        text = re.sub(pattern, rf"\g<1>{version}", files[name].decode(), flags=re.MULTILINE)
+        released[name] = text.encode()
+    assert {name for name in files if files[name] != released[name]} == {
+        "fedsilo/_version.py",
+        "pyproject.toml",
+    }
+    return released
+
+
+def test_a_release_that_changes_no_compared_file_works_with_hospitals_of_the_one_before(
+    files: Mapping[str, bytes],
+) -> None:
+    patch = _released_as("9.8.7", files)
+    # A patch may also need another dependency, and have other rules for its own code
+    project = patch["pyproject.toml"].replace(b'"numpy>=2.0"', b'"numpy>=2.1"')
+    project = project.replace(b"line-length = 100", b"line-length = 99")
+    assert project != patch["pyproject.toml"]
+    patch |= {"pyproject.toml": project, "fedsilo/reports/clinic.py": b"# reworded"}
+    _installed().refuse_other(_zip(patch))
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("client_app/app.py", b"# a comment\n"),
+        ("fedsilo/core/versions.py", b'FEDSILO = "9.8.7"\n'),
+        ("pyproject.toml", b"\n[tool.flwr.app.config.more]\nkey = 1\n"),
+    ],
+)
+def test_a_release_that_changes_a_line_of_a_compared_file_is_refused_with_both_versions(
+    name: str, line: bytes, files: Mapping[str, bytes]
+) -> None:
+    minor = _released_as("9.9.0", files)
+    minor[name] += line
     with pytest.raises(RefusedError) as refused:
-        installed_app().refuse_other(_zip({**files, "pyproject.toml": newer}))
-    assert "9.8.7" in str(refused.value)
-    assert FEDSILO in str(refused.value)
+        _installed().refuse_other(_zip(minor))
+    for named in (name.removeprefix("fedsilo/"), "fedsilo 9.9.0", f"fedsilo {FEDSILO}"):
+        assert named in str(refused.value)
 
 
 def test_many_files_are_counted() -> None:
     with pytest.raises(RefusedError, match=r"\.py and \d{3} more differ"):
-        installed_app().refuse_other(_zip({"pyproject.toml": b""}))
+        _installed().refuse_other(_zip({"pyproject.toml": b""}))
 
 
 def test_a_bundle_that_names_a_file_twice_or_is_too_large_is_refused(
@@ -131,9 +182,9 @@ def test_a_bundle_that_names_a_file_twice_or_is_too_large_is_refused(
     with zipfile.ZipFile(buffer, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("client_app/app.py", files["client_app/app.py"])
     with pytest.raises(RefusedError, match="names a file twice"):
-        installed_app().refuse_other(buffer.getvalue())
+        _installed().refuse_other(buffer.getvalue())
     with refuses(RefusedError, 64):
-        installed_app().refuse_other(_zip({**files, "docs/a.md": bytes(65 << 20)}))
+        _installed().refuse_other(_zip({**files, "docs/a.md": bytes(65 << 20)}))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +200,7 @@ def test_a_file_of_the_other_layout_cannot_hide_an_altered_one(
     honest = {path: data for path, data in files.items() if path != name}
     for first, last in ((b"altered", files[name]), (files[name], b"altered")):
         with pytest.raises(RefusedError, match="names a file twice"):
-            installed_app().refuse_other(_zip({**honest, name: first, hidden: last}))
+            _installed().refuse_other(_zip({**honest, name: first, hidden: last}))
 
 
 @settings(max_examples=60, deadline=None)
@@ -163,16 +214,11 @@ def test_whatever_a_bundle_is_it_is_refused_in_one_line_or_is_the_same(data: st.
     told = ""
     with suppress(RefusedError):
         try:
-            installed_app().refuse_other(cut)
+            _installed().refuse_other(cut)
         except RefusedError as error:
             told = str(error)
             raise
     assert "\n" not in told
-
-
-@cache
-def _whole() -> bytes:
-    return build_fab_from_disk(APP)
 
 
 def test_of_local_changes_those_that_differ_are_named(tmp_path: Path) -> None:

@@ -2,14 +2,11 @@
 
 import json
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from threading import Thread
 
 import pytest
+from starlette.testclient import TestClient
 
 from fedsilo.api.running import watch
 from fedsilo.cli.main import main
@@ -17,8 +14,8 @@ from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.core.errors import SettingError
 from fedsilo.deployment.kit import AUTHORITY, KEY, KitError, make_kit, read_kit
 from fedsilo.reports.watch.hospital import HospitalReader
-from fedsilo.reports.watch.serve import WatchServer, watch_page
 from fedsilo.reports.watch.view import View, look_at, look_at_hospital
+from fedsilo.reports.watch.web.app import WatchPages, make_app
 from fedsilo.server_app.records.progress import SiteProgress
 from tests.fedsilo.reports.watch.test_view import written
 
@@ -105,46 +102,40 @@ def test_a_folder_without_a_kit_is_refused(
         watch(hospital=hospital, deployment=tmp_path)
     assert main(["watch", "--hospital", str(hospital), "--once"]) == 0
     assert "north" in capsys.readouterr().out
-    assert "answered" in watch_page(look_at_hospital(HospitalReader(hospital)))
+    pages = WatchPages(watch(hospital=hospital))
+    assert "answered" in pages.render("/", {}).html
+    assert pages.render("/runs", {}).status == 503
+    assert pages.render("/run", {"name": "north"}).status == 404
     (hospital / "site.yaml").unlink()
     with pytest.raises(KitError):
         watch(hospital=hospital)
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    """Serve a run and two members, of which one is down, and return the address."""
+def served(tmp_path: Path) -> TestClient:
+    """Return a client of the pages of a run and two members, of which one is down."""
     run = written(tmp_path, sites={"north": SiteProgress(seconds=1.0, epsilon=0.5)})
 
     def look() -> View:
         return View("run", look_at(run), (("server", True), ("north", False)))
 
-    server = WatchServer(0, look)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server.address
-    server.shutdown()
-    server.server_close()
+    app = make_app(WatchPages(look), {"localhost"}, lambda: False)
+    return TestClient(app, base_url="http://localhost")
 
 
-def test_the_metrics_are_served_on_the_loopback_by_its_own_name(served: str) -> None:
-    with urllib.request.urlopen(f"{served}metrics") as answer:
-        text = answer.read().decode()
-        assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    assert 'fedsilo_member_up{member="north"} 0' in text
-    assert "fedsilo_run_finished_rounds" in text
-    foreign = urllib.request.Request(f"{served}metrics", headers={"Host": "evil.example.org:80"})
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(foreign)
-    refused.value.close()
-    assert refused.value.code == 403
+def test_the_metrics_are_served_by_its_own_name(served: TestClient) -> None:
+    answer = served.get("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert 'fedsilo_member_up{member="north"} 0' in answer.text
+    assert "fedsilo_run_finished_rounds" in answer.text
+    assert served.get("/metrics", headers={"Host": "evil.example.org:80"}).status_code == 403
 
 
-def test_the_dashboard_asks_for_metrics_that_exist(served: str, hospital: Path) -> None:
+def test_the_dashboard_asks_for_metrics_that_exist(served: TestClient, hospital: Path) -> None:
     _log(hospital).write_text(_line("answered", 1))
     ledger = Ledger(_log(hospital).with_name("privacy-ledger.json"), 0.0, 1e-5, of_all_runs=True)
     ledger.spend({(2.0, 0.1): 1})
-    with urllib.request.urlopen(f"{served}metrics") as answer:
-        text = answer.read().decode()
+    text = served.get("/metrics").text
     text += partial(look_at_hospital, HospitalReader(hospital))().metrics_text()
     exist = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     asked = set()

@@ -1,0 +1,56 @@
+"""Shows the state of what is watched in a terminal."""
+
+import time
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fedsilo.reports.watch.view import RUN_COLUMNS, SITE_COLUMNS, Look, View
+from fedsilo.server_app.run.terminal import fit_table
+
+_EVERY = 1.0  # seconds between two states on the terminal
+
+
+def follow(look: Look, console: Console, every: float = _EVERY) -> None:
+    """Show the state in a terminal until the run is over.
+
+    A deployment or a folder of runs is shown until Ctrl-C.
+
+    Args:
+        look: reads the state.
+        console: the terminal.
+        every: seconds between two states.
+
+    Raises:
+        FedsiloError: the run or the folder has disappeared.
+        KeyboardInterrupt: the user pressed Ctrl-C.
+    """
+    view = look()
+    shown = render_view(view, console.width)
+    with Live(shown, console=console, auto_refresh=False, transient=False) as live:
+        # A deployment or a folder may get another run, so it is watched until an interrupt
+        while not (view.run and view.run.over) or view.members:
+            time.sleep(every)
+            view = look()
+            live.update(render_view(view, console.width), refresh=True)
+    if not console.is_terminal:
+        console.print()  # rich leaves out the end of the last line there
+
+
+def render_view(view: View, width: int) -> Group:
+    """Build the output for a terminal of ``width`` characters: a line, then a table.
+
+    The table has the sites of a run, or the runs of a folder; without rows it is left out.
+    """
+    parts: list[Text | Table] = [Text(view.line())]
+    columns, rows = SITE_COLUMNS, view.site_rows()
+    if view.runs is not None:
+        columns, rows = RUN_COLUMNS, list(view.runs)
+    if rows:
+        table = Table(*columns)
+        for row in rows:
+            table.add_row(*map(Text, row))  # Text: a site's own words are not markup
+        parts += fit_table(table, width)
+    return Group(*parts)

@@ -1,0 +1,123 @@
+"""Draws the curves of a run so far: metrics, loss, bytes, and the slowest sites."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from fedsilo.core.drawing.palette import line_styles
+from fedsilo.models.measures.intervals import Estimate
+from fedsilo.pages.page import Picture, share
+from fedsilo.pages.page_pictures import curves, estimates
+from fedsilo.server_app.records.shown import Row
+
+OVER = ", mean over hospitals"
+_SLOWEST = 10  # largest number of sites in the picture
+Line = dict[int, float]  # round -> value
+
+
+def draw_pictures(rows: Sequence[Row], answers: Sequence[Row]) -> list[Picture]:
+    """Draw the pictures of a run so far: accuracy, loss, bytes, and the slowest sites.
+
+    A picture without any value is left out.
+
+    Args:
+        rows: the rows of metrics.csv that may be shown.
+        answers: the rows of traffic.csv, without those of the hello.
+    """
+    accuracy = {
+        "test": mean_by_round(rows, "test", "accuracy"),
+        "val": mean_by_round(rows, "val", "accuracy"),
+    }
+    loss = {
+        "test": mean_by_round(rows, "test", "loss"),
+        "val": mean_by_round(rows, "val", "loss"),
+        "training": mean_by_round(rows, "train", "trained-loss"),
+    }
+    bytes_ = {
+        "to the hospitals": _megabytes_by_round(answers, "bytes_down"),
+        "from them": _megabytes_by_round(answers, "bytes_up"),
+    }
+    pictures = [
+        draw_curve("accuracy", accuracy, "accuracy", OVER, share),
+        draw_curve("loss", loss, "loss in nats", OVER, share),
+        draw_curve("bytes", bytes_, "MB in a round", "", "{:.3g}".format),
+        _slowest(answers),
+    ]
+    return [picture for picture in pictures if picture]
+
+
+def mean_by_round(rows: Sequence[Row], split: str, metric: str) -> Line:
+    """Return round -> mean of a metric over the sites that have it in the round."""
+    chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
+    means = {}
+    for at, values in _group_values(chosen, "round", "value").items():
+        means[int(at)] = sum(values) / len(values)
+    return means
+
+
+def _megabytes_by_round(answers: Sequence[Row], column: str) -> Line:
+    """Return round -> sum of a column of bytes over all messages, in MB."""
+    sums = {}
+    for at, values in _group_values(answers, "round", column).items():
+        sums[int(at)] = sum(values) / 1e6
+    return sums
+
+
+def _group_values(rows: Sequence[Row], key: str, column: str) -> dict[str, list[float]]:
+    """Group the numbers in ``column`` by the text in the column ``key``: text -> numbers."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        groups.setdefault(row[key], []).append(float(row[column]))
+    return groups
+
+
+def draw_curve(
+    name: str, lines: Mapping[str, Line], label: str, over: str, text_of: Callable[[float], str]
+) -> Picture | None:
+    """Draw over rounds the lines that have values; None if all are empty.
+
+    Args:
+        name: the picture's name, unique on its page.
+        lines: title -> round -> value. A line's colour depends on its place only, so it is the
+            same in pictures of the same lines. A single line has its title in the caption.
+        label: the label of the vertical axis, with which the caption begins.
+        over: what follows the label in the caption.
+        text_of: formats the last values for readers who cannot see the picture.
+    """
+    drawn, ends = {}, []
+    for title, line in lines.items():
+        if line:
+            drawn[title] = line
+            # max(line) is the last round
+            ends.append(f"{title} {text_of(line[max(line)])}")
+    if not drawn:
+        return None
+    if len(drawn) == 1:  # such a picture has no legend
+        label = f"{next(iter(drawn))} {label}"
+    svg = curves(f"watch-{name}", drawn, line_styles(list(lines)), label)
+    caption = f"{label[0].upper()}{label[1:]}{over}."
+    return Picture(svg, f"{caption} By round; now: {'; '.join(ends)}.", caption)
+
+
+def _slowest(answers: Sequence[Row]) -> Picture | None:
+    """Draw the mean seconds per answer of the ten slowest sites, the slowest first.
+
+    Sites that do not report seconds are left out. The result is None if all are left out.
+    """
+    # A site that does not report its seconds sends 0
+    worked = [row for row in answers if float(row["seconds"])]
+    means = {}
+    for site, seconds in _group_values(worked, "site", "seconds").items():
+        means[site] = sum(seconds) / len(seconds)
+    slowest = sorted(means, key=lambda site: -means[site])[:_SLOWEST]
+    if not slowest:
+        return None
+    label = "seconds of work for an answer, mean"
+    without = ""
+    if len(means) > len(slowest):
+        without = f", without {len(means) - len(slowest)} quicker hospitals"
+    caption = f"The slowest first{without}: {label}."
+    drawn, texts = {}, []
+    for site in slowest:
+        drawn[site] = Estimate(means[site])
+        texts.append(f"{site} {means[site]:.2f}")
+    svg = estimates("watch-slow", {"seconds": drawn}, label)
+    return Picture(svg, f"{caption} {'; '.join(texts)}.", caption)

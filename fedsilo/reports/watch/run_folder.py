@@ -1,0 +1,190 @@
+"""The runs in a folder, by the names that pages link to, and the files of a run that pages show."""
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fedsilo.core.errors import RunDirectoryError
+from fedsilo.core.files.atomic_files import open_regular
+from fedsilo.core.one_line import quote_value
+from fedsilo.reports.watch.measured import MeasuredRuns
+from fedsilo.reports.watch.run_list import ListedRun, find_runs, read_listed
+from fedsilo.reports.watch.view import Look, View, look_at_run
+from fedsilo.server_app.records.progress import FILE
+from fedsilo.server_app.records.run_directory import CONFIG, LOCK, SUMMARY
+
+# The files that pages show: pictures and reports. Tables have metrics that no page may show
+MEDIA_TYPES: Mapping[str, str] = {
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".pdf": "application/pdf",
+    ".html": "text/html; charset=utf-8",
+    ".md": "text/plain; charset=utf-8",
+}
+_MOST_BYTES = 2**26  # a larger file is not read into memory
+
+
+@dataclass(frozen=True)
+class NamedRun:
+    """A run with the name by which pages link to it: its path in the folder, with slashes."""
+
+    name: str
+    run: ListedRun
+
+
+class RunFolder:
+    """The runs in ``folder``, or the one run whose directory it is.
+
+    Attributes:
+        folder: the folder, which may disappear and come back.
+        measured: the metrics of the runs.
+        was_listed: whether a page has listed the runs before.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.expanduser().resolve()
+        self.measured = MeasuredRuns()
+        self.was_listed = False
+
+    def paths(self) -> dict[str, Path]:
+        """Return name -> run directory.
+
+        Raises:
+            RunDirectoryError: the folder does not exist or cannot be read.
+        """
+        if not self.folder.is_dir():
+            raise RunDirectoryError(f"there is no folder {self.folder}: name a folder of runs")
+        if is_run_directory(self.folder):
+            return {self.folder.name: self.folder}
+        found = {}
+        try:
+            for path in find_runs(self.folder):
+                found[path.relative_to(self.folder).as_posix()] = path
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{error.filename} cannot be read ({error.strerror}): check whose folder it is"
+            ) from None
+        return found
+
+    def find(self, name: str) -> Path:
+        """Return the directory of a run, which is one of ``paths``.
+
+        Raises:
+            RunDirectoryError: the folder has no such run.
+        """
+        # A name is only looked up, and never becomes part of a path
+        path = self.paths().get(name)
+        if path is None:
+            raise RunDirectoryError(
+                f"{self.folder} has no run {quote_value(name)}: it was removed, or its name is "
+                "another"
+            )
+        return path
+
+    def runs(self) -> list[NamedRun]:
+        """List all runs: the last started first, and unreadable ones at the end.
+
+        Raises:
+            RunDirectoryError: the folder does not exist or cannot be read.
+        """
+        named = [NamedRun(name, read_listed(path)) for name, path in self.paths().items()]
+        return sorted(named, key=lambda one: (one.run.started, one.name), reverse=True)
+
+    def files(self, name: str) -> list[str]:
+        """Return the names of a run's pictures and reports, sorted; links are left out.
+
+        Raises:
+            RunDirectoryError: the folder has no such run.
+        """
+        return sorted(_shown_files(self.find(name)))
+
+    def read_file(self, name: str, file: str) -> bytes:
+        """Return the content of one of ``files``.
+
+        Raises:
+            RunDirectoryError: the run has no such file, or it cannot be read.
+        """
+        path = self.find(name)
+        if file not in _shown_files(path):
+            raise RunDirectoryError(f"{path} has no picture or report {quote_value(file)}")
+        try:
+            # Between the list and here, the file may have become a link or a pipe
+            with os.fdopen(open_regular(path / file, os.O_RDONLY), "rb") as opened:
+                content = opened.read(_MOST_BYTES + 1)
+        except OSError as error:
+            raise RunDirectoryError(f"{path / file} cannot be read: {error.strerror}") from None
+        if len(content) > _MOST_BYTES:
+            raise RunDirectoryError(f"{path / file} is too large to be shown: open it as a file")
+        return content
+
+
+def _shown_files(run_dir: Path) -> list[str]:
+    """Return the names of the pictures and reports directly in a run directory.
+
+    The list is empty if the directory cannot be read.
+    """
+    names = []
+    with suppress(OSError), os.scandir(run_dir) as entries:
+        for entry in entries:
+            suffix = Path(entry.name).suffix
+            if suffix in MEDIA_TYPES and entry.is_file(follow_symlinks=False):
+                names.append(entry.name)
+    return names
+
+
+def look_at_folder(folder: Path) -> View:
+    """Read the states of all runs in a folder, down to two levels below it.
+
+    Raises:
+        RunDirectoryError: the folder does not exist or cannot be read.
+    """
+    rows = []
+    for one in RunFolder(folder).runs():
+        run = one.run
+        known = [text or "-" for text in (run.method, run.dataset, run.rounds, run.started)]
+        rows.append((one.name, run.state, *known, run.note))
+    return View(str(folder), None, folder=folder, runs=tuple(rows))
+
+
+def is_run_directory(path: Path) -> bool:
+    """Tell whether a folder is a run directory rather than a folder of runs.
+
+    Any file of a run makes it one, so that a damaged run is reported as such.
+    """
+    return any((path / name).exists() for name in (FILE, CONFIG, LOCK, SUMMARY))
+
+
+def look_for(path: Path) -> Look:
+    """Choose how to look at a folder: as a run directory, or as a folder of runs."""
+    if path.is_dir() and not is_run_directory(path):
+        return partial(look_at_folder, path)
+    return partial(look_at_run, path)
+
+
+def merge_metrics(folder: RunFolder) -> str:
+    """Build the metrics for Prometheus of all runs in a folder that have not ended.
+
+    Raises:
+        RunDirectoryError: the folder does not exist or cannot be read.
+    """
+    headings: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for one in folder.runs():
+        if one.run.state != "running":
+            continue
+        for line in look_at_run(one.run.path).metrics_text().splitlines():
+            # '# HELP name text' and '# TYPE name kind', then 'name{labels} value'
+            words = line.split()
+            if line.startswith("#"):
+                heading = headings.setdefault(words[2], [])
+                if line not in heading:
+                    heading.append(line)
+            else:
+                samples.setdefault(line.partition("{")[0], []).append(line)
+    lines = []
+    for name, found in samples.items():
+        lines += [*headings.get(name, ()), *found]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,1 @@
+"""The web server of ``fedsilo watch --port``, on Starlette and uvicorn, which Flower brings."""

@@ -1,0 +1,100 @@
+"""Software that changed between a run's start and its resumption, at the server or at a site."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fedsilo.core.one_line import by_reason
+from fedsilo.server_app.config import settings as run_settings
+from fedsilo.server_app.records import run_directory
+from fedsilo.server_app.records.run_directory import SILOS, RunDirectory
+from fedsilo.strategies.meeting.participants import Participants
+
+# The keys of config.toml's environment that have a version, and their names in a message
+_OWN_VERSIONS = {
+    "fedsilo-version": "fedsilo",
+    "fedsilo-revision": "fedsilo's revision",
+    "python": "Python",
+}
+
+
+def changed_software(directory: RunDirectory) -> str:
+    """Describe in one line which versions, and whether the processor, changed since the run began.
+
+    Other versions and processors may round differently, and change the results. A package is
+    compared only if it was installed at the start and still is. Python, and fedsilo's version and
+    git revision, are compared too. Changes are sorted by name. The result is an empty string if
+    nothing has changed, or if the directory has no config.toml.
+
+    Raises:
+        RunDirectoryError: another version of fedsilo wrote config.toml, or it is malformed.
+        SettingError: config.toml cannot be read, or the run uses a removed setting.
+    """
+    path = directory.path / run_directory.CONFIG
+    if not path.is_file():
+        return ""
+    before = _read_versions(run_settings.read_run_config(path).environment)
+    now = _read_versions(run_directory.this_environment())
+    # A package that was installed or removed since then is not a change of version
+    changes = _describe_changes(before, now)
+    if not changes:
+        return ""
+    return (
+        "this run began with other software or on another processor, so its numbers may differ "
+        f"from those of a run without a break: {changes}"
+    )
+
+
+def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions and the processor in config.toml's environment: name -> text.
+
+    The names are those of packages, "fedsilo", "fedsilo's revision", "Python" and "the processor".
+    A version is cut to 20 characters, and the processor to 80.
+    """
+    versions = {}
+    for name, version in environment.get("packages", {}).items():
+        versions[name] = str(version)[:20]
+    for key, name in _OWN_VERSIONS.items():
+        if environment.get(key):
+            versions[name] = str(environment[key])[:20]
+    if environment.get("processor"):
+        versions["the processor"] = str(environment["processor"])[:80]
+    return versions
+
+
+def changed_site_software(directory: RunDirectory, participants: Participants) -> Iterator[str]:
+    """Yield a line for each change of software at sites since silos.json was written.
+
+    A line names the sites that have this change. Simulated sites, new sites, and sites that state
+    no software have no line, and neither has any site of a run without silos.json.
+
+    Args:
+        directory: the directory of a resumed run, before silos.json is written anew.
+        participants: the sites that answered now.
+
+    Raises:
+        RunDirectoryError: silos.json is malformed.
+    """
+    if not (directory.path / SILOS).is_file():
+        return
+    changed = []
+    for site, before in directory.read_json(SILOS).items():
+        if site in participants.facts:
+            now = participants.facts[site].software
+            changes = _describe_changes(before.get("software") or {}, now)
+            if changes:
+                changed.append((site, changes))
+    for changes, sites in by_reason(changed).items():
+        yield f"other software than before at {sites}: {changes}"
+
+
+def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe the versions that differ, such as "torch 2.6 is now 2.7", sorted by name.
+
+    A package that only one side has is not a change. A version is cut to 80 characters.
+    """
+    parts = []
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            was, is_now = str(before[name])[:80], str(now[name])[:80]
+            parts.append(f"{name} {was} is now {is_now}")
+    return ", ".join(parts)
