@@ -149,5 +149,5 @@ class Column(FileModel):
         """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)
-        # From three standard deviations below the mean to three above
+        # Three standard deviations below the mean, up to three above
         return tuple(self.mean + step * self.std for step in range(-3, 4))

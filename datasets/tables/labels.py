@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from fedsilo.core.files.declarations import FileModel, Text, fault, number
-from fedsilo.core.tasks import CLASSIFICATION, SURVIVAL, TASKS
+from fedsilo.core.tasks import SURVIVAL, TASKS
 from fedsilo.datasets.silo.declared_silos import ClassLists
 
 
@@ -29,7 +29,7 @@ class Label(FileModel):
     model_config = ConfigDict(title="'label'")
 
     column: Text
-    task: Literal["classification", "regression", "survival"] = CLASSIFICATION
+    task: Literal["classification", "regression", "survival"] = "classification"
     classes: ClassLists = Field(default_factory=dict)
     time: Text = ""
     unit: Text = ""

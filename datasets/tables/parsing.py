@@ -16,8 +16,9 @@ from fedsilo.core.files.text_files import Marks, normalise_name, same_text
 from fedsilo.core.one_line import one_line
 from fedsilo.core.tasks import TASKS
 from fedsilo.datasets.silo.measures import LeftOutRows
+from fedsilo.datasets.tables.columns import Column
 from fedsilo.datasets.tables.row_counts import RowCounts
-from fedsilo.datasets.tables.schema import Column, TableSchema
+from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.datasets.tables.table_files import NAMES_LINE, OPEN_FORMULA, Lines
 from fedsilo.models.tasks.task import task_class
 

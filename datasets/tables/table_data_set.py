@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,8 +37,13 @@ class TableDataSet(DataSet):
 
     settings = frozenset({"data.standardise", *SPLIT_KEYS})
     is_table = True
-    tasks = (CLASSIFICATION, REGRESSION, SURVIVAL)
-    headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, REGRESSION, SURVIVAL)
+    headline: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "balanced-accuracy",
+        "auc",
+        "calibration-error",
+    )
 
     @abstractmethod
     def schema(self, places: Places) -> TableSchema:

@@ -83,4 +83,4 @@ def _grid(longest: float) -> Floats:
         return np.zeros(0)
     power = 10.0 ** math.floor(math.log10(longest / SURVIVAL_POINTS))
     step = next(size * power for size in _STEPS if size * power * SURVIVAL_POINTS >= longest)
-    return step * np.arange(1, SURVIVAL_POINTS + 1)
+    return step * np.arange(1.0, SURVIVAL_POINTS + 1)

@@ -96,7 +96,7 @@ def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
 
     times, events = labels[:, 0], labels[:, 1]
     risks = outputs[:, 0]
-    # At a time, all patients whose own time is not earlier are at risk
+    # All patients whose own time is not earlier are at risk
     order = torch.argsort(times, descending=True, stable=True)
     ordered = times[order]
     totals = torch.logcumsumexp(risks[order], dim=0)

@@ -323,7 +323,8 @@ class GLM(Method):
         outcome = self.settings.outcome
         facts = next(iter(self.participants.facts.values()))
         if not outcome and facts.class_names:
-            outcome = facts.class_names[-1]  # of two classes the second, or the event
+            # The second of two classes, or the event
+            outcome = facts.class_names[-1]
         return {
             DOCUMENT: {
                 "outcome": outcome or "label",

@@ -364,11 +364,14 @@ def test_a_data_set_says_nothing_of_data_that_are_not_here(
     assert data_set(name).notices(CommonSettings(dataset=name)) == []
 
 
+SURVIVAL = ("survival-synthetic", "tcga-brca")
+
+
 @pytest.mark.parametrize("dataset", DATA_SETS)
 def test_tables_and_no_others_are_standardised(dataset: str) -> None:
     data = data_set(dataset)
     assert data.is_table == ("data.standardise" in data.settings)
-    assert data.is_table == (dataset in TABLES)
+    assert data.is_table == (dataset in (*TABLES, *SURVIVAL))
 
 
 class _Ward(DataSet):
