@@ -105,7 +105,7 @@ def _watched(deployment: Deployment, site: str) -> Iterator[list[Seen]]:
                 file.seek(start)
                 count = file.read().count(b"Receiving: train")
             if count > len(seen):
-                spent = np.array([_cpu(deployment, member) for member in (site, SERVER)])
+                spent = np.array([cpu_seconds(deployment, member) for member in (site, SERVER)])
                 seen.extend([(time.monotonic(), spent)] * (count - len(seen)))
 
     thread = Thread(target=watch)
@@ -117,7 +117,7 @@ def _watched(deployment: Deployment, site: str) -> Iterator[list[Seen]]:
         thread.join()
 
 
-def _cpu(deployment: Deployment, member: str) -> float:
+def cpu_seconds(deployment: Deployment, member: str) -> float:
     """Return the CPU seconds of a member's processes, those that have ended too."""
     process = deployment.process(member)
     total = 0.0

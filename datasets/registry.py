@@ -47,6 +47,7 @@ DATA_SETS = {
     "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
     "survival-synthetic": "fedsilo.datasets.tables.survival_synthetic:SURVIVAL_SYNTHETIC",
     "tcga-brca": "fedsilo.datasets.tables.tcga_brca:TCGA_BRCA",
+    "heart-synthetic-pulse": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC_PULSE",
     "table": "fedsilo.datasets.tables.table_data_set:TABLE",
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
     "dermoscopy-phantom": "fedsilo.datasets.synthetic.phantoms:DERMOSCOPY_PHANTOM",
@@ -57,8 +58,11 @@ DATA_SETS = {
     "mini-mias": "fedsilo.datasets.radiographs.mini_mias:MINI_MIAS",
     "pneumoniamnist": "fedsilo.datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
     "mammography-phantom": "fedsilo.datasets.synthetic.phantoms:MAMMOGRAPHY_PHANTOM",
+    "chest-phantom": "fedsilo.datasets.synthetic.findings:CHEST_PHANTOM",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
     "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
+    "masks": "fedsilo.datasets.radiographs.masks:MASK_IMAGES",
+    "vessels-synthetic": "fedsilo.datasets.synthetic.vessels:VESSELS_SYNTHETIC",
 }
 
 

@@ -4,7 +4,8 @@
 # Prints a line a step and the run's table. The run directory is copied to FOLDER, if one is given.
 # Containers, networks and volumes are removed at the end; the images stay, so the next time is
 # faster. Without an argument a GPU is used if the engine offers one. Variables of docs/docker.md,
-# such as BASE, SERVER_LOCK and HOSPITAL_LOCK, are obeyed. Needs an engine (docker/start-engine.sh).
+# such as BASE, SERVER_LOCK and HOSPITAL_LOCK, are obeyed; TIMES=FILE writes the seconds of each step
+# as CSV. Needs an engine (docker/start-engine.sh).
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,7 +19,19 @@ fail() {
     exit 2
 }
 
-step() { printf '[%4d s] %s\n' "$SECONDS" "$*"; }
+# Say what begins now: the step's name in TIMES, then the line. Notes how long the step before took
+phase=""
+began=0
+step() {
+    if [ -n "$phase" ] && [ -n "${TIMES:-}" ]; then
+        [ -s "$TIMES" ] || echo "step,seconds" >"$TIMES"
+        echo "$phase,$((SECONDS - began))" >>"$TIMES"
+    fi
+    phase=$1
+    began=$SECONDS
+    shift
+    printf '[%4d s] %s\n' "$SECONDS" "$*"
+}
 
 # Run a command quietly; after a failure print the end of what it said
 quiet() {
@@ -57,9 +70,10 @@ clean() {
 }
 
 finish() {
+    step remove "removing the containers, networks and volumes of $project; the images stay"
     clean
     rm -rf "$folder"
-    step "removed the containers, networks and volumes of $project; the images stay"
+    step end "all is removed"
 }
 
 main() {
@@ -103,31 +117,31 @@ main() {
         ! docker pull --quiet python:3.11-slim-bookworm >/dev/null 2>&1; then
         export BASE=fedsilo-base:bookworm BUILD_NETWORK=host
         if ! docker image inspect "$BASE" >/dev/null 2>&1; then
-            step "making the base image from Debian packages, because no image registry is reached"
+            step base "making the base image from Debian packages, because no image registry is reached"
             quiet "$here/offline-base.sh" "$BASE"
         fi
     fi
-    step "building the images for server and hospitals ($device); minutes at the first time"
+    step build "building the images for server and hospitals ($device); minutes at the first time"
     quiet compose build server hospital-1
-    step "starting the server, which makes its certificate"
+    step server "starting the server, which makes its certificate"
     quiet compose up -d --no-build server
     wait_for server
-    step "admitting six hospitals: ${sites[*]}"
+    step admit "admitting six hospitals: ${sites[*]}"
     server=$(container server)
     quiet docker exec "$server" fedsilo deploy add "${sites[@]}" --deployment /state
     quiet docker cp "$server:/state/kits" "$FEDSILO_KITS"
     # The images' user must own the kits; only root may give files away, so a container does
     quiet docker run --rm --network none --user 0 --entrypoint sh -v "$FEDSILO_KITS:/kits" \
         "fedsilo-hospital:$FEDSILO_TAG" -c "chown 10001:10001 /kits/*.zip"
-    step "starting the hospitals, each on a network of its own"
+    step hospitals "starting the hospitals, each on a network of its own"
     quiet compose up -d --no-build
     wait_for "${hospitals[@]}"
-    step "training UEFL on digits, with one silo at each hospital"
+    step run "training UEFL on digits, with one silo at each hospital"
     docker exec "$server" fedsilo deploy run uefl-digits --deployment /state \
         --set split.silos=6 --set run.min-sites=6 --name try || fail "the run failed"
     if [ -n "$out" ]; then
         quiet docker cp "$server:/state/server/runs/try" "$out"
-        step "copied the run directory to $out"
+        step copy "copied the run directory to $out"
     fi
 }
 

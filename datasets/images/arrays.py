@@ -1,8 +1,11 @@
 """The user's own arrays: one file ``SITE.npz`` per site in the data directory.
 
+SITE is the site's name, or its ``folder_name`` if fedsilo wrote the file.
+
 It holds ``x``, samples (n, channels, height, width) or (n, height, width), as uint8 or as floats
-that networks take unscaled; ``y`` (n,), integers from 0; and ``classes``, the classes' names, which
-must be equal at all sites.
+that networks take unscaled; ``y``, the labels of the task: class numbers from 0 (n,), numbers (n,)
+for regression, or 0 and 1 (n, findings) for several findings; and ``classes``, the names of the
+classes or findings or of the outcome, which must be equal at all sites.
 """
 
 import hashlib
@@ -17,12 +20,23 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.array_files import DAMAGES, kind_of, read_arrays
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.files.site_names import find_by_site, folder_name, is_visible, normalise_name
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from fedsilo.datasets.images.decoding import BrokenImageError, check_file
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
-from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
+from fedsilo.datasets.silo.silos import (
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    save_silo,
+    strata_of,
+)
+from fedsilo.models.tasks.task import Task, task_named, task_of
 
-Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]
+Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any], list[str]]
 
 _SHARE = 0.25  # share of test samples if there are no test folds
 _MOST_BYTES = 2**34  # largest size of an array
@@ -35,28 +49,34 @@ class OwnArrays(DataSet):
     name = "arrays"
     origin = "own"
     silos_by_files = True
-    settings = frozenset(SPLIT_KEYS)
+    settings = frozenset({"data.standardise", *SPLIT_KEYS})
+    tasks = (CLASSIFICATION, REGRESSION, MULTI_LABEL)
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of the ``.npz`` files without their endings, in alphabetical order.
 
         Raises:
-            DataError: the data directory has no ``.npz`` file.
+            DataError: the data directory has no ``.npz`` file, or the name of one is invalid.
         """
         folder = self._folder(places)
-        names = sorted(path.stem for path in folder.glob("*.npz"))
+        names = sorted(_find_files(folder))
         if not names:
             raise DataError(f"{folder} has no file SITE.npz: write one with x, y and classes")
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a ``.npy`` file as one sample, with the shape of ``x``."""
-        x = _read(self._folder(places) / f"{site}.npz")[0]
+        x = _read(self._file(site, places), task_of(settings))[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 
     def _folder(self, places: Places) -> Path:
         return data_folder(places, self.name, "with a file SITE.npz for each site")
+
+    def _file(self, site: str, places: Places) -> Path:
+        """Return the path of a site's file, which may be missing."""
+        folder = self._folder(places)
+        return _find_files(folder).get(site, folder / f"{folder_name(site)}.npz")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read a site's arrays, split them, and load the silo through the cache.
@@ -68,9 +88,10 @@ class OwnArrays(DataSet):
         Raises:
             DataError: the arrays are invalid, or fewer than 2 training samples are left.
         """
-        path = self._folder(places) / f"{name}.npz"
+        path = self._file(name, places)
         stamp = path.stat()
-        x, y, classes = _read(path)
+        task = task_of(settings)
+        x, y, classes = _read(path, task)
         facts = [
             _MAKER,
             name,
@@ -79,6 +100,8 @@ class OwnArrays(DataSet):
             stamp.st_mtime_ns,
             split_values(settings),
         ]
+        if task.name != CLASSIFICATION:
+            facts.append(task.name)
 
         def fill(folder: Path) -> None:
             # Rows are grouped by content, so that a copy of a training sample is never a test
@@ -93,7 +116,8 @@ class OwnArrays(DataSet):
                     f"{path}: {copies} of {len(y)} samples are copies of another; a split keeps "
                     "copies in one part"
                 )
-            rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path), groups)
+            strata = strata_of(y, task.name)
+            rows = split_rows(strata, settings, _SHARE, settings.fold_seed, str(path), groups)
             if len(rows.train) < 2:
                 raise DataError(
                     f"{path}: {len(rows.train)} training samples are left of {len(y)}, but at "
@@ -102,10 +126,16 @@ class OwnArrays(DataSet):
             parts = {part: Split.of(x[own], y[own]) for part, own in vars(rows).items()}
             schema = json_digest([classes, x.shape[1:], str(x.dtype)])
             known = {"name": name, "distribution": name, "classes": classes, "schema": schema}
+            known["task"] = task.name
             save_silo(folder, parts, known, notes)
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(classes), fill)
+
+
+def _find_files(folder: Path) -> dict[str, Path]:
+    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names."""
+    return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
@@ -169,21 +199,22 @@ def _as_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         return array.astype(np.float32)
 
 
-def _read(path: Path) -> Arrays:
-    return _check_arrays(str(path), **read_arrays(path, ("x", "y", "classes"), _MOST_BYTES))
+def _read(path: Path, task: Task) -> Arrays:
+    arrays = read_arrays(path, ("x", "y", "classes"), _MOST_BYTES)
+    return _check_arrays(str(path), task, **arrays)
 
 
 def _check_arrays(
-    where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
+    where: str, task: Task, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
     """Check a site's arrays and bring them into their normal form.
 
-    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are class
-    numbers.
+    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are labels
+    of the task, such as class numbers.
 
     Returns:
-        Samples (n, channels, height, width), float32 or uint8; labels (n,) int64; and the classes'
-        names.
+        Samples (n, channels, height, width), float32 or uint8; labels (n, ...) of the task's type;
+        and the names of the classes, findings or outcome.
 
     Raises:
         DataError: the type or shape of an array is wrong, a sample is not finite, a class name is
@@ -191,12 +222,16 @@ def _check_arrays(
     """
     if x.dtype.kind == "f":
         x = _as_float32(x)
-    fault = _sample_fault(x) or _class_fault(classes) or _label_fault(y, len(x), len(classes))
+    fault = _sample_fault(x) or _class_fault(classes, task.fewest_names)
+    if not fault:
+        wrong = task.label_fault(y, len(x), classes.tolist())
+        fault = wrong and f"y {wrong}"
     if fault:
         raise DataError(f"{where}: {fault}")
     if x.ndim == 3:
         x = x[:, None]
-    return x, y.astype(np.int64), list(map(str, classes.tolist()))
+    names = [normalise_name(str(name)) for name in classes.tolist()]
+    return x, y.astype(task.label_type), names
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
@@ -213,25 +248,14 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
     return ""
 
 
-def _class_fault(classes: npt.NDArray[Any]) -> str:
-    """Explain why an array is not a list of two or more distinct class names; '' if it is."""
+def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
+    """Explain why an array is not a list of ``fewest`` or more distinct names; '' if it is."""
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
-    if not are_names or len(classes) < 2 or len(set(classes.tolist())) < len(classes):
-        return f"classes must be two names or more, each once, but is {kind_of(classes)}"
-    return ""
-
-
-def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
-    """Explain why ``y`` does not have one class number per sample; '' if it has.
-
-    ``y`` must be integers (samples,), from 0 to ``classes`` - 1.
-    """
-    has_form = y.shape == (samples,) and y.dtype.kind in "iu"
-    if not has_form or (len(y) and not 0 <= y.min() <= y.max() < classes):
-        return (
-            f"y must be a whole number from 0 to {classes - 1} for each of {samples} samples, but "
-            f"is {kind_of(y)}"
-        )
+    names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
+    if not are_names or len(classes) < fewest or len(names) < len(classes):
+        return f"classes must be {fewest} names or more, each once, but is {kind_of(classes)}"
+    if not all(map(is_visible, names)):
+        return "a name in classes has a character that cannot be seen: rename the class"
     return ""
 
 
@@ -263,8 +287,9 @@ def write_arrays(
                 f"needs one label and the shape {shape}, as at '{first}': make them alike"
             )
         places = np.searchsorted(every, y)
-        _check_arrays(f"silo '{site}'", x, places, classes)  # refused before a run begins
-        np.savez(folder / f"{site}.npz", x=x, y=places, classes=classes)
+        task = task_named(CLASSIFICATION)
+        _check_arrays(f"silo '{site}'", task, x, places, classes)  # refused before a run begins
+        np.savez(folder / f"{folder_name(site)}.npz", x=x, y=places, classes=classes)
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

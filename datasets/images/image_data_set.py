@@ -18,6 +18,8 @@ from fedsilo.core.files.locations import Places
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import as_mapping
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.datasets.images.decoding import (
     Decoded,
     Fault,
@@ -46,6 +48,7 @@ from fedsilo.datasets.silo.silos import (
     Split,
     cached_silo,
     save_silo,
+    strata_of,
 )
 
 SMALLEST_IMAGE = 16  # pixels of a side
@@ -99,6 +102,14 @@ class ImageDataSet(DataSet):
         Raises:
             DataError: the listing is missing or invalid.
         """
+
+    def task(self, places: Places) -> str:
+        """Return the name of the task that the labels are for."""
+        return CLASSIFICATION
+
+    def declared_outcome(self, places: Places) -> FeatureStatistics | None:
+        """Return the mean and deviation that the files declare for a numeric outcome, or None."""
+        return None
 
     def own_size(self, places: Places) -> int:
         """Return the side of an image in pixels that applies if the settings do not name one."""
@@ -198,10 +209,11 @@ class ImageDataSet(DataSet):
                     f"{own.where}: {len(copies)} of {len(own)} images are copies of another image; "
                     "a split keeps copies in one part"
                 )
+            strata = strata_of(own.labels, self.task(places))
             if own.parts:
-                return _ImageSplit(_split_as_given(own, groups, settings), notes)
+                return _ImageSplit(_split_as_given(own, groups, settings, strata), notes)
             share, seed = self.own_share(places), settings.fold_seed
-            chosen = split_rows(own.labels, settings, share, seed, own.where, groups)
+            chosen = split_rows(strata, settings, share, seed, own.where, groups)
             return _ImageSplit(chosen, notes)
 
         return self._open_cached("silo", name, own, rows, settings, places)
@@ -266,6 +278,12 @@ class ImageDataSet(DataSet):
         size = settings.image_size or self.own_size(places)
         classes = self.classes(settings, places)
         listed = [[name, sorted(labels)] for name, labels in classes.items()]
+        task, outcome = self.task(places), self.declared_outcome(places)
+        extra: list[Any] = []  # a silo of classes keeps the key of earlier versions
+        if task != CLASSIFICATION:
+            extra = [task]
+        if outcome:
+            extra += [outcome.mean.tolist(), outcome.std.tolist()]
 
         def fill(target: Path) -> None:
             split = rows()
@@ -277,12 +295,16 @@ class ImageDataSet(DataSet):
                     "or lower the test, validation or public share"
                 )
             facts: dict[str, Any] = {"name": name, "distribution": name, "classes": list(classes)}
-            schema = json_digest([listed, size])
-            facts |= {"dropped": faults, "schema": schema}
+            schema = json_digest([listed, size, *extra])
+            facts |= {"dropped": faults, "schema": schema, "task": task}
+            if outcome:
+                mean, std = outcome.mean.tolist(), outcome.std.tolist()
+                facts["declared"] = {"mean": mean, "std": std}
             save_silo(target, parts, facts, [*split.notes, *self.content_notes(index, parts)])
 
         # The public part is not split, so the settings of the split do not matter to it
-        read = self.settings
+        # How a numeric outcome is standardised does not change the silo
+        read = self.settings - {"data.standardise"}
         folder = f"{name}-silo"
         if kind == "public":
             # The public part is the same for every split, so it is decoded and stored once
@@ -295,6 +317,7 @@ class ImageDataSet(DataSet):
             *(listed, {key: values[key] for key in sorted(read)}),
             [index.names, index.labels.tolist(), index.groups, index.parts],
             self.content(index),
+            *extra,
         ]
         return cached_silo(places.cache / f"{self.name}-silos", folder, key, len(classes), fill)
 
@@ -335,7 +358,12 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
     return stamp.st_size, stamp.st_mtime_ns
 
 
-def _split_as_given(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
+def _split_as_given(
+    index: ImageIndex,
+    groups: Sequence[str],
+    settings: CommonSettings,
+    strata: npt.NDArray[np.int64],
+) -> RowSplit:
     """Split images by the parts that the user gave, and cut missing parts as folds from 'train'.
 
     A missing part without folds stays empty.
@@ -344,6 +372,7 @@ def _split_as_given(index: ImageIndex, groups: Sequence[str], settings: CommonSe
         index: the images, with parts.
         groups: group of each image, with copies joined.
         settings: the folds; 'split.use-test' false empties the test part.
+        strata: the stratum of each image, (n,), whose shares folds keep.
 
     Raises:
         DataError: the user gave a part, but folds are set for that part too; or there are too few
@@ -361,7 +390,7 @@ def _split_as_given(index: ImageIndex, groups: Sequence[str], settings: CommonSe
                 "them into 'train' in its column 'split'"
             )
         rows["train"], rows[kind] = cut_fold(
-            kind, rows["train"], index.labels, settings, index.where, groups
+            kind, rows["train"], strata, settings, index.where, groups
         )
     if not settings.use_test:
         rows["test"] = rows["test"][:0]

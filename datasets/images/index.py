@@ -21,7 +21,9 @@ import numpy.typing as npt
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.seeding import derive_seed
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.datasets.images.decoding import describe, log_names
+from fedsilo.models.tasks.task import task_class
 
 Rows = npt.NDArray[Any]
 
@@ -34,7 +36,7 @@ class ImageIndex:
         where: the site's name for errors.
         folder: the images' folder.
         names: each image's file, relative to ``folder``.
-        labels: each image's class, (n,) int64.
+        labels: each image's label as its task has it, such as a class, (n,) int64.
         groups: the patient or lesion of each image.
         safe_names: a name for each image in errors, which the server may read. A file's own name
             may be that of a patient.
@@ -45,7 +47,7 @@ class ImageIndex:
     where: str
     folder: Path
     names: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any]
     groups: tuple[str, ...]
     safe_names: tuple[str, ...]
     parts: tuple[str, ...] = ()
@@ -75,15 +77,17 @@ class ListedImage:
     """One image of an ``ImageIndex``; that class explains the fields."""
 
     name: str
-    label: int
+    label: Any  # an int for a class, a float for a number, a list of 0 and 1 for findings
     group: str
     safe_name: str
     part: str = ""
     mask: str = ""
 
 
-def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
-    """Build the index of listed images in ``folder``, in their order.
+def index_images(
+    where: str, folder: Path, images: Sequence[ListedImage], task: str = CLASSIFICATION
+) -> ImageIndex:
+    """Build the index of listed images in ``folder``, in their order, with labels of a task.
 
     Either all images or no image must have a part, and the same holds for masks. ``where`` names
     the site in errors.
@@ -92,7 +96,7 @@ def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> Ima
         where=where,
         folder=folder,
         names=tuple(image.name for image in images),
-        labels=np.array([image.label for image in images], dtype=np.int64),
+        labels=np.array([image.label for image in images], dtype=task_class(task).label_type),
         groups=tuple(image.group for image in images),
         safe_names=tuple(image.safe_name for image in images),
         parts=tuple(image.part for image in images if image.part),
@@ -116,7 +120,7 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     names: list[str] = []
     groups: list[str] = []
     safe_names: list[str] = []
-    labels = [np.empty(0, np.int64)]
+    labels: list[npt.NDArray[Any]] = []
     for index in parts:
         names += index.names
         groups += index.groups
@@ -124,10 +128,10 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
         # Each manifest counts lines from 1, so a line needs the name of its site
         place = "" if index.safe_names == index.names else f" of {index.where}"
         safe_names += [f"{name}{place}" for name in index.safe_names]
-    folder = parts[0].folder if parts else Path()
-    return ImageIndex(
-        where, folder, tuple(names), np.concatenate(labels), tuple(groups), tuple(safe_names)
-    )
+    folder, joined = Path(), np.empty(0, np.int64)
+    if parts:
+        folder, joined = parts[0].folder, np.concatenate(labels)
+    return ImageIndex(where, folder, tuple(names), joined, tuple(groups), tuple(safe_names))
 
 
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:

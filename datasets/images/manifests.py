@@ -5,6 +5,7 @@ image's file, which may be named after a patient, because errors travel to the s
 """
 
 import logging
+import math
 import os
 import unicodedata
 from collections import Counter
@@ -12,17 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.declarations import FileModel, as_text, fault, whole
+from fedsilo.core.files.declarations import FileModel, Text, as_text, fault, whole
 from fedsilo.core.files.declarations import number as number_between
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.text_files import normalise_name, read_rows, same_text
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from fedsilo.datasets.images.decoding import describe
 from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE, Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
@@ -30,6 +34,8 @@ from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declare
 from fedsilo.datasets.silo.silos import SPLITS
 
 LARGEST_IMAGE = 4096
+_LARGEST = float(np.finfo(np.float32).max)  # the largest outcome
+_RESERVED = frozenset({"path", "label", "split", "patient"})  # columns that are no findings
 # How programs write that a patient is unknown; such images do not belong to one patient
 _NO_PATIENT = frozenset({"", "?", "na", "n/a", "nan", "none", "null", "unknown", "<na>"})
 _MOST_OF_A_SITE = 0.5  # a patient with more than this share of a site's images gets a notice
@@ -65,7 +71,13 @@ class Declaration(FileModel):
 
     Attributes:
         sites: site -> its manifest, relative to the data directory.
-        classes: class name -> the labels in manifests that mean this class, in class order.
+        task: what the labels are: classes, a number, or several findings.
+        classes: class name -> the labels in manifests that mean this class, in class order; empty
+            for other tasks.
+        findings: the findings, each a column of 0 and 1 in the manifests; empty for other tasks.
+        outcome: a name for the number in the column 'label', of task regression.
+        unit: the unit of that number.
+        mean, std: statistics to standardise that number with; both or neither.
         image_size: side of an image in pixels, unless the settings name one.
         test_share: share of test images if neither the manifest nor the settings give a split.
     """
@@ -73,9 +85,49 @@ class Declaration(FileModel):
     model_config = ConfigDict(title="the file")
 
     sites: Sites
-    classes: Annotated[ClassLists, BeforeValidator(_names_as_lists)]
+    task: Literal["classification", "regression", "multi-label"] = CLASSIFICATION
+    classes: Annotated[ClassLists, BeforeValidator(_names_as_lists)] = Field(default_factory=dict)
+    findings: list[Text] = Field(default_factory=list)
+    outcome: Text = ""
+    unit: Text = ""
+    mean: Annotated[float, number_between(-1e300, 1e300)] | None = None
+    std: Annotated[float, number_between(1e-12, 1e300)] | None = None
     image_size: Annotated[int, whole(SMALLEST_IMAGE, LARGEST_IMAGE)] = 224
     test_share: Annotated[float, number_between(0.0, 0.9)] = 0.25
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Declaration":
+        needed = {CLASSIFICATION: "classes", MULTI_LABEL: "findings", REGRESSION: "outcome"}
+        for task, key in needed.items():
+            is_given = bool(getattr(self, key))
+            if is_given and task != self.task:
+                raise fault(f"'{key}' belongs to 'task: {task}', but the task is '{self.task}'")
+            if not is_given and task == self.task:
+                raise fault(f"the file lacks the key '{key}', which 'task: {task}' needs")
+        if len(set(self.findings)) < len(self.findings) or set(self.findings) & _RESERVED:
+            raise fault(
+                "under 'findings' a name appears twice, or is the name of another column of "
+                f"manifests ({', '.join(sorted(_RESERVED))}): rename it"
+            )
+        has_number = self.unit or self.mean is not None or self.std is not None
+        if has_number and self.task != REGRESSION:
+            raise fault("'unit', 'mean' and 'std' belong to 'task: regression': remove them")
+        if (self.mean is None) != (self.std is None):
+            raise fault("the file declares one of 'mean' and 'std': give both or none")
+        return self
+
+    def labels(self) -> Classes:
+        """Return class name -> its labels; of findings and of a number only the names, in order.
+
+        A number's name has its unit in brackets.
+        """
+        if self.outcome and self.unit:
+            return {f"{self.outcome} ({self.unit})": ()}
+        if self.outcome:
+            return {self.outcome: ()}
+        if self.findings:
+            return dict.fromkeys(self.findings, ())
+        return self.classes
 
 
 class ManifestDataSet(ImageDataSet):
@@ -88,13 +140,26 @@ class ManifestDataSet(ImageDataSet):
     """
 
     origin = "own"
+    settings = ImageDataSet.settings | {"data.standardise"}
+    tasks = (CLASSIFICATION, REGRESSION, MULTI_LABEL)
     file: ClassVar[str]
     model: ClassVar[type[Declaration]] = Declaration
     columns: ClassVar[tuple[str, ...]] = ()
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the declared classes and their labels."""
-        return self.declaration(places).classes
+        """Return the declared classes and their labels, or the names of findings or a number."""
+        return self.declaration(places).labels()
+
+    def task(self, places: Places) -> str:
+        """Return the declared task."""
+        return self.declaration(places).task
+
+    def declared_outcome(self, places: Places) -> FeatureStatistics | None:
+        """Return the declared mean and deviation of the number, (1,) each; None without them."""
+        declaration = self.declaration(places)
+        if declaration.mean is None or declaration.std is None:
+            return None
+        return FeatureStatistics(np.array([declaration.mean]), np.array([declaration.std]))
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the declared sites, in the file's order."""
@@ -125,7 +190,9 @@ class ManifestDataSet(ImageDataSet):
                 f"{folder / self.file}: the manifest of site '{site}' is outside the data "
                 "directory: move it there"
             )
-        reader = Manifest(folder, manifest, declaration.classes, self.file, self.columns)
+        reader = Manifest(
+            folder, manifest, declaration.labels(), self.file, self.columns, declaration.task
+        )
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
@@ -185,6 +252,7 @@ class Manifest:
         classes: class name -> labels.
         declaration: name of the declaration file for errors.
         columns: further optional columns.
+        task: what a label is; with several findings ``classes`` has their columns.
         lines: image file -> its line; filled while reading.
     """
 
@@ -193,6 +261,7 @@ class Manifest:
     classes: Classes
     declaration: str
     columns: tuple[str, ...] = ()
+    task: str = CLASSIFICATION
     lines: dict[str, int] = field(default_factory=dict)
 
     image_column: ClassVar[str] = "path"
@@ -213,7 +282,10 @@ class Manifest:
             DataError: a line is invalid, or a patient is in two parts.
         """
         optional = ("split", "patient", *self.columns)
-        rows = read_rows(self.folder / self.file, self.needed, optional)
+        needed = self.needed
+        if self.task == MULTI_LABEL:
+            needed = (self.image_column, *self.classes)
+        rows = read_rows(self.folder / self.file, needed, optional)
         # If one line names a part, all must: an empty cell is refused then
         has_parts = any(row.get("split") for _, row in rows)
         images = []
@@ -227,7 +299,7 @@ class Manifest:
             part = self._part(number, row["split"]) if has_parts else ""
             safe_name, mask = f"the image of line {number}", self.mask(number, row)
             images.append(ListedImage(name, label, group, safe_name, part, mask))
-        index = index_images(self.where, self.folder, images)
+        index = index_images(self.where, self.folder, images, self.task)
         self._check_patients(index)
         self._mention_large_group(index)
         return index
@@ -239,14 +311,20 @@ class Manifest:
         """
         return ""
 
-    def label(self, number: int, row: Mapping[str, str]) -> int:
-        """Return the number of the class that the label in line ``number`` belongs to.
+    def label(self, number: int, row: Mapping[str, str]) -> Any:
+        """Return the label of line ``number`` as the task has it.
 
-        The label is compared in its normal form, in which 1.0 equals 1.
+        It is the number of a class, a number, or 0 or 1 for each finding. The label of a class is
+        compared in its normal form, in which 1.0 equals 1.
 
         Raises:
-            DataError: no class has this label. The error names the line and the known labels.
+            DataError: no class has this label, or a number or finding has an impossible value. The
+                error names the line and column.
         """
+        if self.task == REGRESSION:
+            return self._outcome(number, row["label"])
+        if self.task == MULTI_LABEL:
+            return [self._finding(number, name, row[name]) for name in self.classes]
         label = row["label"]
         text = same_text(label)
         for place, labels in enumerate(self.classes.values()):
@@ -258,6 +336,29 @@ class Manifest:
             f"{one_line(', '.join(known), 200)}: correct it, or declare it under 'classes' in "
             f"{self.declaration}"
         )
+
+    def _outcome(self, number: int, text: str) -> float:
+        """Parse the number in line ``number``. Raises DataError if it is not a finite number."""
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not abs(value) < _LARGEST:
+            raise DataError(
+                f"{self.where}, line {number}, column 'label': the outcome of task 'regression' "
+                "must be a finite number: correct it, or remove the line"
+            )
+        return value
+
+    def _finding(self, number: int, column: str, text: str) -> float:
+        """Parse a finding in line ``number``. Raises DataError if it is neither 0 nor 1."""
+        value = same_text(text)
+        if value not in ("0", "1"):
+            raise DataError(
+                f"{self.where}, line {number}, column '{column}': a finding must be 0 or 1, but "
+                "this is neither: correct it, or remove the line"
+            )
+        return float(value)
 
     def _file(self, number: int, path: str) -> str:
         """Return an image's file relative to the data directory, and remember its line ``number``.

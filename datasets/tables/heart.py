@@ -20,10 +20,13 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.text_files import csv_lines
 from fedsilo.core.seeding import derive_seed
+from fedsilo.core.tasks import REGRESSION
 from fedsilo.datasets.downloads.public_files import PublicFiles, public_data
-from fedsilo.datasets.tables.schema import TableSchema, read_schema
+from fedsilo.datasets.tables.schema import Column, Label, TableSchema, read_schema
 from fedsilo.datasets.tables.table_data_set import TableDataSet
 from fedsilo.datasets.tables.table_files import Lines
+
+_PULSE = "thalach"  # the largest pulse in an exercise test, in beats per minute
 
 
 @cache
@@ -168,7 +171,36 @@ def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> st
     return f"{numbers},{depression:.1f},?,?,?,{stage}\n"
 
 
+class PulseOfSyntheticHeart(SyntheticHeart):
+    """The data set ``heart-synthetic-pulse``: the same patients, with the pulse as outcome."""
+
+    name = "heart-synthetic-pulse"
+
+    def schema(self, places: Places) -> TableSchema:
+        """Return the schema with 'thalach' as the outcome; the disease is not a feature."""
+        return _pulse_schema()
+
+    def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
+        """Return the lines of ``heart-synthetic`` with the pulse moved to the end, as the label."""
+        lines, where = super().lines_of(site, schema, places)
+        place = [column.name for column in _schema().columns].index(_PULSE)
+        moved = []
+        for number, cells in lines:
+            moved.append((number, [*cells[:place], *cells[place + 1 :], cells[place]]))
+        return moved, where
+
+
+@cache
+def _pulse_schema() -> TableSchema:
+    """Build the schema in which the largest pulse (thalach) is a numeric outcome."""
+    disease = Column(name=_schema().label.column, kind="ignored")
+    columns = [column for column in _schema().columns if column.name != _PULSE]
+    label = Label(column=_PULSE, task=REGRESSION, unit="beats per minute")
+    return _schema().model_copy(update={"columns": [*columns, disease], "label": label})
+
+
 HEART, HEART_SYNTHETIC = Heart(), SyntheticHeart()
+HEART_SYNTHETIC_PULSE = PulseOfSyntheticHeart()
 # A cholesterol of 0 is imputed like a missing value; with an indicator a feature says where
 HEART_IMPUTED = Heart("heart-imputed", {"unmeasured": ["0"]})
 HEART_INDICATOR = Heart("heart-indicator", {"unmeasured": ["0"], "indicator": True})

@@ -21,7 +21,7 @@ from fedsilo.server_app.records.progress import read_progress
 
 _SMALL = ("split.silo-train-size=150", "network.width=16", "train.mc-passes=5", "rounds=16")
 _ROUND = 11  # of the picture
-_WINDOW = "1200,1500"
+_WINDOW = "1200,1560"
 _COLOURS = 192  # with fewer, two lines of a picture get the same colour
 _QUIET = ("--headless", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars")
 

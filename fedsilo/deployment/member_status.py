@@ -17,11 +17,11 @@ class MemberStatus:
     pid: int | None  # id of its process; None if the process does not run on this machine
     seen: str  # the site's state at the server, online or offline; empty for the server itself
     log: Path | None  # log file of its process; None if the hospital is on another machine
-    times: NodeTimes | None = None  # of the site's connections; None if they are not known
+    times: NodeTimes | None = None  # the site's connections; None if unknown
 
     @property
     def sight(self) -> str:
-        """What the server sees of a site, for people; empty for the server itself.
+        """The site's state and its time, in words; empty for the server itself.
 
         For example "online since 2026-03-03 09:41:07 UTC", "never connected" or "cannot start: data
         folder (2026-03-03 09:41:07 UTC)".

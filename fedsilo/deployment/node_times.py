@@ -32,7 +32,7 @@ _COLUMNS = "node_id, last_activated_at, last_deactivated_at, heartbeat_interval"
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """What the server's database holds of the connections of one node."""
+    """Times and faults of one node's connections, as the server's database holds them."""
 
     connected: datetime | None = None  # begin of its newest connection, in UTC; None if never
     left: datetime | None = None  # end of a connection; None if none has ended

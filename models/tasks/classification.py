@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.tasks.task import Task
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -34,6 +35,7 @@ class Classification(Task):
     losses: ClassVar = ("auto", "cross-entropy", "evidential")
     label_type = "int64"
     label_noun = "class"
+    fewest_names = 2
     trains_stacked = True
 
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -77,6 +79,43 @@ class Classification(Task):
     def strata(self, labels: Tensor) -> Tensor:
         """Return the classes themselves."""
         return labels
+
+    def odd_counts(self, counts: Sequence[int]) -> str:
+        """Tell whether all training samples are of one class."""
+        occurring = [count for count in counts if count]
+        if len(occurring) == 1:
+            return "all training samples are of one class"
+        return ""
+
+    def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
+        """Return whether labels with these counts by class can define a metric.
+
+        Balanced accuracy needs labels of at least two classes, AUC of all classes, and average
+        precision a task with two classes and labels of both. Other metrics of classes are always
+        defined, and metrics of other tasks never.
+        """
+        occurring = sum(1 for count in counts if count)
+        if metric == "balanced-accuracy":
+            return occurring > 1
+        if metric == "auc":
+            return occurring == outputs
+        if metric == "average-precision":
+            return occurring == outputs == 2
+        return metric in ("calibration-error", *self.always)
+
+    def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
+        """Explain why an array is not a class number for each sample; '' if it is.
+
+        Class numbers are integers (samples,), from 0 to the number of classes - 1.
+        """
+        classes = len(names)
+        has_form = labels.shape == (samples,) and labels.dtype.kind in "iu"
+        if not has_form or (samples and not 0 <= labels.min() <= labels.max() < classes):
+            return (
+                f"must be a whole number from 0 to {classes - 1} for each of {samples} samples, "
+                f"but is {labels.dtype} of shape {labels.shape}"
+            )
+        return ""
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return labels with ``counts`` samples of each class: (2, 3) gives (0, 0, 1, 1, 1)."""

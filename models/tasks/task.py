@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import join_names
@@ -22,6 +22,7 @@ from fedsilo.core.tasks import TASKS, count_strata
 from fedsilo.models.privacy.summed_metrics import LARGEST_LOSS
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -44,6 +45,7 @@ class Task(ABC):
         losses: the values of 'train.loss' that the task accepts.
         label_type: the dtype of the label tensor, by its name in torch.
         label_noun: what a single label is called in sentences, such as "class".
+        fewest_names: the fewest classes, findings or outcomes that data of the task have.
         network: ``module:function`` that builds the network from the settings and the
             ``NetworkShape``; empty for the classifiers of ``models/networks/build.py``, whose
             number of outputs is that of the shape.
@@ -62,6 +64,7 @@ class Task(ABC):
     counted_words: ClassVar[str] = "nothing more"
     label_type: ClassVar[str] = "float32"
     label_noun: ClassVar[str] = "label"
+    fewest_names: ClassVar[int] = 1
     network: ClassVar[str] = ""
     trains_stacked: ClassVar[bool] = False
     why_not_private: ClassVar[str | None] = None
@@ -128,6 +131,44 @@ class Task(ABC):
     def stratum_count(self, outputs: int) -> int:
         """Return the number of groups of ``strata``, by the table of tasks."""
         return count_strata(self.name, outputs)
+
+    def odd_counts(self, counts: Sequence[int]) -> str:
+        """Describe unusual training samples of a site, as a clause; empty if nothing is unusual.
+
+        Args:
+            counts: the number of the site's training samples in each stratum; empty if they are
+                unknown.
+        """
+        return ""
+
+    def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
+        """Return whether samples with these counts by stratum can define a metric.
+
+        The default is True for the metrics in ``shown`` and ``always``. It decides whether early
+        stopping by the metric could ever act.
+        """
+        return metric in (*self.shown, *self.always)
+
+    def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
+        """Explain why an array is not the labels of the samples, as a predicate; '' if it is.
+
+        The default accepts a finite number for each sample.
+
+        Args:
+            labels: the array.
+            samples: the number of samples.
+            names: the names of classes or findings, or of a numeric outcome.
+        """
+        import numpy as np
+
+        if labels.shape != (samples,) or labels.dtype.kind not in "iuf":
+            return (
+                f"must be a number for each of {samples} samples, but is {labels.dtype} of shape "
+                f"{labels.shape}"
+            )
+        if not np.isfinite(labels).all():
+            return "contains non-finite numbers: remove those samples"
+        return ""
 
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:

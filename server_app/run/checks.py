@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
-
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import format_count
@@ -22,7 +20,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
-from fedsilo.models.tasks.task import task_class
+from fedsilo.models.tasks.task import task_class, task_of
 from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.server_app.records.summary import join_names
@@ -306,8 +304,8 @@ def check_early_stopping(beginning: Beginning) -> Problem:
         return None
     if measuring:
         return SettingError(
-            f"'server.early-stopping-metric' is '{metric}', but no site's validation samples have "
-            "the classes that define it (docs/run-directory.md): choose 'loss', or remove "
+            f"'server.early-stopping-metric' is '{metric}', but no site's validation samples "
+            f"define it for task '{common.task}' (docs/run-directory.md): choose 'loss', or remove "
             "'server.early-stopping-metric'"
         )
     return SettingError(
@@ -319,24 +317,15 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
     """Return whether a site's validation labels suffice to define ``metric``.
 
-    'balanced-accuracy' needs labels of at least two classes, and 'auc' needs labels of all classes.
-    'average-precision' needs a task with two classes, and labels of both. Every other metric is
-    always defined. The result is also True if the label counts are unknown, if the run uses
-    differential privacy, or if the method is a plugin, because such a method may measure in its own
-    way.
+    The run's task decides it. The result is also True if the label counts are unknown, if the run
+    uses differential privacy, or if the method is a plugin, because such a method may measure in
+    its own way.
     """
     counts = facts.label_counts.get("val")
     # Without exact counts nothing is known. A plugin's method may measure in its own way
     if counts is None or common.is_private() or common.method not in METHODS:
         return True
-    occurring = np.count_nonzero(counts)
-    if metric == "balanced-accuracy":
-        return bool(occurring > 1)
-    if metric == "auc":
-        return bool(occurring == facts.classes)
-    if metric == "average-precision":
-        return bool(occurring == facts.classes == 2)
-    return True
+    return task_of(common).may_report(metric, counts, facts.classes)
 
 
 SITE_CHECKS: tuple[Check[Beginning], ...] = (
@@ -442,17 +431,19 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each unusual property of a site's data.
 
-    The properties are, in this order: all training samples are of one class, there are no test
-    samples, metrics are withheld on some splits, and samples were left out. If no site has test
-    samples, a single line at the start says so, and no site gets its own line about it.
+    The properties are, in this order: one that the task sees in the label counts, such as a single
+    class; there are no test samples; metrics are withheld on some splits; samples were left out. If
+    no site has test samples, a single line at the start says so, and no site gets its own line
+    about it.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
+    task = task_of(common)
     if not some_have_test:
         yield "no site has test samples: there will be no test results"
     for site, facts in participants.facts.items():
-        counts = facts.label_counts.get("train", [])
-        if len(counts) > 1 and np.count_nonzero(counts) == 1:
-            yield f"site {site}: all training samples are of one class"
+        odd = task.odd_counts(facts.label_counts.get("train", []))
+        if odd:
+            yield f"site {site}: {odd}"
         # If no site has test samples, these lines would only repeat the one above
         if some_have_test and not _has_test(facts):
             yield f"site {site}: it has no test samples, so it has no test results"

@@ -28,6 +28,7 @@ from fedsilo.core.metric_names import (
     BIN_FAMILIES,
     BIN_PARTS,
     CLASS,
+    FINDING,
     METRICS,
     OUTCOME,
     read_measurement,
@@ -96,6 +97,7 @@ _RANGES = {
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),
 }
+_DISTANCES = {"surface-distance", "hausdorff-95"}  # parts of a class that are in pixels
 # Parts of a family that count samples, and times; others are shares
 _COUNTS, _TIME = {"count", "right", "false", "followed"}, "time"
 _TAIL = 10  # standard deviations of noise
@@ -136,6 +138,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     if read.metric.word == OUTCOME and read.metric.part != "count":
         return _ANY  # in the outcome's own unit
     if read.metric.part:  # a member of a family: of one class, bin or site
+        if read.metric.part in _DISTANCES:
+            return Range(0, _LARGEST)
         if read.metric.part not in _COUNTS:
             return _SHARE
         if most is None:
@@ -203,8 +207,12 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
         metric = read.metric
         if metric.site and metric.site not in sites:
             return f"metric '{key}' names site '{metric.site}', but no such site takes part"
-        if metric.word == CLASS and metric.part and int(metric.place) >= classes:
-            return f"metric '{key}' names class {metric.place}, but there are {classes} classes"
+        is_numbered = metric.word in (CLASS, FINDING) and metric.part
+        if is_numbered and int(metric.place) >= classes:
+            return (
+                f"metric '{key}' names {metric.word} {metric.place}, but there are {classes} "
+                f"{'classes' if metric.word == CLASS else 'findings'}"
+            )
         if metric.word in BIN_FAMILIES and metric.part:
             start = key.rpartition(".")[0]  # such as incoming.test.reliability.3
             parts_of_bin[start] = parts_of_bin.get(start, 0) + 1

@@ -26,10 +26,10 @@ SITES = ["s1a", "s1b", "s2a", "s2b", "s3a", "s3b"]
 BASE = "fedsilo-base:bookworm"
 HOSPITALS = [f"hospital-{number}" for number in range(1, 7)]
 CONFIG = (
-    'method="uefl" dataset="digits" silos=6 run.min-sites=6 split.silo-train-size=40 '
-    "split.silo-test-size=10 train.local-epochs=1 train.batch-size=16 width=4 train.mc-passes=3 "
-    "seed=7 uefl.codes=4 uefl.iteration-rounds=1 uefl.extension-rounds=1 uefl.gamma=0.0 "
-    "uefl.centroid-min-count=1 run.reply-timeout=600.0 uefl.stop-when-certain=false"
+    'method="uefl" dataset="digits" split.silos=6 run.min-sites=6 split.silo-train-size=40 '
+    "split.silo-test-size=10 train.local-epochs=1 train.batch-size=16 network.width=4 "
+    "train.mc-passes=3 seed=7 uefl.codes=4 uefl.iteration-rounds=1 uefl.extension-rounds=1 "
+    "uefl.gamma=0.0 uefl.centroid-min-count=1 run.reply-timeout=600.0 uefl.stop-when-certain=false"
 )
 # Silos this small are below a real site's floors, and noise would make each run another
 SITE_FILE = """
@@ -102,7 +102,9 @@ class Federation:
             *("--run-config", f'{CONFIG} rounds={rounds} run.name="{name}" {more}'),
             check=True,
         )
-        return str(json.loads(said.stdout)["run-id"])
+        answer = json.loads(said.stdout)
+        assert answer["success"], answer
+        return str(answer["run-id"])
 
     def state_of(self, run: str) -> tuple[str, str]:
         for _ in range(5):  # on a machine that is busy the command ends well and says nothing
@@ -421,7 +423,9 @@ def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     assert "s3b" in details
     assert "No space left on device" in details
     federation.inside("hospital-6", "rm", "/state/fill", check=True)
-    status, details = federation.wait_for(federation.submit("full", f"{private} resume=true", 6))
+    status, details = federation.wait_for(
+        federation.submit("full", f"{private} run.resume=true", 6)
+    )
     assert status == "finished:completed", details
     assert sorted(federation.summary("full")["sites"]) == SITES
 
@@ -437,3 +441,24 @@ def test_a_revoked_hospital_is_shut_out(federation: Federation) -> None:
     status, details = federation.wait_for(federation.submit("without"))
     assert status == "finished:failed"
     assert "5 SuperNodes are connected" in details
+
+
+def test_one_command_goes_from_images_to_the_table_and_leaves_nothing(
+    federation: Federation, docker_folder: Path
+) -> None:
+    """On the images of these tests, after the federation of these tests has ended."""
+    federation.compose("down", "--volumes", "--timeout", "20")
+    out = federation.folder / "out"
+    done = call(
+        *("bash", str(docker_folder / "try.sh"), "cpu", str(out)),
+        environment=federation.environment | {"TIMES": str(federation.folder / "times.csv")},
+    )
+    print(done.stdout, file=sys.stderr)
+    assert sorted(json.loads((out / "summary.json").read_text())["sites"]) == SITES
+    assert all(site in done.stdout for site in SITES)
+    times = dict(
+        line.split(",") for line in (federation.folder / "times.csv").read_text().splitlines()
+    )
+    assert {"build", "server", "admit", "hospitals", "run", "remove"} <= set(times)
+    left = [call("docker", kind, "ls", "-q", "--filter", "name=fedsilo-try") for kind in KINDS]
+    assert [one.stdout for one in left] == ["", "", ""]

@@ -4,11 +4,17 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.docker.test_compose_end_to_end import CONFIG
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FILES = ("compose.yaml", "compose.cpu.yaml")
 HOSPITALS = [f"hospital-{number}" for number in range(1, 7)]
@@ -171,3 +177,18 @@ def test_what_is_not_needed_never_reaches_the_engine(docker_folder: Path) -> Non
     files = {"docker/requirements*.lock", "docker/*.py", "pyproject.toml", "simulation.yaml"}
     assert allowed == packages | files | {"README.md", "LICENSE"}
     assert {"**/*.key", "**/*.crt", "**/*.pem"} <= set(rules[len(allowed) :])
+
+
+def test_the_settings_of_the_end_to_end_test_exist() -> None:
+    """Flower refuses a run with a key that the app lacks, and that test runs seldom."""
+    whole = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    known = set(flatten(whole["tool"]["flwr"]["app"]["config"]))
+    assert {pair.split("=")[0] for pair in CONFIG.split()} <= known
+
+
+def flatten(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"

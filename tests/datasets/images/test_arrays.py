@@ -111,9 +111,9 @@ def test_a_grey_file_may_lack_its_channel(tmp_path: Path) -> None:
         ({"y": LABELS[:11]}, "a whole number from 0 to 1 for each of 12 samples"),
         ({"y": LABELS + 1}, "a whole number from 0 to 1"),
         ({"y": LABELS / 2}, "a whole number from 0 to 1"),
-        ({"classes": NAMES[:1]}, "must be two names or more"),
-        ({"classes": np.arange(2)}, "must be two names or more"),
-        ({"classes": np.array(["cat", "dog", "cat"])}, "must be two names or more, each once"),
+        ({"classes": NAMES[:1]}, "must be 2 names or more"),
+        ({"classes": np.arange(2)}, "must be 2 names or more"),
+        ({"classes": np.array(["cat", "dog", "cat"])}, "must be 2 names or more, each once"),
     ],
 )
 def test_arrays_of_another_form_are_refused(

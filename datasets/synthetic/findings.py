@@ -1,0 +1,119 @@
+"""Synthetic chest radiographs with several findings at once, for the task multi-label.
+
+Three sites with their own look and their own frequency of each finding; an image may have any
+number of the findings. They contain no patient's data and do not replace real radiographs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.seeding import derive_seed
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.tasks import MULTI_LABEL
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
+from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo, strata_of
+from fedsilo.datasets.synthetic import made_up_pictures as pictures
+from fedsilo.datasets.synthetic.made_up_pictures import Blob
+
+FINDINGS = ("cardiomegaly", "effusion", "nodule")
+_SIZE = 32  # pixels per side
+_SHARE = 0.25  # share of test images if there are no test folds
+_MAKER = 1  # raise it when the same settings make other images
+
+
+@dataclass(frozen=True)
+class _Clinic:
+    """A synthetic site: its images, the share of each finding, and its brightness and noise."""
+
+    images: int
+    shares: tuple[float, ...]
+    brightness: float
+    noise: float
+
+
+_CLINICS: Mapping[str, _Clinic] = {
+    "city": _Clinic(320, (0.3, 0.35, 0.25), 1.0, 0.05),
+    "coast": _Clinic(240, (0.15, 0.5, 0.2), 0.8, 0.08),
+    "valley": _Clinic(160, (0.45, 0.2, 0.35), 1.1, 0.04),
+}
+
+
+class ChestPhantom(DataSet):
+    """The data set ``chest-phantom``: images (1, 32, 32) with three findings each."""
+
+    name = "chest-phantom"
+    origin = "made-up"
+    settings = frozenset(SPLIT_KEYS)
+    tasks = (MULTI_LABEL,)
+
+    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Return the three sites."""
+        return list(_CLINICS)
+
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Draw and split a site's images, or open them in the cache."""
+        facts = [_MAKER, name, split_values(settings)]
+
+        def fill(folder: Path) -> None:
+            images, labels = chest_images(name)
+            strata = strata_of(labels, MULTI_LABEL)
+            rows = split_rows(strata, settings, _SHARE, settings.fold_seed, f"{self.name}, {name}")
+            parts = {}
+            for part, chosen in vars(rows).items():
+                parts[part] = Split.of(images[chosen], labels[chosen])
+            known = {"name": name, "distribution": name, "classes": FINDINGS, "task": MULTI_LABEL}
+            save_silo(folder, parts, known | {"schema": json_digest([FINDINGS, _SIZE])})
+
+        folder = places.cache / f"{self.name}-silos"
+        return cached_silo(folder, name, facts, len(FINDINGS), fill)
+
+
+def chest_images(site: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """Draw all images of a site, the same in every run.
+
+    Returns:
+        Images (n, 1, 32, 32) uint8, and whether each has each of ``FINDINGS``, (n, 3) of 0 and 1.
+    """
+    clinic = _CLINICS[site]
+    images, labels = [], []
+    for number in range(clinic.images):
+        rng = np.random.default_rng(derive_seed(0, "chest-phantom", site, number))
+        present = rng.random(len(FINDINGS)) < clinic.shares
+        picture = clinic.brightness * _draw_chest(rng, *map(bool, present))
+        picture += rng.normal(0, clinic.noise, picture.shape)
+        images.append((255 * picture.clip(0, 1)).astype(np.uint8)[None])
+        labels.append(present)
+    return np.stack(images), np.array(labels, dtype=np.float32)
+
+
+def _draw_chest(
+    rng: np.random.Generator, large_heart: bool, effusion: bool, nodule: bool
+) -> npt.NDArray[np.float32]:
+    """Draw a chest, (32, 32), 0..1: bright heart between two dark lungs.
+
+    A large heart is wider, an effusion fills the bottom of the right lung, and a nodule is a bright
+    spot in the left one. ``rng`` decides places and sizes; it is advanced.
+    """
+    x, y = pictures.grid(_SIZE)
+    picture = np.full((_SIZE, _SIZE), 0.6, dtype=np.float32)
+    for side in (-0.45, 0.45):
+        lung = Blob(side + rng.normal(0, 0.02), rng.normal(0, 0.03), 0.42, soft=0.2)
+        picture -= 0.45 * lung.soft_mask(_SIZE)
+    radius = rng.uniform(0.33, 0.45) if large_heart else rng.uniform(0.25, 0.37)
+    picture += 0.4 * Blob(0.05, 0.3, radius, soft=0.2).soft_mask(_SIZE)
+    if effusion:
+        level = rng.uniform(0.2, 0.5)
+        picture += rng.uniform(0.05, 0.25) * ((y > level) & (x < -0.15))
+    if nodule:
+        spot = Blob(rng.uniform(0.3, 0.6), rng.uniform(-0.35, 0.1), 0.1, soft=0.5)
+        picture += rng.uniform(0.05, 0.35) * spot.soft_mask(_SIZE)
+    return picture
+
+
+CHEST_PHANTOM = ChestPhantom()

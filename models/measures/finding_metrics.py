@@ -1,0 +1,76 @@
+"""Metrics of several findings per sample: AUC and average precision by finding, and their means."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsilo.core.metric_names import FINDING
+from fedsilo.models.measures.classification_metrics import average_precision, roc_auc
+
+
+def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, float]:
+    """Return the means of AUC and average precision over the findings that define them.
+
+    A finding defines them if some samples have it and others lack it. The result is empty if no
+    finding does.
+
+    Args:
+        probabilities: the probability of each finding, (n, findings).
+        present: whether a sample has each finding, (n, findings) bool.
+    """
+    areas, precisions = [], []
+    for place in range(present.shape[1]):
+        has = present[:, place]
+        if has.any() and not has.all():
+            areas.append(roc_auc(probabilities[:, place], has).item())
+            precisions.append(average_precision(probabilities[:, place], has))
+    if not areas:
+        return {}
+    return {
+        "auc": sum(areas) / len(areas),
+        "average-precision": sum(precisions) / len(precisions),
+    }
+
+
+def finding_counts(probabilities: Tensor, present: Tensor, minimum: int) -> dict[str, float]:
+    """Compute the number of samples with each finding, and the finding's AUC, as metrics by name.
+
+    They are ``finding.<k>.count`` and ``finding.<k>.auc``, with k from 0. A finding that fewer than
+    ``minimum`` samples have, or that fewer than ``minimum`` lack, is left out.
+
+    Args:
+        probabilities: the probability of each finding, (n, findings).
+        present: whether a sample has each finding, (n, findings) bool.
+        minimum: the smallest number of samples; 1 if it is less.
+    """
+    found = {}
+    for place in range(present.shape[1]):
+        has = present[:, place]
+        positives = int(has.sum())
+        if min(positives, len(has) - positives) >= max(minimum, 1):
+            found[f"{FINDING}.{place}.count"] = float(positives)
+            found[f"{FINDING}.{place}.auc"] = roc_auc(probabilities[:, place], has).item()
+    return found
+
+
+@dataclass(frozen=True)
+class FindingOutcome:
+    """A finding at a site: its name, the samples that have it, and its AUC.
+
+    Both are None if too few samples have the finding, or too few lack it.
+    """
+
+    name: str
+    count: int | None
+    auc: float | None
+
+
+def finding_outcomes(metrics: Mapping[str, float], names: list[str]) -> list[FindingOutcome]:
+    """Read each finding's outcome from a site's final test metrics, in the order of ``names``."""
+    outcomes = []
+    for place, name in enumerate(names):
+        count = metrics.get(f"{FINDING}.{place}.count")
+        number = None if count is None else int(count)
+        outcomes.append(FindingOutcome(name, number, metrics.get(f"{FINDING}.{place}.auc")))
+    return outcomes

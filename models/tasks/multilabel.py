@@ -1,0 +1,95 @@
+"""Multi-label: several findings in each sample, each of them present or absent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fedsilo.core.tasks import MULTI_LABEL
+from fedsilo.models.tasks.task import Task
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+LOSS_BOUND = 3.0  # nats; a sample's larger loss counts as 3
+
+
+class MultiLabel(Task):
+    """Several findings in each sample, each of them present or absent.
+
+    Labels are 0 or 1 for each finding, (n, findings) float32. The network has an output per
+    finding, and predictions are the findings' probabilities (n, findings), which need not sum to 1.
+    """
+
+    name = MULTI_LABEL
+    headline = "auc"
+    shown: ClassVar = ("auc", "average-precision", "loss")
+    measured_words = "mean AUC and mean average precision over the findings, and loss"
+    counted_words = (
+        "by finding, with enough samples that have it and that lack it, how many have it, and its "
+        "AUC"
+    )
+    label_noun = "finding"
+
+    def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the binary cross-entropy of logits and labels (batch, findings), a mean."""
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        return binary_cross_entropy_with_logits
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Map logits (batch, findings) to probabilities."""
+        return outputs.sigmoid()
+
+    def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return ``loss``, and the means of ``auc`` and ``average-precision`` over findings.
+
+        A finding counts only if some samples have it and others lack it. If there is no such
+        finding, only the loss is returned, in nats per finding.
+        """
+        from fedsilo.models.measures.finding_metrics import mean_over_findings
+
+        loss = self._losses(predictions, labels).mean().item()
+        return {"loss": loss, **mean_over_findings(predictions, labels > 0.5)}
+
+    def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
+        """Return positives and AUC of each finding (``finding_counts``)."""
+        from fedsilo.models.measures.finding_metrics import finding_counts
+
+        return finding_counts(predictions, labels > 0.5, minimum)
+
+    def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
+        """Return zeros (n, outputs) for the declared number of samples."""
+        import torch
+
+        return torch.zeros(sum(counts), outputs)
+
+    def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
+        """Explain why an array is not 0 or 1 for each sample and finding; '' if it is."""
+        import numpy as np
+
+        wanted = f"0 or 1 for each of {samples} samples and {len(names)} findings"
+        if labels.shape != (samples, len(names)) or labels.dtype.kind not in "iufb":
+            return f"must be {wanted}, but is {labels.dtype} of shape {labels.shape}"
+        for place, name in enumerate(names):
+            if not np.isin(labels[:, place], (0, 1)).all():
+                return f"must be {wanted}, but finding '{name}' has another value"
+        return ""
+
+    def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Return each sample's loss divided by its bound, 3 nats; it is 1 if the loss is NaN."""
+        import torch
+
+        losses = self._losses(predictions, labels).mean(dim=1)
+        return {"loss": torch.nan_to_num(losses / LOSS_BOUND, nan=1.0).clamp(0.0, 1.0)}
+
+    def part_ranges(self, outputs: int) -> Mapping[str, float]:
+        """Return the bound of a sample's loss."""
+        return {"loss": LOSS_BOUND}
+
+    def _losses(self, predictions: Tensor, labels: Tensor) -> Tensor:
+        """Return the cross-entropy of each sample and finding, (n, findings) float64."""
+        # A probability of 0 would make the loss infinite, so it is at least 1e-12
+        right = labels.double() * predictions + (1 - labels.double()) * (1 - predictions)
+        return -right.clamp_min(1e-12).log()
