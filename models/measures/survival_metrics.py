@@ -92,7 +92,9 @@ def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
     at_risk = len(times) - np.searchsorted(np.sort(times), distinct, side="left")
     ordered = np.sort(times[events == 1])
     dying = np.searchsorted(ordered, distinct, "right") - np.searchsorted(ordered, distinct, "left")
-    return _product_limit(distinct, (at_risk - dying).astype(np.float64), censored * 1.0)
+    return _product_limit(
+        distinct, (at_risk - dying).astype(np.float64), censored.astype(np.float64)
+    )
 
 
 def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> SurvivalCurve:
@@ -100,7 +102,8 @@ def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> Surviva
     left = at_risk - deaths
     # Without anybody left the survival is 0, and its variance has no meaning
     terms = np.divide(deaths, at_risk * left, out=np.full_like(deaths, np.inf), where=left > 0)
-    return SurvivalCurve(distinct, np.cumprod(left / at_risk), np.cumsum(terms), at_risk, deaths)
+    survival = np.cumprod(left / at_risk, dtype=np.float64)
+    return SurvivalCurve(distinct, survival, np.cumsum(terms), at_risk, deaths)
 
 
 def concordance(times: Floats, events: Floats, risks: Floats) -> float | None:
