@@ -59,6 +59,8 @@ DATA_SETS = {
     "chest-phantom": "fedsilo.datasets.synthetic.findings:CHEST_PHANTOM",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
     "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
+    "masks": "fedsilo.datasets.radiographs.masks:MASK_IMAGES",
+    "vessels-synthetic": "fedsilo.datasets.synthetic.vessels:VESSELS_SYNTHETIC",
 }
 
 

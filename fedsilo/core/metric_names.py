@@ -9,7 +9,7 @@ A key is one of three kinds::
 The metric of a measurement is one word (``accuracy``), perhaps of another site's model
 (``accuracy-from-<site>``), or a member of a family, ``<family>.<place>.<part>``:
 
-    class.<label>.<right, false or auc>
+    class.<label>.<right, false or auc, or dice, iou, surface-distance or hausdorff-95>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
     finding.<number>.<count or auc>
     outcome.<bin>.<count, predicted or observed>
@@ -28,7 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsilo.core.messages import INCOMING, SITE_NAME, TRAINED, UNREPEATABLE
+from fedsilo.core.files.site_names import is_site_name
+from fedsilo.core.messages import INCOMING, TRAINED, UNREPEATABLE
 from fedsilo.core.site_facts import SPLITS
 
 CLASS = "class"
@@ -75,12 +76,17 @@ METRICS: Mapping[str, MetricRule] = {
     "mae": MetricRule(-1),
     "rmse": MetricRule(-1),
     "r2": MetricRule(1, low=-math.inf, high=1.0),
+    # Segmentation; the last two are distances in pixels
+    "dice": _HIGH_SHARE,
+    "iou": _HIGH_SHARE,
+    "surface-distance": MetricRule(-1),
+    "hausdorff-95": MetricRule(-1),
 }
 OVERALL = tuple(METRICS)
 _UNKNOWN = MetricRule(0, low=-math.inf)  # a metric that is not in the table
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
-    CLASS: ("right", "false", "auc"),
+    CLASS: ("right", "false", "auc", "dice", "iou", "surface-distance", "hausdorff-95"),
     ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
     OUTCOME: ("count", "predicted", "observed"),
     FINDING: ("count", "auc"),
@@ -166,7 +172,7 @@ def read_metric(name: str) -> Metric | None:
     word, between, source = name.partition(FROM)
     if not _WORD.fullmatch(word) or word.startswith(TRAINED_PREFIX) or word in _PARTS:
         return None
-    if between and not SITE_NAME.fullmatch(source):
+    if between and not is_site_name(source):
         return None
     return Metric(word, site=source)
 
@@ -183,14 +189,13 @@ def _read_member(family: str, rest: str) -> Metric | None:
     if part not in _PARTS[family]:
         return None
     if family == ROUTING:
-        known = bool(SITE_NAME.fullmatch(place))
-    else:
-        known = bool(_NUMBER.fullmatch(place))
-    if family in (*BIN_FAMILIES, OUTCOME) and known:
-        known = int(place) < BINS
-    if not known:
-        return None
-    return Metric(family, place, part, site=place if family == ROUTING else "")
+        if not is_site_name(place):
+            return None
+        return Metric(family, place, part, site=place)
+    is_known = bool(_NUMBER.fullmatch(place))
+    if family in (*BIN_FAMILIES, OUTCOME) and is_known:
+        is_known = int(place) < BINS
+    return Metric(family, place, part) if is_known else None
 
 
 def read_measurement(key: str) -> Measurement | None:

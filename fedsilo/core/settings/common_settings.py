@@ -107,6 +107,7 @@ class ServerSettings:
         "calibration-error",
         "loss",
         "entropy",
+        *("dice", "iou", "surface-distance", "hausdorff-95"),
         "mae",
         "rmse",
         "r2",

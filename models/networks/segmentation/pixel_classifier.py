@@ -37,6 +37,8 @@ class PixelClassifier(TokenClassifier):
             above.
     """
 
+    has_dropout = False
+
     def __init__(self, segmenter: nn.Module, shape: NetworkShape, dice_weight: float) -> None:
         _, self.height, self.width = shape.input_shape
         pixels = self.height * self.width
@@ -54,8 +56,7 @@ class PixelClassifier(TokenClassifier):
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens (batch, h * w, classes) to pixel logits (batch, classes, h, w)."""
-        maps = features.transpose(1, 2)
-        return maps.reshape(len(maps), self.channels, self.height, self.width)
+        return features.transpose(1, 2).unflatten(2, (self.height, self.width))
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss, a scalar, of images (batch, ...) and masks (batch, h, w)."""
