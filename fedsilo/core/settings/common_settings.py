@@ -114,6 +114,8 @@ class ServerSettings:
         "mae",
         "rmse",
         "r2",
+        "c-index",
+        "brier",
     ] = setting(
         "none",
         "validation metric, a mean over sites by samples, by which the best round is kept and "
