@@ -22,7 +22,7 @@ from fedsilo.core.settings import removed
 PANELS = {
     "Run": "new simulate resume watch fit pretrain",
     "Compare": "compare tune crossvalidate",
-    "Look at finished runs": "runs plot attention histograms embeddings gradcam report",
+    "Look at finished runs": "runs plot attention overlays histograms embeddings gradcam report",
     "Use a model": "explain finetune predict calibrate monitor export card",
     "Deploy": "audit deploy hospital doctor",
     "Data and settings": "fetch datasets manifest survey settings experiments methods privacy",
@@ -170,6 +170,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         ("pretrain", "set config out file plugin save-as"),
         ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
         ("attention", "site split images data-dir state-dir pictures plugin"),
+        ("overlays", "site split data-dir state-dir pictures plugin"),
         ("settings", "pyproject json"),
         ("experiments", "method here check file json"),
         ("methods", "plugin json"),
