@@ -23,6 +23,7 @@ class TaskEntry(NamedTuple):
 
 CLASSIFICATION, REGRESSION, MULTI_LABEL = "classification", "regression", "multi-label"
 SEGMENTATION = "segmentation"
+SURVIVAL = "survival"
 TASKS = {
     CLASSIFICATION: TaskEntry(
         "fedsilo.models.tasks.classification:Classification",
@@ -44,6 +45,11 @@ TASKS = {
         "fedsilo.models.tasks.multilabel:MultiLabel",
         "Several findings for each patient or image, each present or absent.",
         strata=1,
+    ),
+    SURVIVAL: TaskEntry(
+        "fedsilo.models.tasks.survival:Survival",
+        "The time to an event, of patients of whom some are censored (Cox).",
+        strata=2,
     ),
 }
 
