@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from fedsilo.pictures.documents import draw_buffer, draw_cross, draw_forgotten, 
 from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidence
 from fedsilo.pictures.panel_grids import over_rounds, panel_grid
 from fedsilo.pictures.picture_files import write_for_screen_and_paper
+from fedsilo.pictures.survival import draw_survival
 from fedsilo.pictures.topology import draw_edge_weights, draw_topology
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -82,6 +83,8 @@ def _draw_spread(axes: Axes, lines: Lines) -> None:
 
 CURVES = {
     "accuracy": "accuracy",
+    "c-index": "C-index",
+    "brier": "integrated Brier score",
     "entropy": "entropy (nats)",
     "perplexity": "codebook perplexity",
     "codebook-loss": "codebook loss (eq. 6)",
@@ -142,6 +145,7 @@ def draw_run(directory: RunDirectory) -> Iterator[Path]:
         RunDirectoryError: the run has not ended, or a file of it has an unknown structure.
     """
     yield from draw_curves(directory)
+    yield from draw_survival_curves(directory)
     yield from draw_documents(directory)
 
 
@@ -154,7 +158,10 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
         directory: the run.
         say: called with a line of text for each file that cannot be drawn.
     """
-    drawing: dict[str, Callable[[], object]] = {"metrics.csv": partial(draw_curves, directory)}
+    drawing: dict[str, Callable[[], object]] = {
+        "metrics.csv": partial(draw_curves, directory),
+        "survival.png": partial(draw_survival_curves, directory),
+    }
     for name in _DRAWN_BY:
         if (directory.path / name).is_file():
             drawing[name] = partial(_draw_document, directory, name)
@@ -195,7 +202,9 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         return []
     title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
     marks = {int(round_): mark for round_, mark in summary["marks"].items()}
-    pictures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
+    pictures = {
+        "curves.png": _draw_lines(title, panels, (f"{split} accuracy", f"{split} C-index"), marks)
+    }
     # The updates of every site are drawn, not their means by distribution
     senders = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
     if senders:
@@ -203,14 +212,26 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         for metric, label in _CONTRIBUTIONS.items():
             updates[label] = series(rows, metric, senders, UPDATE)
         title = "Each site's update, round by round"
-        pictures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
+        pictures["contributions.png"] = _draw_lines(title, updates, (_CONTRIBUTIONS["cosine"],))
     return _write_pictures(directory, pictures)
+
+
+def draw_survival_curves(directory: RunDirectory) -> list[Path]:
+    """Draw ``survival.png`` of a run whose task is survival; return the paths of the pictures.
+
+    Returns:
+        [] (and no picture) if no site has published a curve.
+
+    Raises:
+        RunDirectoryError: the run has not ended.
+    """
+    return _write_pictures(directory, draw_survival(FinishedRun(directory.path).metric_rows))
 
 
 def _draw_lines(
     title: str,
     panels: Mapping[str, Series],
-    better_high: str,
+    better_high: Collection[str],
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
     """Draw panels of lines over rounds: up to four in one row, or more in rows of three.
@@ -218,7 +239,7 @@ def _draw_lines(
     Args:
         title: the title of the picture.
         panels: label of a panel -> name -> round -> value.
-        better_high: the label of the only panel where a high value is good.
+        better_high: the labels of the panels where a high value is good.
         marks: round -> a remark. Each gets a vertical line in every panel, and its text below. None
             for no marks.
     """
@@ -233,7 +254,7 @@ def _draw_lines(
     styles = line_styles(sorted(names))
     marks = marks or {}
     for axes, (label, lines) in zip(grid, panels.items(), strict=True):
-        draw_lines(axes, lines, styles, high_is_worse=label != better_high)
+        draw_lines(axes, lines, styles, high_is_worse=label not in better_high)
         for round_ in marks:
             axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
         over_rounds(axes)
