@@ -239,8 +239,11 @@ def deploy_status(
 
     rows = []
     for member in members:
-        process, log = str(member.pid or "-"), str(member.log or "-")
-        rows.append((member.member, process, member.sight, log))
+        # A server in a container writes its log to the engine's, and a member may not have run yet
+        log = "-"
+        if member.log and member.log.is_file():
+            log = str(member.log)
+        rows.append((member.member, str(member.pid or "-"), member.sight, log))
     print_columns(("member", "process", "seen by the server", "log"), rows)
     run = look_at_deployment(Path(deployment)).run
     if run:
