@@ -174,11 +174,13 @@ def values_of(
 def page_text(csv_name: str, runs: Sequence[SeedRun]) -> str:
     """Return the page as Markdown: the state and the result of each question."""
     lines = ["# Open rows with twenty seeds", ""]
+    where = "No run is finished yet."
+    if runs:
+        where = f"All runs are in [{csv_name}]({csv_name})."
     lines += [
         "Five seeds left some claims of the papers open. Their experiments run again here with the "
         f"settings of before and seeds 0 to {SEEDS - 1}.",
-        f"All runs are in [{csv_name}]({csv_name}). The p values are of t-tests paired by seed, "
-        "multiplied by the number of pairs.",
+        f"{where} The p values are of t-tests paired by seed, multiplied by the number of pairs.",
         "",
         "```sh",
         "python -m benchmarks.open_rows --csv open-rows.csv --page open-rows.md "

@@ -29,6 +29,7 @@ from fedsilo.client_app.training.loop import LocalTraining, steps_of
 from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import find_standardisation, standardise_silo
 from fedsilo.core.errors import RefusedError, SiteError
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.messages import Instruction
 from fedsilo.core.methods import settings_class, site_class
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
@@ -61,12 +62,18 @@ class SiteSession(OpenedSite):
     # The fewest samples of an optimiser step. A hospital's own cap allows any number, because noise
     # hides them and a refusal would reveal it
     smallest_batch: int = field(kw_only=True, default=1)
+    # The name of the site's folders
+    folder: str = field(init=False)
     # Replaces ``LocalTraining.run`` for a round and site that was trained as one batch with others
     trainers: dict[Hashable, Callable[[LocalTraining], float]] = field(
         init=False, default_factory=dict
     )
     # The last standardised table, by the statistics used for it
     _standardised: dict[Hashable, Silo] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Find the name of the site's folders once, and not in each round."""
+        object.__setattr__(self, "folder", folder_name(self.silo.name))
 
     @property
     def task(self) -> Task:
@@ -229,7 +236,7 @@ class SiteSession(OpenedSite):
         """Return the folder for this site's private state in a run; the folder may not exist yet.
 
         It is ``<state-dir>/<run>/<site>``; in a simulation without 'state-dir',
-        ``<run-dir>/sites/<site>``.
+        ``<run-dir>/sites/<site>``. The last part is the site's ``folder_name``.
 
         Raises:
             SiteError: the node config has no 'state-dir', at a real site or in a simulation without
@@ -237,9 +244,9 @@ class SiteSession(OpenedSite):
         """
         name, site = instruction.run_name, self.silo.name
         if "state-dir" in self.node_config:
-            return Path(str(self.node_config["state-dir"])) / name / site
+            return Path(str(self.node_config["state-dir"])) / name / self.folder
         if self.simulated and instruction.run_dir:
-            return Path(instruction.run_dir) / "sites" / site
+            return Path(instruction.run_dir) / "sites" / self.folder
         raise SiteError(
             f"site {site}: the node config has no 'state-dir', which keeps this site's private "
             "state over restarts; start the SuperNode with one"

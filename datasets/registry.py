@@ -45,6 +45,8 @@ DATA_SETS = {
     "heart-imputed": "fedsilo.datasets.tables.heart:HEART_IMPUTED",
     "heart-indicator": "fedsilo.datasets.tables.heart:HEART_INDICATOR",
     "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
+    "survival-synthetic": "fedsilo.datasets.tables.survival_synthetic:SURVIVAL_SYNTHETIC",
+    "tcga-brca": "fedsilo.datasets.tables.tcga_brca:TCGA_BRCA",
     "heart-synthetic-pulse": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC_PULSE",
     "table": "fedsilo.datasets.tables.table_data_set:TABLE",
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
@@ -59,6 +61,8 @@ DATA_SETS = {
     "chest-phantom": "fedsilo.datasets.synthetic.findings:CHEST_PHANTOM",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
     "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
+    "masks": "fedsilo.datasets.radiographs.masks:MASK_IMAGES",
+    "vessels-synthetic": "fedsilo.datasets.synthetic.vessels:VESSELS_SYNTHETIC",
 }
 
 

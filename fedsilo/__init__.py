@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         explain,
         gradcam,
         histograms,
+        overlays,
         plot,
         report,
     )
@@ -135,6 +136,7 @@ __all__ = [
     "methods",
     "monitor",
     "new",
+    "overlays",
     "plot",
     "predict",
     "pretrain",

@@ -21,6 +21,7 @@ PLACES = {
     "pyproject.toml": r'^version = "',
     "fedsilo/_version.py": r'^VERSION = "',
     "CITATION.cff": r'^version: "',
+    "docs/README.md": r"^Version ",
     "release/recipe.yaml": r'^  version: "',
     "docker/compose.yaml": r"FEDSILO_TAG:-",
     "docker/compose.cpu.yaml": r"FEDSILO_TAG:-",

@@ -94,7 +94,8 @@ def null_pair_line(chosen: Chosen, experiment: str) -> str | None:
     halves = abs(mean(first[::2]) - mean(first[1::2]))
     return (
         f"`{experiment}`: FedNova's mean is {apart:.2f} points from FedAvg's, and at most "
-        f"{most:.2f} in one seed. FedAvg's even seeds are {halves:.2f} points from its odd ones"
+        f"{most:.2f} points in one seed. FedAvg's even seeds are {halves:.2f} points from its odd "
+        "ones"
     )
 
 
@@ -102,10 +103,11 @@ def size_line(experiment: str, size: Size) -> str:
     """Describe whether FedAvg is near its plateau and above chance, on validation data."""
     below = size.plateau - size.reached
     verdict = "enough rounds" if below <= _ENOUGH else "too few rounds"
+    seeds = "1 seed" if size.seeds == 1 else f"{size.seeds} seeds"
     return (
         f"`{experiment}`: {size.reached:.3f} after the benchmark's rounds, at most "
         f"{size.plateau:.3f} in three times as many ({verdict}); chance {size.chance:.3f}; "
-        f"{size.seeds} seeds"
+        f"{seeds}"
     )
 
 

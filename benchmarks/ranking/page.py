@@ -20,7 +20,7 @@ from benchmarks.ranking.findings import (
     rank_over_seeds,
     size_line,
 )
-from benchmarks.ranking.pilots import read_pilots, sizes
+from benchmarks.ranking.pilots import Size, read_pilots, sizes
 from benchmarks.ranking.ranks import (
     Ranking,
     chosen_runs,
@@ -71,6 +71,12 @@ class Benchmarked:
             lambda mean: float(_percent(mean))
         )
 
+    @cached_property
+    def sizes(self) -> dict[str, Size]:
+        """What the pilots next to the file of runs say of each experiment's size."""
+        path = self.rows.path
+        return sizes(read_pilots(path.with_name(f"{path.stem}-pilots.csv")))
+
     @property
     def unranked(self) -> list[str]:
         """The methods that have no rank among the others."""
@@ -101,8 +107,10 @@ class Benchmarked:
         if len(self.finished) == 1:
             (name,) = self.finished
             return {f"seeds of {name}": self.over_seeds[name]}
-        through = self.finished or [str(name) for name in self.metrics]
-        metrics = self.metrics[through].drop(self.unranked, errors="ignore")
+        metrics = self.metrics.drop(self.unranked, errors="ignore")
+        if not self.finished:
+            return {"methods so far": ranking(metrics)}
+        through, metrics = self.finished, metrics[self.finished]
         found = {"all settings": ranking(metrics)}
         images = [n for n in through if not data_set(str(self.values[n]["dataset"])).is_table]
         if images:
@@ -172,6 +180,8 @@ class Benchmarked:
             stem = page.with_suffix("")
             write_atomically(Path(f"{stem}-table.csv"), csv_text(self.results))
             write_atomically(Path(f"{stem}-ranks.csv"), csv_text(ranks_table(self)))
+            if self.sizes:
+                write_atomically(Path(f"{stem}-sizes.csv"), csv_text(sizes_table(self.sizes)))
             write_picture(Path(f"{stem}-ranks.png"), draw_ranks(self.rankings))
             ranked = self.results[~self.results["method"].isin(self.unranked)]
             write_picture(Path(f"{stem}-costs.png"), draw_costs(ranked))
@@ -199,6 +209,11 @@ def ranks_table(found: Benchmarked) -> pd.DataFrame:
     )
 
 
+def sizes_table(found: Mapping[str, Size]) -> pd.DataFrame:
+    """Return a row per experiment: FedAvg's validation metric, its plateau, chance and seeds."""
+    return pd.DataFrame({"experiment": name, **vars(size)} for name, size in found.items())
+
+
 def page_text(found: Benchmarked, page: Path) -> str:
     """Return the page as Markdown."""
     templates = Environment(
@@ -222,10 +237,10 @@ def page_text(found: Benchmarked, page: Path) -> str:
         state=[found.progress(name).line() for name in found.benchmark.experiments],
         tests=list(_test_lines(found)),
         nulls=list(_null_lines(found)),
-        sizes=list(_size_lines(found)),
+        sizes=[size_line(name, size) for name, size in found.sizes.items()],
         equals=equals(found.chosen),
         runs=sum(bool(row.run) for row in found.rows.rows),
-        hours=sum(row.seconds or 0 for row in found.rows.rows) / 3600,
+        minutes=round(sum(row.seconds or 0 for row in found.rows.rows) / 60),
         processors=", ".join(sorted({row.processor for row in found.rows.rows} - {""})),
         edges=int(chosen.isin([min(rates), max(rates)]).sum()),
         missing=list(missing_lines(found)),
@@ -246,13 +261,13 @@ def _metric_lines(found: Benchmarked) -> Iterator[list[str]]:
 
     costs = relative_costs(found.results)
     titles = [f"rank, {title}" for title in found.rankings]
-    yield ["", *titles, *found.metrics, "bytes", "seconds", "samples"]
+    yield ["", *titles, *found.metrics, "bytes", "samples"]
     for method in found.order:
         texts = [*found.ranks_of(method), *(cell(str(name), method) for name in found.metrics)]
         cost = costs.get(method)
-        spent = ["-", "-", "-"]
+        spent = ["-", "-"]
         if cost:
-            spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}", f"{cost['samples']:.2f}"]
+            spent = [f"{cost['bytes']:.2f}", f"{cost['samples']:.2f}"]
         yield [title_of(method), *texts, *spent]
 
 
@@ -287,12 +302,6 @@ def _null_lines(found: Benchmarked) -> Iterator[str]:
         line = null_pair_line(found.chosen, str(name))
         if line:
             yield line
-
-
-def _size_lines(found: Benchmarked) -> Iterator[str]:
-    path = found.rows.path
-    for name, size in sizes(read_pilots(path.with_name(f"{path.stem}-pilots.csv"))).items():
-        yield size_line(name, size)
 
 
 def friedman_lines(rankings: Mapping[str, Ranking]) -> Iterator[str]:
@@ -331,14 +340,16 @@ def with_last_column(readme: str, found: Benchmarked) -> str:
     """Return a README whose table of methods has their average ranks in its last column.
 
     A row's first cell names its methods; their ranks, over each of the rankings, follow in that
-    order.
+    order. While no experiment is finished, the text is "not yet".
     """
     lines = []
     for line in readme.split("\n"):
         first, *cells = line.strip("| ").split(" | ")
         named = [name for name in _METHOD.findall(first) if name in METHODS]
         if named and len(cells) == _CELLS:
-            text = "; ".join(" / ".join(found.ranks_of(name)) for name in named)
+            text = "not yet"
+            if found.finished:
+                text = "; ".join(" / ".join(found.ranks_of(name)) for name in named)
             line = f"| {' | '.join([first, *cells[:-1], f'[{text}](../results/benchmark.md)'])} |"
         lines.append(line)
     return "\n".join(lines)

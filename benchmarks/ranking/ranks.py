@@ -95,16 +95,16 @@ def ranking(metrics: pd.DataFrame) -> Ranking:
 def relative_costs(results: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Return by method its costs over FedAvg's, geometric means over its settings.
 
-    The costs are "bytes", "seconds" and "samples". A method without training has 0 samples.
+    The costs are "bytes" and "samples". A method without training has 0 samples.
     """
-    costs = ["kilobytes", "seconds", "samples"]
+    costs = ["kilobytes", "samples"]
     usual = results[results["method"] == "fedavg"].set_index("experiment")[costs]
     own = results[results["experiment"].isin(usual.index)].set_index(["method", "experiment"])
     logs = (own[costs] / usual).map(_log).groupby("method", sort=False).mean()
     found = {}
     for method, *means in logs.itertuples():
-        size, seconds, samples = map(math.exp, means)
-        found[str(method)] = {"bytes": size, "seconds": seconds, "samples": samples}
+        size, samples = map(math.exp, means)
+        found[str(method)] = {"bytes": size, "samples": samples}
     return found
 
 

@@ -91,6 +91,11 @@ def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     chosen = find_columns(silo.features, settings)
     rows, labels = _all_rows(silo)
     patients = _take_columns(rows, labels, chosen)
+    if (patients.times is not None) != (settings.family == "cox"):
+        raise SiteError(
+            f"site {silo.name}: the label is the time to an event, which a {settings.family} model "
+            "does not explain: set 'glm.family' to 'cox', or name an outcome as 'glm.outcome'"
+        )
     lacking = patients.lacking()
     _refuse_few_incomplete(silo.name, lacking, settings.missing, floor)
     needed = lacking
@@ -110,7 +115,7 @@ def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
 
 
 def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
-    """Return the features (n, features) and labels (n,) of all splits, float64."""
+    """Return the features (n, features) and labels (n, ...) of all splits, float64."""
     parts = [silo.splits()[split] for split in SPLITS]
     rows = torch.cat([part.inputs for part in parts]).double().numpy()
     labels = torch.cat([part.labels for part in parts]).double().numpy()
@@ -118,10 +123,15 @@ def _all_rows(silo: Silo) -> tuple[Floats, Floats]:
 
 
 def _take_columns(rows: Floats, labels: Floats, chosen: ChosenColumns) -> Patients:
-    """Take the chosen columns, outcome and time of all rows; NaN is missing in each of them."""
+    """Take the chosen columns, outcome and time of all rows; NaN is missing in each of them.
+
+    Labels (n, 2) are times and events.
+    """
     outcome, times = labels, None
+    if labels.ndim == 2:
+        times, outcome = labels.T
     if chosen.outcome is not None:
-        outcome = rows[:, chosen.outcome]
+        outcome, times = rows[:, chosen.outcome], None
     if chosen.time is not None:
         times = rows[:, chosen.time]
     return Patients(rows[:, chosen.columns], outcome, times)

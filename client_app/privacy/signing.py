@@ -29,8 +29,8 @@ from fedsilo.client_app.site.node import own_folder_of
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.files.atomic_files import read_regular, write_atomically
+from fedsilo.core.files.site_names import site_name_fault
 from fedsilo.core.settings_schema import Value
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.strategies.wire.signatures import (
     is_key_code,
     is_signed,

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 
 from flwr.app import Context, Message, RecordDict
 
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.messages import SIMULATED_SITE
 from fedsilo.core.settings_schema import Value, build, values_of
 
@@ -118,7 +119,7 @@ def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
     """Return the folder that a hospital keeps over all runs; see ``own_folder``."""
     if "state-dir" not in node_config:
         return None
-    return Path(str(node_config["state-dir"])) / OWN / site
+    return Path(str(node_config["state-dir"])) / OWN / folder_name(site)
 
 
 def own_cache(context: Context) -> str:

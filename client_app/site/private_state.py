@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.core.errors import CheckpointError
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.files.state_files import load_state, save_state
 from fedsilo.core.messages import ROUND_KEYS, Instruction, state_key
 from fedsilo.core.plugins import PINS
@@ -234,7 +235,7 @@ def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
     for run in home.glob("*"):
         if run.name == current or run.name.startswith("."):
             continue
-        paths = [path for path in (run / site).glob("*") if _NAME.fullmatch(path.name)]
+        paths = [path for path in (run / folder_name(site)).glob("*") if _NAME.fullmatch(path.name)]
         if paths:
             found = [path.stat() for path in paths]
             last_used = max(stat.st_mtime for stat in found)

@@ -202,7 +202,9 @@ def predict_batches(
             if probe:
                 probe.see(tokens)
             features = network.features(tokens)
-            passes = max(settings.mc_passes, 1)
+            passes = 1
+            if network.has_dropout:
+                passes = max(settings.mc_passes, 1)
             mean = mc_dropout_mean(network.classify, features, passes, task.predict)
             predictions.append(mean.cpu())
     return torch.cat(predictions)

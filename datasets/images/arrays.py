@@ -1,5 +1,7 @@
 """The user's own arrays: one file ``SITE.npz`` per site in the data directory.
 
+SITE is the site's name, or its ``folder_name`` if fedsilo wrote the file.
+
 It holds ``x``, samples (n, channels, height, width) or (n, height, width), as uint8 or as floats
 that networks take unscaled; ``y``, the labels of the task: class numbers from 0 (n,), numbers (n,)
 for regression, or 0 and 1 (n, findings) for several findings; and ``classes``, the names of the
@@ -18,6 +20,7 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.array_files import DAMAGES, kind_of, read_arrays
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.files.site_names import find_by_site, folder_name, is_visible, normalise_name
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from fedsilo.datasets.images.decoding import BrokenImageError, check_file
@@ -54,21 +57,26 @@ class OwnArrays(DataSet):
         """Return the names of the ``.npz`` files without their endings, in alphabetical order.
 
         Raises:
-            DataError: the data directory has no ``.npz`` file.
+            DataError: the data directory has no ``.npz`` file, or the name of one is invalid.
         """
         folder = self._folder(places)
-        names = sorted(path.stem for path in folder.glob("*.npz"))
+        names = sorted(_find_files(folder))
         if not names:
             raise DataError(f"{folder} has no file SITE.npz: write one with x, y and classes")
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a ``.npy`` file as one sample, with the shape of ``x``."""
-        x = _read(self._folder(places) / f"{site}.npz", task_of(settings))[0]
+        x = _read(self._file(site, places), task_of(settings))[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 
     def _folder(self, places: Places) -> Path:
         return data_folder(places, self.name, "with a file SITE.npz for each site")
+
+    def _file(self, site: str, places: Places) -> Path:
+        """Return the path of a site's file, which may be missing."""
+        folder = self._folder(places)
+        return _find_files(folder).get(site, folder / f"{folder_name(site)}.npz")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read a site's arrays, split them, and load the silo through the cache.
@@ -80,7 +88,7 @@ class OwnArrays(DataSet):
         Raises:
             DataError: the arrays are invalid, or fewer than 2 training samples are left.
         """
-        path = self._folder(places) / f"{name}.npz"
+        path = self._file(name, places)
         stamp = path.stat()
         task = task_of(settings)
         x, y, classes = _read(path, task)
@@ -123,6 +131,11 @@ class OwnArrays(DataSet):
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(classes), fill)
+
+
+def _find_files(folder: Path) -> dict[str, Path]:
+    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names."""
+    return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
@@ -217,7 +230,8 @@ def _check_arrays(
         raise DataError(f"{where}: {fault}")
     if x.ndim == 3:
         x = x[:, None]
-    return x, y.astype(task.label_type), list(map(str, classes.tolist()))
+    names = [normalise_name(str(name)) for name in classes.tolist()]
+    return x, y.astype(task.label_type), names
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
@@ -237,8 +251,11 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
     """Explain why an array is not a list of ``fewest`` or more distinct names; '' if it is."""
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
-    if not are_names or len(classes) < fewest or len(set(classes.tolist())) < len(classes):
+    names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
+    if not are_names or len(classes) < fewest or len(names) < len(classes):
         return f"classes must be {fewest} names or more, each once, but is {kind_of(classes)}"
+    if not all(map(is_visible, names)):
+        return "a name in classes has a character that cannot be seen: rename the class"
     return ""
 
 
@@ -272,7 +289,7 @@ def write_arrays(
         places = np.searchsorted(every, y)
         task = task_named(CLASSIFICATION)
         _check_arrays(f"silo '{site}'", task, x, places, classes)  # refused before a run begins
-        np.savez(folder / f"{site}.npz", x=x, y=places, classes=classes)
+        np.savez(folder / f"{folder_name(site)}.npz", x=x, y=places, classes=classes)
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:

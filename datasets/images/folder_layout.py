@@ -120,8 +120,8 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
     if lowered & _PICTURES and lowered & _MASKS:
         raise DataError(
             f"{place}: {quote_names(names)} look like images and their segmentation masks, but "
-            "data set 'folder' takes each folder for a class: keep only images, sorted by class "
-            f"into {LAYOUTS}"
+            "data set 'folder' takes each folder for a class: set 'dataset' to 'masks' and 'task' "
+            f"to 'segmentation', or keep only images, sorted by class into {LAYOUTS}"
         )
     if all(map(_YEAR.fullmatch, names)):
         raise DataError(

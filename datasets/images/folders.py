@@ -8,15 +8,15 @@ manifests that ``fedsilo manifest folder`` writes.
 import csv
 import io
 import json
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedsilo.core.errors import DataError, FileNamesError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import Places, data_folder, find_places
+from fedsilo.core.files.site_names import find_by_site, is_visible, normalise_name
 from fedsilo.core.one_line import format_count, one_line, quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.folder_layout import (
@@ -32,7 +32,6 @@ from fedsilo.datasets.images.folder_layout import (
 )
 from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import Silo
 
 MANIFEST = "manifest.csv"
@@ -72,13 +71,8 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
         check_no_class_folders(tops)
         folders = {ALONE: folder}
     else:
-        folders = {top.name: top for top in tops}
-    sites = {}
-    for site, site_folder in folders.items():
-        fault = site_name_fault(site)
-        if fault:
-            raise DataError(f"{folder}: {fault}: rename the folder")
-        sites[site] = _read_site(site_folder)
+        folders = find_by_site({top.name: top for top in tops})
+    sites = {site: _read_site(site_folder) for site, site_folder in folders.items()}
     classes = _classes(sites)
     if len(classes) < 2:
         raise DataError(
@@ -111,7 +105,7 @@ def _read_site(folder: Path) -> list[Image]:
                     f"it does: add some, remove it, or sort all images into {LAYOUTS}"
                 )
             # A Mac writes an umlaut as a letter and an accent; elsewhere it is the same class
-            label = unicodedata.normalize("NFC", class_folder.name)
+            label = normalise_name(class_folder.name)
             images += [Image(file, label, split=part) for file in files]
     return images
 
@@ -163,9 +157,8 @@ class FolderImages(ImageDataSet):
         """
         folder = self.files_folder(places)
         sites = self._list_sites(places)
-        site_folder = folder / site
         if list(sites) == [ALONE]:  # all images belong to the asking site
-            site, site_folder = ALONE, folder
+            site = ALONE
         classes = _classes(sites)
         numbers: Counter[str] = Counter()
         images = []
@@ -178,7 +171,7 @@ class FolderImages(ImageDataSet):
             label = classes.index(image.label)
             # No patient is known, so each file is a group
             images.append(ListedImage(name, label, f"file {name}", safe_name, image.split))
-        index = index_images(str(site_folder), folder, images)
+        index = index_images(str(_folder_of(site, sites, folder)), folder, images)
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
@@ -268,14 +261,32 @@ class FolderImages(ImageDataSet):
         return sites
 
 
+def _folder_of(site: str, sites: Mapping[str, Sequence[Image]], data: Path) -> Path:
+    """Return a site's own folder, whose name may be another form of the site's name.
+
+    ``sites`` maps each site to its images in the data directory ``data``, at least one image each.
+    If the folders do not name sites, the result is ``data``.
+    """
+    if list(sites) == [ALONE]:
+        return data
+    return data / sites[site][0].path.relative_to(data).parts[0]
+
+
 def _name_folder(folder: Path, data: Path) -> str:
     """Name a folder relative to the data directory, for messages."""
     name = data.name if folder == data else folder.relative_to(data).as_posix()
     return f"folder '{one_line(name, 80)}'"
 
 
-def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
+def write_folder_manifests(
+    folder: Path, labels: Mapping[str, str] | None = None
+) -> dict[Path, Counter[str]]:
     """Write a manifest into each site's folder, and ``images.yaml`` into ``folder``.
+
+    Args:
+        folder: the folder that ``read_folder`` reads.
+        labels: the name of a class's folder -> the class. A class that is not in it has the name of
+            its folder.
 
     Returns:
         Manifest's path -> number of images per label.
@@ -285,17 +296,20 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
             be written. Nothing is written in these cases.
     """
     sites = read_folder(folder)
+    for site, images in sites.items():
+        sites[site] = [_relabel(image, labels or {}) for image in images]
     classes = _classes(sites)
     for name in classes:
-        if name != name.lstrip() or not name.isprintable():
+        if name != name.lstrip() or not is_visible(name):
             raise DataError(
                 f"{folder}: class {quote_value(name)} must not begin with a space or have "
-                "characters that cannot be printed, because no manifest can name its files: rename "
+                "characters that cannot be seen, because no manifest can name its files: rename "
                 "its folders"
             )
     listed = {}
     for site in sites:
-        listed[site] = MANIFEST if site == ALONE else f"{site}/{MANIFEST}"
+        own = _folder_of(site, sites, folder)
+        listed[site] = (own / MANIFEST).relative_to(folder).as_posix()
     declaration = folder / _DECLARATION
     # All of them before the first is written, so that nothing is written by half
     refuse_existing(declaration, *(folder / manifest for manifest in listed.values()))
@@ -309,6 +323,10 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
         lines += f"{key}: {json.dumps(value, ensure_ascii=False)}\n"
     write_atomically(declaration, lines)
     return counts
+
+
+def _relabel(image: Image, labels: Mapping[str, str]) -> Image:
+    return replace(image, label=labels.get(image.label, image.label))
 
 
 def refuse_existing(*paths: Path) -> None:

@@ -16,8 +16,8 @@ from itertools import combinations
 from pathlib import Path
 
 from fedsilo.core.errors import DataError
+from fedsilo.core.files.site_names import normalise_name, site_name_fault
 from fedsilo.core.files.text_files import read_rows
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 
 GAIA = "gaia"
 
@@ -121,7 +121,7 @@ def _read_edges(path: Path) -> SiloSet:
     lines: dict[tuple[str, str], int] = {}
     for number, row in read_rows(path, _EDGE, _VALUES):
         where = f"{path}, line {number}"
-        ends = [row[column] for column in _EDGE]
+        ends = [normalise_name(row[column]) for column in _EDGE]
         for name in ends:
             names.setdefault(name, len(names))
         # An edge has no direction: the silo that appears earlier in the file is always the first
@@ -130,8 +130,8 @@ def _read_edges(path: Path) -> SiloSet:
         fault = ""
         if any(map(site_name_fault, ends)):  # a cell is never quoted
             fault = (
-                "a silo's name must consist of letters, digits, '.', '_' and '-', and must not be "
-                "'all', which stands for the mean over sites: rename the silo"
+                "a silo's name must begin with a letter or digit, must not have characters such as "
+                "'/' (docs/own-data.md lists them), and must not be 'all': rename the silo"
             )
         elif first == second:
             fault = "an edge joins a silo with itself: remove the line"

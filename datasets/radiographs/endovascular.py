@@ -42,6 +42,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
     """The data set ``endovascular``: images of 8 to 16 bits, some of which have masks."""
 
     name = "endovascular"
+    tasks: ClassVar[tuple[str, ...]] = MaskedDataSet.tasks
     file = "endovascular.yaml"
     columns: ClassVar[tuple[str, ...]] = ("mask",)
 
@@ -56,7 +57,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load the images with masks; each is in the same part as in the silo without masks."""
-        return masked_silo(_WithMasks().load(name, settings, places))
+        return masked_silo(_WithMasks().load_arrays(name, settings, places))
 
 
 class _WithMasks(Endovascular):

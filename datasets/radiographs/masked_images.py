@@ -8,10 +8,12 @@ their last channel.
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import ClassVar
 
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places, find_places
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.tasks import CLASSIFICATION, SEGMENTATION
 from fedsilo.datasets.registry import DATA_SETS, data_set
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split
 from fedsilo.models.networks.kinds import NetworkShape
@@ -20,7 +22,19 @@ MASK_CLASSES = ("background", "catheter")
 
 
 class MaskedDataSet(DataSet):
-    """A data set in which some or all images have masks."""
+    """A data set in which some or all images have masks, and each image has a class too."""
+
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, SEGMENTATION)
+
+    def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Load the silo ``name`` for the run's task: with masks as labels for segmentation."""
+        if settings.task == SEGMENTATION:
+            return self.load_masked(name, settings, places)
+        return self.load_arrays(name, settings, places)
+
+    def load_arrays(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """Load the silo ``name`` as it is cached, whatever the task; see ``DataSet.load``."""
+        return super().load(name, settings, places)
 
     @abstractmethod
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
@@ -81,6 +95,7 @@ def split_masks(silo: Silo) -> Silo:
         val=_split_masks(silo.val),
         test=_split_masks(silo.test),
         shape=NetworkShape((channels - 1, *size), silo.shape.outputs),
+        task=SEGMENTATION,
     )
 
 

@@ -16,6 +16,7 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.declarations import fault
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.tasks import SEGMENTATION
 from fedsilo.datasets.images.decoding import (
     PICTURES,
     BrokenImageError,
@@ -103,6 +104,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
     name = "masks"
     file = "masks.yaml"
+    tasks: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
     model: ClassVar[type[MaskDeclaration]] = MaskDeclaration
 
     def declaration(self, places: Places) -> MaskDeclaration:
@@ -190,7 +192,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load the images of a site, with their masks as labels (n, size, size)."""
-        return split_masks(super().load(name, settings, places))
+        return split_masks(self.load_arrays(name, settings, places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load the images of a site with their masks as labels: this data set has no others."""

@@ -12,28 +12,10 @@ from pydantic import AfterValidator, BeforeValidator
 
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.declarations import FileModel, Text, check_content, fault
+from fedsilo.core.files.site_names import is_visible, normalise_name, site_name_fault
 from fedsilo.core.files.text_files import read_text, same_text
 from fedsilo.core.files.yaml_text import YamlError, parse_yaml
-from fedsilo.core.messages import SITE_NAME
-
-LONGEST = 64  # characters, as in SITE_NAME
-
-
-def site_name_fault(name: str) -> str | None:
-    """Explain why a text cannot be a site's name; None if it is valid.
-
-    A name must match ``SITE_NAME``, because folders and columns have the site's name, and must not
-    be 'all', which stands for the mean over sites.
-    """
-    if name == "all":
-        return "site 'all' must have another name, because 'all' stands for the mean over sites"
-    if SITE_NAME.fullmatch(name):
-        return None
-    return (
-        f"site '{name}' is not a plain name of letters, digits, '.', '_' and '-', at most "
-        f"{LONGEST} characters long"
-    )
-
+from fedsilo.core.one_line import quote_value
 
 M = TypeVar("M", bound=FileModel)
 
@@ -57,18 +39,22 @@ def _plain_sites(content: Any) -> Any:
     if not isinstance(content, dict) or not content:
         raise fault("'sites' must map each site's name to its CSV file")
     for name in content:
-        _plain_name(str(name))
+        _check_site_name(normalise_name(str(name)))
     return _of_distinct_names(content, "sites")
 
 
 def _lists_by_name(content: Any) -> Any:
     if not isinstance(content, dict) or len(content) < 2:
         raise fault("'classes' must map at least two class names to lists of label values")
+    for name in content:
+        if not is_visible(str(name)):
+            raise fault(f"the class {quote_value(name)} has a character that cannot be seen")
     return _of_distinct_names(content, "classes")
 
 
 def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
-    if len(set(map(str, content))) < len(content):  # 1 and '1'
+    # 1 and '1', or an 'ü' of one character and one of two
+    if len({normalise_name(str(name)) for name in content}) < len(content):
         raise fault(f"under '{key}' two names are the same text: rename one")
     return content
 
@@ -91,14 +77,14 @@ def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
     return forms
 
 
-def _plain_name(name: str) -> str:
+def _check_site_name(name: str) -> str:
     wrong = site_name_fault(name)
     if wrong:
         raise fault(wrong)
     return name
 
 
-SiteName = Annotated[str, AfterValidator(_plain_name)]
+SiteName = Annotated[str, AfterValidator(_check_site_name)]
 Sites = Annotated[dict[Text, Text], BeforeValidator(_plain_sites)]
 ClassLists = Annotated[
     dict[Text, list[Text]], BeforeValidator(_lists_by_name), AfterValidator(_one_class_each)

@@ -20,6 +20,7 @@ from fedsilo.core.errors import DataError, FileNamesError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.sealed_folders import json_digest, open_sealed
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
@@ -380,7 +381,7 @@ def cached_silo(
 
     Args:
         folder: the cache's folder for this data set's silos.
-        name: the beginning of the silo folder's name; the key follows.
+        name: the silo's name. The folder is named by its ``folder_name`` and a key.
         facts: everything that decides the silo's content, as JSON values; their digest is the key.
         classes: number of classes.
         fill: function that writes the silo into a new folder with ``save_silo``.
@@ -390,7 +391,7 @@ def cached_silo(
             ``fill``.
     """
     # Any other fact gives another folder, so an outdated silo is never opened by mistake
-    target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
+    target = folder / f"{folder_name(name)}-{json_digest(facts)[:_KEY_LENGTH]}"
     return open_sealed(target, fill, lambda found: open_silo(found, classes))
 
 

@@ -245,7 +245,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load the same frames in the same parts, with their masks; some masks are empty."""
-        return masked_silo(_WithMasks().load(name, settings, places))
+        return masked_silo(_WithMasks().load_arrays(name, settings, places))
 
 
 class _WithMasks(AngiogramPhantom):

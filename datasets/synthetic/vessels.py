@@ -13,6 +13,7 @@ import numpy as np
 
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.tasks import SEGMENTATION
 from fedsilo.datasets.images.decoding import Pixels
 from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
 from fedsilo.datasets.radiographs.endovascular import read_square
@@ -44,6 +45,7 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
     """The data set ``vessels-synthetic``: two to four vessels an image, at four sites."""
 
     name = key = "vessels-synthetic"
+    tasks: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "north": (80,),
         "east": (60,),
@@ -90,7 +92,7 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load the same as ``load``, because all images of this data set have masks."""
-        return split_masks(super().load(name, settings, places))
+        return split_masks(self.load_arrays(name, settings, places))
 
 
 def _draw_line(rng: np.random.Generator) -> pictures.Points:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.declarations import check_content
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.files.text_files import csv_lines, same_text
 from fedsilo.core.one_line import one_line
 from fedsilo.datasets.tables.parsing import parse_table
@@ -62,7 +63,7 @@ def write_frames(
         "label": {"column": label, "classes": {text: [text] for text in classes}},
         "missing": list(_MISSING),
         "policy": policy,
-        "sites": {site: f"{site}.csv" for site in plain},
+        "sites": {site: f"{folder_name(site)}.csv" for site in plain},
     }
     write_atomically(folder / SCHEMA_FILE, json.dumps(content, ensure_ascii=False))
     schema: TableSchema = check_content(TableSchema, content, DataError)
@@ -70,7 +71,7 @@ def write_frames(
         text = frame[names].to_csv(index=False)
         where = f"silo '{site}'"
         parse_table(csv_lines(text, where), schema, where)  # refused here, before a run begins
-        write_atomically(folder / f"{site}.csv", text, 0o600)
+        write_atomically(folder / f"{folder_name(site)}.csv", text, 0o600)
 
 
 def _plain(frame: DataFrame) -> DataFrame:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.text_files import normalise_name
 from fedsilo.core.one_line import one_line
+from fedsilo.datasets.tables.columns import Column
 from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quote_texts
-from fedsilo.datasets.tables.schema import Column, TableSchema
+from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.datasets.tables.table_files import Lines
 
 _LONGEST_ID = 60

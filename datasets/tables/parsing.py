@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -17,7 +16,9 @@ from fedsilo.core.files.text_files import Marks, normalise_name, same_text
 from fedsilo.core.one_line import one_line
 from fedsilo.core.tasks import TASKS
 from fedsilo.datasets.silo.measures import LeftOutRows
-from fedsilo.datasets.tables.schema import Column, TableSchema
+from fedsilo.datasets.tables.columns import Column
+from fedsilo.datasets.tables.row_counts import RowCounts
+from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.datasets.tables.table_files import NAMES_LINE, OPEN_FORMULA, Lines
 from fedsilo.models.tasks.task import task_class
 
@@ -33,7 +34,8 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: class of each row, (n,) int64, or its numeric outcome, (n,) float32.
+        labels: class of each row, (n,) int64; its number, (n,) float32; or its time and event,
+            (n, 2) float32.
         left_out: the number of rows that are not among them.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
@@ -65,18 +67,18 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     """
     names, rows = _split_header(lines, schema, where)
     reader = RowReader(schema, names, where)
-    counts = _Counts(schema)
-    label = schema.label.column
+    counts = RowCounts(schema)
+    labelled = schema.label.columns()
     # Columns that no feature is made of still distinguish a row from its copies
     unused = [name for name in names if name not in counts.missing]
     features: list[list[float]] = []
-    labels: list[float] = []
+    labels: list[float | tuple[float, float]] = []
     ignored: list[tuple[str, ...]] = []
     for number, line in rows:
         tokens = reader.tokens(number, line)
         # The label counts too, because a row without a label is useless under any policy
         lacking = reader.lacking(tokens, counts.missing)
-        if label in lacking:
+        if any(name in lacking for name in labelled):
             counts.leave_out(lacking)
             continue
         # A row that is left out is read too, so that its errors are not hidden
@@ -89,9 +91,17 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
             ignored.append(tuple(tokens[name] for name in unused))
     matrix = as_matrix(features, schema)
     counts.add_imputed(matrix)
-    truths = np.array(labels, dtype=task_class(schema.label.task).label_type)
+    truths = _as_labels(labels, schema)
     contents = _number_contents(matrix, truths, ignored)
     return ParsedTable(matrix, truths, counts.left_out(), contents, counts.notes())
+
+
+def _as_labels(labels: Sequence[float | tuple[float, float]], schema: TableSchema) -> Any:
+    """Convert the rows' labels to an array in the form of the schema's task, (n,) or (n, 2)."""
+    truths = np.array(labels, dtype=task_class(schema.label.task).label_type)
+    if schema.label.time:
+        truths = truths.reshape(len(labels), 2)
+    return truths
 
 
 def _split_header(
@@ -116,83 +126,6 @@ def _split_header(
     return first, lines[1:]
 
 
-class _Counts:
-    """Counters for the rows of a table that are left out and the values that will be imputed."""
-
-    def __init__(self, schema: TableSchema) -> None:
-        self._schema = schema
-        self.rows_left_out = 0
-        self.missing = dict.fromkeys([*schema.used_columns(), schema.label.column], 0)
-        self.outside: Counter[str] = Counter()
-        self.imputed: Counter[str] = Counter()
-
-    def is_kept(self, lacking: Sequence[str], outside: Sequence[str]) -> bool:
-        """Decide whether a row is kept, and count it if not.
-
-        A missing value counts under 'policy', a value out of range under 'out-of-range'.
-
-        Args:
-            lacking: the row's columns without a value.
-            outside: the row's columns with a value out of range; they are counted whether or not
-                the row is kept.
-        """
-        self.outside.update(outside)
-        if lacking and self._schema.policy == "drop":
-            self.leave_out(lacking)
-            return False
-        if outside and self._schema.out_of_range == "drop":
-            self.leave_out([])
-            return False
-        return True
-
-    def leave_out(self, lacking: Sequence[str]) -> None:
-        """Count a row that is left out, and each of its columns without a value."""
-        self.rows_left_out += 1
-        for name in lacking:
-            self.missing[name] += 1
-
-    def add_imputed(self, rows: npt.NDArray[np.float32]) -> None:
-        """Count the missing values (NaN) in rows (n, features), which will be imputed."""
-        self.imputed.update(self._schema.count_missing(rows))
-
-    def left_out(self) -> LeftOutRows:
-        """Return the number of rows left out, with the number per column.
-
-        A column's number counts left-out rows without a value there and, if the schema drops them,
-        rows with a value out of range. A row may count for several columns, so these numbers may
-        sum to more than the total.
-        """
-        without = Counter(self.missing)
-        if self._schema.out_of_range == "drop":
-            without.update(self.outside)
-        return LeftOutRows(self.rows_left_out, dict(without))
-
-    def notes(self) -> tuple[str, ...]:
-        """Describe the values that will be imputed or are out of range, for the site's own log.
-
-        Returns:
-            At most one sentence on each; () if there are no such values.
-        """
-        notes = []
-        if self.outside:
-            fate = {"drop": "left out", "keep": "kept"}[self._schema.out_of_range]
-            notes.append(
-                f"rows with a value outside the schema's range are {fate}: "
-                f"{_describe_counts(self.outside)}"
-            )
-        if self.imputed:
-            notes.append(
-                f"values are missing and will be imputed: {_describe_counts(self.imputed)}"
-            )
-        return tuple(notes)
-
-
-def _describe_counts(counts: Mapping[str, int]) -> str:
-    """Describe counts by column, such as '3 of age, 1 of pulse'; columns with 0 are left out."""
-    parts = [f"{count} of {name}" for name, count in counts.items() if count]
-    return one_line(", ".join(parts), 300)
-
-
 def _number_contents(
     rows: npt.NDArray[np.float32], labels: npt.NDArray[Any], ignored: list[tuple[str, ...]]
 ) -> npt.NDArray[np.int64]:
@@ -200,7 +133,7 @@ def _number_contents(
 
     Args:
         rows: features, (n, features).
-        labels: classes or outcomes, (n,).
+        labels: labels, (n, ...).
         ignored: texts of the columns without features, row by row.
 
     Returns:
@@ -372,17 +305,46 @@ class RowReader:
             )
         return [float(level == other) for other in column.levels[1:]]
 
-    def label(self, number: int, tokens: Mapping[str, str]) -> float:
-        """Return the label of a line: its class number, in the schema's order, or its number.
+    def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
+        """Return the label of a line: its class number, its number, or its time and event.
 
-        The label is compared in its normal form, in which 1.0 equals 1. ``tokens`` maps columns to
-        the line's cells.
+        An event is 1, and a censored patient 0. The class number is the place among the schema's
+        classes. Labels are compared in their normal form, in which 1.0 equals 1. ``tokens`` maps
+        columns to the line's cells.
 
         Raises:
-            DataError: the label is not declared, or a numeric label is not a finite number.
+            DataError: the label is not declared, or a number or a time cannot be used.
         """
         if TASKS[self.schema.label.task].numeric:
             return self._outcome(number, tokens[self.schema.label.column])
+        if self.schema.label.time:
+            return self._time(number, tokens), float(self._class_number(number, tokens))
+        return self._class_number(number, tokens)
+
+    def _time(self, number: int, tokens: Mapping[str, str]) -> float:
+        """Return the time to the event in a line.
+
+        Raises:
+            DataError: it is negative, or is not a finite number.
+        """
+        column = self.schema.label.time
+        value = _as_number(tokens[column])
+        if value is None or value < 0:
+            raise self._error(
+                number,
+                column,
+                tokens[column],
+                "the time to an event must be a number of at least 0: correct it, or use a mark of "
+                f"a missing value ({quote_texts(self.schema.missing)}), which leaves the row out",
+            )
+        return value
+
+    def _class_number(self, number: int, tokens: Mapping[str, str]) -> int:
+        """Return the place of a line's label among the schema's classes.
+
+        Raises:
+            DataError: the label is not declared.
+        """
         classes = list(self.schema.classes.values())
         column = self.schema.label.column
         text = same_text(tokens[column])

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from fedsilo.core.errors import DataError, FedsiloError
 from fedsilo.core.files.locations import Places, data_folder, find_places
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.tasks import CLASSIFICATION, REGRESSION
+from fedsilo.core.tasks import CLASSIFICATION, REGRESSION, SURVIVAL
 from fedsilo.datasets.silo.measures import ColumnWords, LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, split_rows, split_values
 from fedsilo.datasets.silo.silos import (
@@ -37,8 +37,13 @@ class TableDataSet(DataSet):
 
     settings = frozenset({"data.standardise", *SPLIT_KEYS})
     is_table = True
-    tasks = (CLASSIFICATION, REGRESSION)
-    headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, REGRESSION, SURVIVAL)
+    headline: ClassVar[tuple[str, ...]] = (
+        "accuracy",
+        "balanced-accuracy",
+        "auc",
+        "calibration-error",
+    )
 
     @abstractmethod
     def schema(self, places: Places) -> TableSchema:

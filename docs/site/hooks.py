@@ -3,7 +3,9 @@
 import logging
 import os
 import re
+import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
 }
+# Headings of the index whose pages the search shows first
+_FIRST = ("Tutorials", "How-to guides")
 _ITEM = re.compile(r"^- \[([^]]+)\]\(([^)#]+)\)", re.MULTILINE)
 _LINK = re.compile(r"(\]\(|(?:src|href|srcset)=\")([^)\"\s#:]+)(?=[)\"#])")
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
@@ -51,8 +55,25 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
             (package / target.name).symlink_to(target)
     if not os.environ.get("MIKE_DOCS_VERSION"):
         config.extra.pop("version", None)  # there is no list of versions beside the site
+    config.repo_url = config.repo_url or source_address()
     config.nav = navigation((ROOT / "docs" / INDEX).read_text(encoding="utf-8"))
     return config
+
+
+def source_address() -> str:
+    """Return the web address of the source: $DOCS_SOURCE, else that of the git remote 'origin'.
+
+    The result is empty if there is neither, or if the remote is no address of the web.
+    """
+    given = os.environ.get("DOCS_SOURCE", "")
+    if given:
+        return given
+    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    # An address for ssh names the same pages; a password in an address must not be published
+    told = re.sub(r"^(?:ssh://)?git@([^:/]+)[:/]", r"https://\1/", told)
+    found = re.fullmatch(r"https?://(?:[^@/]*@)?(.+?)(?:\.git)?/?", told)
+    return f"https://{found[1]}" if found else ""
 
 
 def navigation(index: str) -> list[dict[str, Any]]:
@@ -126,6 +147,11 @@ def _execute(cells: Any) -> None:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point links to where the site has their target, and list the pages made from the code."""
     place = page.file.src_uri
+    page.meta.setdefault("search", {"boost": boost_of(place)})
+    if place == INDEX:
+        # On a forge, the folder above docs/ is the source
+        address = config.repo_url or "architecture.md"
+        markdown = markdown.replace("[source](..)", f"[source]({address})")
     source = {new: old for old, new in OUTSIDE.items()}.get(place, f"docs/{place}")
     if place == INDEX:
         made = _generated().PAGES.items()
@@ -140,6 +166,25 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return found[1] + (_in_site(Path(target), place, config, files) or found[2])
 
     return _LINK.sub(pointed, markdown)
+
+
+def boost_of(place: str) -> float:
+    """Return the weight of a page in the search: guides come before explanations and reference."""
+    if place.startswith(("reference/", "results/")) or place in ("changelog.md", "licences.md"):
+        return 0.1
+    if place in _guides():
+        return 2.0
+    return 1.0
+
+
+@cache
+def _guides() -> set[str]:
+    """Return the pages of the tutorials and how-to guides in the index."""
+    pages: set[str] = set()
+    for part in re.split(r"^## ", (ROOT / "docs" / INDEX).read_text("utf-8"), flags=re.MULTILINE):
+        if part.partition("\n")[0] in _FIRST:
+            pages |= {target.replace(".ipynb", ".md") for _, target in _ITEM.findall(part)}
+    return pages
 
 
 def _in_site(target: Path, place: str, config: MkDocsConfig, files: Files) -> str | None:

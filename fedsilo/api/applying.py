@@ -22,6 +22,8 @@ from fedsilo.core.arguments import (
     texts_of,
 )
 from fedsilo.core.errors import DataError
+from fedsilo.core.files.site_names import folder_name
+from fedsilo.core.tasks import SEGMENTATION
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 if TYPE_CHECKING:
@@ -154,10 +156,10 @@ def predict(
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
 
-    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. If
-    ``run_dir`` is a folder that ``finetune`` wrote for segmentation, masks are predicted, and the
-    options for sites, coverage, pages and rounds are refused. ``watch`` is called with two numbers:
-    the cases done so far, and all cases.
+    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. If the run's
+    task is segmentation, or ``run_dir`` is a folder that ``finetune`` wrote for it, ``out`` is a
+    folder of masks (PNG), and options that do not apply to masks are refused. ``watch`` is called
+    with two numbers: the cases done so far, and all cases.
 
     Returns:
         The predictions. For classes, ``frame()`` has the rows of the CSV file, with the columns
@@ -172,6 +174,7 @@ def predict(
     from fedsilo.inference.predict.calibration import check_coverage, open_calibration
     from fedsilo.inference.predict.inputs import choose_source, open_inputs
     from fedsilo.inference.predict.novelty_reference import reference_of
+    from fedsilo.inference.predict.run_masks import predict_run_masks
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
@@ -185,8 +188,14 @@ def predict(
         masks.refuse_options(folder, others)
         return masks.predict_masks(folder, source, written, path_of(data_dir), watch)
     check_coverage(coverage)
-    prediction.check_outputs(written, page)
     run = FinishedRun.open(folder)
+    if run.settings.common.task == SEGMENTATION:
+        # Options for class probabilities and pages of cases do not apply to masks
+        others = {"coverage": coverage, "calibration": calibration, "html": html}
+        masks.refuse_options(folder, others | {"answer-all": answer_all})
+        model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
+        return predict_run_masks(model, source, written, watch)
+    prediction.check_outputs(written, page)
     model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
     calibrated = None
     if coverage is not None or calibration is not None:
@@ -238,7 +247,9 @@ def calibrate(
     check_coverage(coverage)
     if target is not None:
         refuse_target(target, "another --out")
-    model = FinishedRun.open(run).model(site, data_dir=data_dir, state_dir=state_dir)
+    finished = FinishedRun.open(run)
+    finished.refuse_masks("calibrate")
+    model = finished.model(site, data_dir=data_dir, state_dir=state_dir)
     found = calibrate_model(model, coverage)
     write_calibration(found, target or calibration_path(run, site))
     return found
@@ -283,6 +294,7 @@ def monitor(
     if not cases.exists():
         raise DataError(f"{cases} does not exist: name new cases by --data")
     run = FinishedRun.open(folder_of(run_dir))
+    run.refuse_masks("monitor")
     model = run.model(site, data_dir=data_dir)
     return check_new_cases(run, model, cases, coverage, path_of(calibration))
 
@@ -319,7 +331,7 @@ def export(
     name_plugins(plugin_texts(plugin))
     folder = folder_of(run_dir)
     # Named by format and site, so that several exports of a run fit in its directory
-    of_site = f"-{site}" if site else ""
+    of_site = f"-{folder_name(site)}" if site else ""
     target = path_of(out) or folder / f"export-{form}{of_site}"
     refuse_target(target, "another --out")
     run = FinishedRun.open(folder)

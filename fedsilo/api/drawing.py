@@ -21,6 +21,7 @@ from fedsilo.core.arguments import (
     silent,
 )
 from fedsilo.core.errors import SettingError
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 RunPicture = Annotated[
@@ -30,6 +31,8 @@ RunPicture = Annotated[
 _LARGEST_SEED = 2**32 - 1  # scikit-learn refuses larger ones
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedsilo.explanations.sample import Explanation
     from fedsilo.reports.clinic import Examination
     from fedsilo.runs.finished_run import Shown
@@ -94,6 +97,7 @@ def explain(
             "an explanation is for one case, but --table and --image are given: remove one"
         )
     run = FinishedRun.open(folder_of(run_dir))
+    run.refuse_masks("explain")
     if table is None and image is None:
         lab = run.lab(site, path_of(data_dir), path_of(state_dir), split=split)
         explanation = explain_sample(lab, split, row)
@@ -135,22 +139,71 @@ def attention(
         FedsiloError: the network is not a ViT, a site is unknown, or its data cannot be opened.
     """
     from fedsilo.explanations.attention import attention_sheet
-    from fedsilo.pictures.picture_files import write_picture
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "images", images)
     run = FinishedRun.open(folder_of(run_dir))
+    run.refuse_masks("attention")
     folder, data, state = path_of(pictures) or run.path, path_of(data_dir), path_of(state_dir)
     for name in several(site) or run.silos:
         lab = run.lab(name, data, state, split=split)
         sheet = attention_sheet(lab, split, images)
-        if sheet is None:
-            yield f"site {name} has no {split} images"
-            continue
-        path = folder / f"attention-{name}.png"
-        write_picture(path, sheet)
-        yield path
+        path = folder / f"attention-{folder_name(name)}.png"
+        yield _write_sheet(path, sheet, f"site {name} has no {split} images")
+
+
+@options.command
+def overlays(
+    run_dir: options.RunDir,
+    *,
+    site: options.Sites = (),
+    split: options.SplitOfSamples = "test",
+    data_dir: options.DataDir = None,
+    state_dir: options.StateDir = None,
+    pictures: Annotated[options.MaybePath, "folder of the pictures (default: the run's)"] = None,
+    plugin: options.OwnPlugin = None,
+) -> Iterator[Path | str]:
+    """Draw the best, the median and the worst segmented image of each site.
+
+    The images are chosen by their Dice score. Each is drawn with the outlines of its true and of
+    its predicted mask. A picture shows patients' images, so keep it where they are.
+
+    Yields:
+        For each site the path of its sheet, ``overlays-<site>.png``, or a line of text if no image
+        of the split has anything to mark.
+
+    Raises:
+        FedsiloError: the run's task is not segmentation, a site is unknown, or its data cannot be
+            opened.
+    """
+    from fedsilo.explanations.mask_overlays import overlay_sheet
+    from fedsilo.runs.finished_run import FinishedRun
+
+    name_plugins(plugin_texts(plugin))
+    run = FinishedRun.open(folder_of(run_dir))
+    folder, data, state = path_of(pictures) or run.path, path_of(data_dir), path_of(state_dir)
+    for name in several(site) or run.silos:
+        sheet = overlay_sheet(run.lab(name, data, state, split=split), split)
+        path = folder / f"overlays-{folder_name(name)}.png"
+        lacking = f"site {name} has no {split} images with anything to mark"
+        yield _write_sheet(path, sheet, lacking)
+
+
+def _write_sheet(path: Path, sheet: Figure | None, lacking: str) -> Path | str:
+    """Write a site's picture and return its path; without a picture, return ``lacking``.
+
+    Args:
+        path: the picture's file.
+        sheet: the picture; None if the site has no images for it.
+        lacking: the line of text that says so.
+    """
+    from fedsilo.pictures.picture_files import write_picture
+
+    if sheet is None:
+        return lacking
+    write_picture(path, sheet)
+    return path
 
 
 @options.command
@@ -248,6 +301,8 @@ def embeddings(
     folders = _named_folders(run_dirs)
     refuse_shared_state(state, folders, 1)
     runs = [FinishedRun.open(folder) for folder in folders]
+    for run in runs:
+        run.refuse_masks("embeddings")
     selection = embedding.Selection(several(site), split, layer, limit, seed)
     panels = [embedding.embed_run(run, selection, data, state, tell) for run in runs]
     rows = []
@@ -321,11 +376,13 @@ def gradcam(
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
     # All runs are opened first: an unfinished one ends the command before the long computation
     runs = [FinishedRun.open(folder) for folder in folders]
+    for run in runs:
+        run.refuse_masks("gradcam")
     opened = grad_cam.open_networks(runs, site, split, path_of(data_dir), state)
     if scenarios:
         chosen = grad_cam.choose_by_scenario(opened, scenarios, split)
     sheet = grad_cam.gradcam_sheet(opened, chosen, split, label)
-    path = drawing or folders[0] / f"gradcam-{site}.png"
+    path = drawing or folders[0] / f"gradcam-{folder_name(site)}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path
 

@@ -65,8 +65,21 @@ def start(
     code = read_kit(home).code
     tell(f"{setup.name}: kit {code} is open in {home}; connecting to {setup.superlink}")
     tell(f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}")
+    _leave_replaced_folder(home)
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     os.execve(words[0], words, os.environ | {"FLWR_HOME": str(home / "flwr"), **quiet})
+
+
+def _leave_replaced_folder(home: Path) -> None:
+    """Go into ``home`` if this process works in a folder that no longer exists.
+
+    Opening a kit replaces an empty folder. If that was the working folder, PyTorch's libraries
+    could not be loaded by the processes that start from it.
+    """
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir(home)
 
 
 @command

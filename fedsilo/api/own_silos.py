@@ -15,8 +15,8 @@ import numpy as np
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.atomic_files import scratch_folder
 from fedsilo.core.files.sealed_folders import file_sha256, json_digest
+from fedsilo.core.files.site_names import folder_name, is_visible, normalise_name, site_name_fault
 from fedsilo.core.one_line import one_line, quote_value
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import SPLITS
 
 if TYPE_CHECKING:
@@ -120,12 +120,14 @@ def _name_silos(silos: object) -> dict[str, Any]:
     """
     if not isinstance(silos, Mapping):
         return {ALONE: silos}
-    named = {str(name): data for name, data in silos.items()}
+    named = {normalise_name(str(name)): data for name, data in silos.items()}
     faults = list(filter(None, map(site_name_fault, named)))
     if not named:
         faults.append(f"silos is empty: give at least one silo, each {_TAKEN}")
     if len(named) < len(silos):
-        faults.append("silos has a name twice, as a number and as a text: rename one")
+        faults.append(
+            "silos has a name twice, as a number and as a text, or in two Unicode forms: rename one"
+        )
     if faults:
         raise SettingError(faults[0])
     return named
@@ -138,31 +140,58 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     data without sites, is written as ``<class>/<number>.png``.
 
     Raises:
-        DataError: a silo is empty, a class name cannot be a folder's name, an object is not a
-            picture, or all pictures together have only one class.
+        DataError: a silo is empty, a class name cannot be used, an object is not a picture, or all
+            pictures together have only one class.
     """
     from fedsilo.datasets.images.folders import write_folder_manifests
 
-    classes = set()
+    class_folders = _name_class_folders(silos)
     for site, pictures in silos.items():
-        if not pictures:
-            raise DataError(f"silo '{site}' is empty: leave it out")
         # Folders are named by site, unless a partition will make the sites
         own = folder
         if site != ALONE:
-            own = folder / site
+            own = folder / folder_name(site)
         for number, (picture, name) in enumerate(pictures):
-            # A label becomes a folder's name, so it must not lead out of the folder or be hidden
-            odd = "/" in name or name.startswith(".") or not name.isprintable()
-            if odd or not 0 < len(name.encode()) <= _LONGEST_NAME:
-                raise DataError(f"class {quote_value(name)} is not a folder's name: rename it")
-            classes.add(name)
-            (own / name).mkdir(parents=True, exist_ok=True)
+            class_folder = own / class_folders[name]
+            class_folder.mkdir(parents=True, exist_ok=True)
             upright = _make_upright(picture, f"silo '{site}', sample {number}")
-            upright.save(own / name / f"{number:06}.png")
-    if len(classes) == 1:
-        raise DataError(f"silos have one class, {quote_value(*classes)}: a classifier needs two")
-    write_folder_manifests(folder)
+            upright.save(class_folder / f"{number:06}.png")
+    if len(class_folders) == 1:
+        (name,) = class_folders
+        raise DataError(f"silos have one class, {quote_value(name)}: a classifier needs two")
+    write_folder_manifests(folder, {given: name for name, given in class_folders.items()})
+
+
+def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name of each class's folder, for silos of (picture, class name) pairs.
+
+    It is the class's own name, unless that name would lead out of the folder or be hidden. Such a
+    class gets a number.
+
+    Raises:
+        DataError: a silo is empty; or a class name is empty, longer than 255 bytes, or has a
+            character that cannot be seen.
+    """
+    folders: dict[str, str] = {}
+    for site, pictures in silos.items():
+        if not pictures:
+            raise DataError(f"silo '{site}' is empty: leave it out")
+        folders.update((name, name) for _, name in pictures)
+    odd = []
+    for name in sorted(folders):
+        if not is_visible(name) or not 0 < len(name.encode()) <= _LONGEST_NAME:
+            raise DataError(
+                f"class {quote_value(name)} must have 1 to {_LONGEST_NAME} bytes of characters "
+                "that can be seen: rename the class"
+            )
+        if "/" in name or name.startswith("."):
+            odd.append(name)
+    for number, name in enumerate(odd, 1):
+        folders[name] = f"class-{number}"
+        # More underscores until no class has the name
+        while folders[name] in folders:
+            folders[name] += "_"
+    return folders
 
 
 def _make_upright(picture: Any, where: str) -> Any:

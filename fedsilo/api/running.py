@@ -272,7 +272,9 @@ def fit(
     *,
     dataset: Annotated[str | None, "the table (default: the settings' own)"] = None,
     outcome: Annotated[str, "the column that is explained (default: the table's label)"] = "",
-    time: Annotated[str, "cox: the column with the time to the event or to censoring"] = "",
+    time: Annotated[
+        str, "cox: the column with the time to the event or to censoring (default: the label's)"
+    ] = "",
     event: Annotated[
         str, "cox: the column that is 1 for an event, 0 if censored (default: the table's label)"
     ] = "",

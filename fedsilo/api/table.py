@@ -66,6 +66,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
             "fedsilo.api.drawing:attention",
             "attention runs/skin --site rosendahl --images 3",
         ),
+        "overlays": Command("fedsilo.api.drawing:overlays", "overlays runs/vessels --site north"),
         "histograms": Command(
             "fedsilo.api.drawing:histograms",
             "histograms runs/mammograms --split train",

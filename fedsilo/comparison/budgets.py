@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -32,6 +31,7 @@ from fedsilo.engines.experiments import declared_experiment
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import bytes_text
+from fedsilo.server_app.records.run_directory import runs_folder
 
 COLUMNS = (
     *("experiment", "rounds", "steps", "samples", "down", "up", "seconds", "tuned over"),
@@ -326,7 +326,7 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
     The search counts only if ``settings`` contain every value that it chose. Otherwise, or if
     ``chosen.json`` is missing or damaged, the number is 0.
     """
-    path = Path(settings.common.out) / f"tune-{experiment}" / "chosen.json"
+    path = runs_folder(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # reading a pipe would never end
         return 0
     try:

@@ -6,7 +6,6 @@ an interrupted run is resumed.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fedsilo.comparison.slurm import Jobs
@@ -21,7 +20,7 @@ from fedsilo.engines.planning import plan_run, start
 from fedsilo.pictures.learning_curves import draw_pictures
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RunSettings, differences, resolve
-from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
+from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory, runs_folder
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Job:
     def directory(self) -> FinishedRun:
         """The run's directory, which may not exist yet."""
         common = self.settings.common
-        return FinishedRun(Path(common.out) / common.run_name)
+        return FinishedRun(runs_folder(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
         """Tell whether the job's run has ended; False if the directory has no run yet.

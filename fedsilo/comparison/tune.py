@@ -35,6 +35,7 @@ from fedsilo.datasets.registry import data_fingerprint, data_set, shown_metrics
 from fedsilo.engines.experiments import declared_experiment, read_section, simulation_file
 from fedsilo.engines.planning import plan_run
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import runs_folder
 
 Summaries = Sequence[Sequence[Mapping[str, Any]]]  # the summaries of each point's runs
 
@@ -137,7 +138,7 @@ class Plan:
     @property
     def folder(self) -> Path:
         """The folder of ``chosen.json`` and of all trials."""
-        return Path(self.base.common.out) / f"tune-{self.experiment}"
+        return runs_folder(self.base.common.out) / f"tune-{self.experiment}"
 
     @property
     def rules(self) -> dict[str, SettingRule]:

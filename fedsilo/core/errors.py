@@ -188,20 +188,24 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown setting, which suggests the most similar known keys.
 
     The caller raises it. Keys that end with ``.<key>`` are suggested first, all of them, because
-    the group may just be missing. Otherwise the one most similar key is suggested. If ``key`` has a
+    the group may just be missing. A key that is known without its group is suggested without it.
+    Otherwise the one most similar key is suggested. If ``key`` has a
     group that no known key has, the error also lists all groups. Otherwise, if no known key is
     similar, it lists the first 30 known keys.
     """
     names, key = sorted(known), one_line(key, _QUOTED)
     # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
     near = [name for name in names if name.endswith(f".{key}")]
+    # So is a group that the setting does not have: 'train.rounds' for 'rounds'
+    group, dot, bare = key.partition(".")
+    if dot and bare in names:
+        near = [bare]
     if not near:
         near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
     hint = ""
     if near:
         guess = " or ".join(f"'{name}'" for name in near)
         hint = f"; did you mean {guess}?"
-    group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
     if group != key and group not in groups:
         shown = ", ".join(groups)

@@ -55,9 +55,6 @@ RUN_NAME_WORDS = (
     "letter, a digit or '_'"
 )
 
-# A site's name becomes a folder, a column and a part of metrics' names
-SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
-
 HELLO = "query.hello"
 SURVEY = "query.survey"
 TRAIN = "train"

@@ -9,11 +9,12 @@ A key is one of three kinds::
 The metric of a measurement is one word (``accuracy``), perhaps of another site's model
 (``accuracy-from-<site>``), or a member of a family, ``<family>.<place>.<part>``:
 
-    class.<label>.<right, false or auc>
+    class.<label>.<right, false or auc, or dice, iou, surface-distance or hausdorff-95>
     confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
     finding.<number>.<count or auc>
     outcome.<bin>.<count, predicted or observed>
     routing.<site>.<mean, or q05 to q95>
+    survival.<point>.<time, share, low, high or followed>
 
 The server refuses a reply with any other key, and names the site (``strategies.loop.plausible``).
 All later readers of metrics (records, pictures, reports) use ``read_metric``, so a reader knows
@@ -28,7 +29,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedsilo.core.messages import INCOMING, SITE_NAME, TRAINED, UNREPEATABLE
+from fedsilo.core.files.site_names import is_site_name
+from fedsilo.core.messages import INCOMING, TRAINED, UNREPEATABLE
 from fedsilo.core.site_facts import SPLITS
 
 CLASS = "class"
@@ -37,6 +39,10 @@ CONFIDENCE, UNCERTAINTY = "confidence", "uncertainty"
 # The same two for an evidential network
 RELIABILITY, CERTAINTY = "reliability", "certainty"
 ROUTING = "routing"
+# The points of a Kaplan-Meier curve, numbered from 0 (models.measures.survival_curves)
+SURVIVAL_CURVE = "survival"
+SURVIVAL_POINTS = 40  # the most points of a curve
+SURVIVAL_PARTS = ("time", "share", "low", "high", "followed")
 # Samples by tenths of a predicted number, and their mean prediction and outcome
 OUTCOME = "outcome"
 FINDING = "finding"  # one of several findings that a sample may have
@@ -75,13 +81,22 @@ METRICS: Mapping[str, MetricRule] = {
     "mae": MetricRule(-1),
     "rmse": MetricRule(-1),
     "r2": MetricRule(1, low=-math.inf, high=1.0),
+    # Survival
+    "c-index": _HIGH_SHARE,
+    "brier": MetricRule(-1),
+    # Segmentation; the last two are distances in pixels
+    "dice": _HIGH_SHARE,
+    "iou": _HIGH_SHARE,
+    "surface-distance": MetricRule(-1),
+    "hausdorff-95": MetricRule(-1),
 }
 OVERALL = tuple(METRICS)
 _UNKNOWN = MetricRule(0, low=-math.inf)  # a metric that is not in the table
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
-    CLASS: ("right", "false", "auc"),
+    CLASS: ("right", "false", "auc", "dice", "iou", "surface-distance", "hausdorff-95"),
     ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
+    SURVIVAL_CURVE: SURVIVAL_PARTS,
     OUTCOME: ("count", "predicted", "observed"),
     FINDING: ("count", "auc"),
     **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
@@ -166,7 +181,7 @@ def read_metric(name: str) -> Metric | None:
     word, between, source = name.partition(FROM)
     if not _WORD.fullmatch(word) or word.startswith(TRAINED_PREFIX) or word in _PARTS:
         return None
-    if between and not SITE_NAME.fullmatch(source):
+    if between and not is_site_name(source):
         return None
     return Metric(word, site=source)
 
@@ -176,21 +191,23 @@ def _read_member(family: str, rest: str) -> Metric | None:
 
     In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right", which is a place and a
     part. The result is None if the family does not have that part, or if the place is not a site's
-    name (routing), a whole number of up to six digits (class) or a bin number from 0 to 9.
+    name (routing), a whole number of up to six digits (class), a bin number from 0 to 9, or a
+    point's number from 0 to 39 (survival).
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
     if part not in _PARTS[family]:
         return None
     if family == ROUTING:
-        known = bool(SITE_NAME.fullmatch(place))
-    else:
-        known = bool(_NUMBER.fullmatch(place))
-    if family in (*BIN_FAMILIES, OUTCOME) and known:
-        known = int(place) < BINS
-    if not known:
-        return None
-    return Metric(family, place, part, site=place if family == ROUTING else "")
+        if not is_site_name(place):
+            return None
+        return Metric(family, place, part, site=place)
+    is_known = bool(_NUMBER.fullmatch(place))
+    if family in (*BIN_FAMILIES, OUTCOME) and is_known:
+        is_known = int(place) < BINS
+    if family == SURVIVAL_CURVE and is_known:
+        is_known = int(place) < SURVIVAL_POINTS
+    return Metric(family, place, part) if is_known else None
 
 
 def read_measurement(key: str) -> Measurement | None:

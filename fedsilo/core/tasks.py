@@ -24,6 +24,8 @@ class TaskEntry(NamedTuple):
 CLASSIFICATION: Final = "classification"
 REGRESSION: Final = "regression"
 MULTI_LABEL: Final = "multi-label"
+SEGMENTATION: Final = "segmentation"
+SURVIVAL: Final = "survival"
 TASKS = {
     CLASSIFICATION: TaskEntry(
         "fedsilo.models.tasks.classification:Classification",
@@ -36,12 +38,27 @@ TASKS = {
         strata=1,
         numeric=True,
     ),
+    SEGMENTATION: TaskEntry(
+        "fedsilo.models.tasks.segmentation:Segmentation",
+        "The class of each pixel of an image, from masks.",
+        strata=0,
+    ),
     MULTI_LABEL: TaskEntry(
         "fedsilo.models.tasks.multilabel:MultiLabel",
         "Several findings for each patient or image, each present or absent.",
         strata=1,
     ),
+    SURVIVAL: TaskEntry(
+        "fedsilo.models.tasks.survival:Survival",
+        "The time to an event, of patients of whom some are censored (Cox).",
+        strata=2,
+    ),
 }
+
+
+def tasks_except(name: str) -> tuple[str, ...]:
+    """Return the names of all tasks but one, for methods that suit every other task."""
+    return tuple(task for task in TASKS if task != name)
 
 
 def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:

@@ -277,10 +277,10 @@ def make_secrets(deployment: Deployment) -> None:
         build_folder(secrets, make_certificates)
         secrets.chmod(0o700)
     for site in deployment.sites:
-        if not (secrets / f"{site}.key").is_file():
+        if not deployment.private_key(site).is_file():
             private, public = make_hospital_key()
-            write_atomically(secrets / f"{site}.key", private, mode=0o600)
-            write_atomically(secrets / f"{site}.pub", public, mode=0o600)
+            write_atomically(deployment.private_key(site), private, mode=0o600)
+            write_atomically(deployment.public_key(site), public, mode=0o600)
 
 
 def up(folder: Path, experiment: str | None, options: DeploymentOptions, say: Say) -> Deployment:

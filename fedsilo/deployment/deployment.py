@@ -23,11 +23,11 @@ from pydantic import TypeAdapter
 
 from fedsilo.core.errors import FedsiloError, SettingError, SiteError, unknown_name
 from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.site_names import folder_name, site_name_fault
 from fedsilo.core.one_line import one_line
 from fedsilo.core.processes import app_folder, process_of, tool
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
-from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
 from fedsilo.deployment.worker.hospital import direct_loopback
 from fedsilo.server_app.config.operator_files import REGISTRY
 from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, remember_files
@@ -120,7 +120,15 @@ class Deployment:
         """Return the folder of the server or of a site on this machine."""
         if member == SERVER:
             return self.folder / SERVER
-        return self.folder / "sites" / member
+        return self.folder / "sites" / folder_name(member)
+
+    def private_key(self, site: str) -> Path:
+        """Return the file of a site's private key, in OpenSSH's format; it may not exist."""
+        return self.secrets / f"{folder_name(site)}.key"
+
+    def public_key(self, site: str) -> Path:
+        """Return the file of a site's public key, in OpenSSH's format; it may not exist yet."""
+        return self.secrets / f"{folder_name(site)}.pub"
 
     def log(self, member: str) -> Path:
         """Return the path of a member's log; the file may not exist yet.
@@ -132,7 +140,7 @@ class Deployment:
             raise DeploymentError(f"{member} runs on another machine: read its log on that machine")
         if member not in self.members:
             raise unknown_name("member of the deployment", member, self.members)
-        return self.home(member) / f"{member}.log"
+        return self.home(member) / f"{folder_name(member)}.log"
 
     def choose_sites(self, names: Sequence[str]) -> list[str]:
         """Return the named sites of this machine, or all of them if none is named.
@@ -195,7 +203,7 @@ class Deployment:
         """
         entries = {}
         for site, node in sorted(self.nodes.items()):
-            key = key_fingerprint(self.secrets / f"{site}.pub")
+            key = key_fingerprint(self.public_key(site))
             entries[site] = {"node-id": node, "key": key}
         write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
 
@@ -234,7 +242,7 @@ class Deployment:
         named = str(self.node_config[site].get("plugin", ""))
         refuse_unknown_files(named, str(self.folder / FILE))
         superlink, own = f"127.0.0.1:{self.ports['fleet']}", ("127.0.0.1", self.ports[site])
-        files = self.secrets / "ca.crt", self.secrets / f"{site}.key"
+        files = self.secrets / "ca.crt", self.private_key(site)
         return node_command(superlink, *files, *own, self.node_config[site])
 
     def command(self, member: str) -> list[str]:
@@ -301,7 +309,9 @@ def node_command(
         port: the port of that API.
         node_config: the node config; values are written as JSON.
     """
-    config = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
+    config = " ".join(
+        f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in node_config.items()
+    )
     return [
         *(sys.executable, "-m", "fedsilo.deployment.worker.hospital"),
         *("--superlink", superlink),
@@ -335,12 +345,12 @@ def find_name_fault(sites: Sequence[str]) -> str:
     Reserved names, such as "server", are not allowed. The text is empty if all names are valid.
     """
     for site in sites:
-        if site_name_fault(site) or site in _TAKEN:
+        fault = site_name_fault(site)
+        if fault:
+            return f"{fault}; choose another name"
+        if site in _TAKEN:
             reserved = ", ".join(sorted({"all", *_TAKEN}))
-            return (
-                f"'{site}' cannot be the name of a site: use at most {LONGEST} letters, digits, "
-                f"'.', '_' and '-', not beginning with '.' or '-', and none of {reserved}"
-            )
+            return f"'{site}' cannot be a site's name: {reserved} are reserved"
         if sites.count(site) > 1:
             return f"site '{site}' is named twice: give each hospital its own name"
     return ""
@@ -385,7 +395,7 @@ def plan(
     remember_files(str(shared.get("plugin", "")))
     node_config: dict[str, dict[str, Value]] = {}
     for site in names:
-        state = str(folder / "sites" / site / "state")
+        state = str(folder / "sites" / folder_name(site) / "state")
         node_config[site] = {"site": site, "state-dir": state, **shared}
     port_of = dict(zip(["http", "fleet", *names], ports, strict=True))
     return Deployment(folder, port_of, node_config, address=address)

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedsilo.client_app.privacy.signing import KnownKey, KnownKeys, own_code
 from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import SettingError
+from fedsilo.core.files.site_names import site_of_folder
 
 
 def find_own_folder(folder: Path) -> Path:
@@ -25,7 +26,7 @@ def find_own_folder(folder: Path) -> Path:
     for place in (folder / OWN, folder / "state" / OWN):
         found = [path.parent for path in sorted(place.glob("*/signing.key"))]
         if len(found) > 1:
-            names = ", ".join(path.name for path in found)
+            names = ", ".join(site_of_folder(path.name) for path in found)
             raise SettingError(
                 f"{place} has the folders of several sites ({names}): name {place}/SITE"
             )
@@ -55,7 +56,7 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
     known = KnownKeys(folder)
     for text in compared:
         site, _, code = text.partition("=")
-        if site.strip() == folder.name:
+        if site.strip() == site_of_folder(folder.name):
             raise SettingError(f"{site} is this hospital itself: name another hospital")
         known.mark(site.strip(), code)
     for site in forget:
@@ -70,8 +71,9 @@ def describe_keys(folder: Path) -> list[str]:
     Listing a key also allows 'compared' without a code to mark it later.
     """
     known = KnownKeys(folder).show()
-    width = max(len(site) for site in (folder.name, *known))
-    lines = [f"{folder.name:{width}}  {own_code(folder)}  this hospital: read it to the others"]
+    own_site = site_of_folder(folder.name)
+    width = max(len(site) for site in (own_site, *known))
+    lines = [f"{own_site:{width}}  {own_code(folder)}  this hospital: read it to the others"]
     for site, key in sorted(known.items()):
         lines.append(f"{site:{width}}  {_describe_key(site, key)}")
     if not known:

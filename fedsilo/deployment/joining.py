@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.processes import end_trees
 from fedsilo.deployment.deployment import (
     FEDERATION,
@@ -108,7 +109,7 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
         if name in deployment.hospitals:
             (made,) = _make_kits(deployment, {name: private})
             return made
-        write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
+        write_atomically(deployment.private_key(name), private, mode=0o600)
         deployment.write_registry()
         _end(deployment, name)
         return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
@@ -131,8 +132,8 @@ def revoke(folder: Path, name: str, say: Say) -> None:
         _unregister(deployment, node, say)
         _end(deployment, name)
         deployment.without(name).write_registry()
-        secrets = deployment.secrets
-        for path in (secrets / f"{name}.pub", secrets / f"{name}.key", _kit_of(deployment, name)):
+        keys = deployment.public_key(name), deployment.private_key(name)
+        for path in (*keys, _kit_of(deployment, name)):
             path.unlink(missing_ok=True)
 
 
@@ -145,15 +146,15 @@ def register(deployment: Deployment, site: str, say: Say, public: Path | None = 
     Raises:
         DeploymentError: the SuperLink refuses the key.
     """
-    key = public or deployment.secrets / f"{site}.pub"
+    key = public or deployment.public_key(site)
     command = ("supernode", "register", str(key), FEDERATION)
     try:
         answer = flwr(deployment, *command, "--name", site, say=say)
     except DeploymentError as error:
         raise DeploymentError(
             f"{site} was not registered: {error}; if its key is already in use, an earlier call "
-            f"was interrupted: remove {site}.key and {site}.pub from {deployment.secrets}, and "
-            "repeat"
+            f"was interrupted: remove {deployment.private_key(site)} and "
+            f"{deployment.public_key(site)}, and repeat"
         ) from None
     return deployment.with_node(site, str(answer["node-id"]))
 
@@ -177,11 +178,12 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
     private, public = make_hospital_key()
     # The site's own file stays as it is until the SuperLink has taken the new key
-    new = deployment.secrets / f"{site}.pub.new"
+    public_key = deployment.public_key(site)
+    new = public_key.with_name(f"{public_key.name}.new")
     try:
         write_atomically(new, public, mode=0o600)
         deployment = register(deployment, site, say, new)
-        new.rename(deployment.secrets / f"{site}.pub")
+        new.rename(public_key)
     finally:
         new.unlink(missing_ok=True)
     return deployment, private
@@ -207,7 +209,7 @@ def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
 
 
 def _kit_of(deployment: Deployment, site: str) -> Path:
-    return deployment.folder / "kits" / f"{site}.zip"
+    return deployment.folder / "kits" / f"{folder_name(site)}.zip"
 
 
 def _node_of(deployment: Deployment, site: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings_schema import Value
+from fedsilo.core.tasks import SURVIVAL
 from fedsilo.engines.planning import plan_run, start
 from fedsilo.server_app.records.run_directory import free_name
 
@@ -28,7 +29,7 @@ class RegressionModel:
         family: 'logistic', 'linear', 'poisson' or 'cox'.
         outcome: the column that is explained; empty for the table's label.
         columns: the columns that explain it, with commas between; empty for all others.
-        time: the column with the time to the event; only for 'cox'.
+        time: the column with the time to the event, or empty for the label's; only for 'cox'.
         event: the column of events; empty for the table's label; only for 'cox'.
         ties: how events at the same time count: 'efron' or 'breslow'; only for 'cox'.
     """
@@ -44,13 +45,13 @@ class RegressionModel:
         """Check that the options belong to the family.
 
         Raises:
-            SettingError: a Cox regression has an outcome or no time, or another one has a time or
-                an event.
+            SettingError: a Cox regression has an outcome, or an event without a time, or another
+                regression has a time or an event.
         """
-        if self.family == "cox" and (self.outcome or not self.time):
+        if self.family == "cox" and (self.outcome or (self.event and not self.time)):
             raise SettingError(
                 "a Cox regression explains the time to an event: name the two columns by --time "
-                "and --event, and leave out --outcome"
+                "and --event, or neither if the table's label is a time, and leave out --outcome"
             )
         if self.family != "cox" and (self.time or self.event):
             raise SettingError(
@@ -79,6 +80,8 @@ def regression_changes(model: RegressionModel, trust: str) -> list[str]:
         "server.evaluate-every=0",
         "rounds=50",
     ]
+    if model.family == "cox" and not model.time:
+        changes.append(f"task={SURVIVAL}")
     if trust == "sums":
         # Each round has five messages, of which hospitals answer fewer than 100 a run
         changes += [

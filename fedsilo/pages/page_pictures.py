@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fedsilo.core.drawing.glyphs import fonts_for
 from fedsilo.core.drawing.palette import BLUE, CATEGORIES, GREY, LineStyle
 from fedsilo.core.drawing.panels import literal
 from fedsilo.core.one_line import abbreviate
@@ -268,7 +269,8 @@ def svg_of(figure: Figure, name: str) -> str:
         plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     text = io.StringIO()
     # Without a salt, matplotlib would draw its ids at random
-    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+    options: Any = {"svg.hashsalt": name, "svg.fonttype": "none"}
+    with matplotlib.rc_context(options), fonts_for(figure):
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()
     # Drop the XML declaration, and the style, which would apply to the whole page

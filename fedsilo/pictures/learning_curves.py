@@ -20,6 +20,7 @@ from fedsilo.pictures.documents import draw_buffer, draw_cross, draw_forgotten, 
 from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidence
 from fedsilo.pictures.panel_grids import over_rounds, panel_grid
 from fedsilo.pictures.picture_files import write_for_screen_and_paper
+from fedsilo.pictures.survival import draw_survival
 from fedsilo.pictures.topology import draw_edge_weights, draw_topology
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -135,6 +136,7 @@ def draw_run(directory: RunDirectory) -> Iterator[Path]:
         RunDirectoryError: the run has not ended, or a file of it has an unknown structure.
     """
     yield from draw_curves(directory)
+    yield from draw_survival_curves(directory)
     yield from draw_documents(directory)
 
 
@@ -147,7 +149,10 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
         directory: the run.
         say: called with a line of text for each file that cannot be drawn.
     """
-    drawing: dict[str, Callable[[], object]] = {"metrics.csv": partial(draw_curves, directory)}
+    drawing: dict[str, Callable[[], object]] = {
+        "metrics.csv": partial(draw_curves, directory),
+        "survival.png": partial(draw_survival_curves, directory),
+    }
     for name in _DRAWN_BY:
         if (directory.path / name).is_file():
             drawing[name] = partial(_draw_document, directory, name)
@@ -199,6 +204,18 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         title = "Each site's update, round by round"
         pictures["contributions.png"] = _draw_lines(title, updates, [_CONTRIBUTIONS["cosine"]])
     return _write_pictures(directory, pictures)
+
+
+def draw_survival_curves(directory: RunDirectory) -> list[Path]:
+    """Draw ``survival.png`` of a run whose task is survival; return the paths of the pictures.
+
+    Returns:
+        [] (and no picture) if no site has published a curve.
+
+    Raises:
+        RunDirectoryError: the run has not ended.
+    """
+    return _write_pictures(directory, draw_survival(FinishedRun(directory.path).metric_rows))
 
 
 def _better_high(task: type[Task], split: str) -> list[str]:

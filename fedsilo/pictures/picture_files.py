@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.arguments import AnyPath, path_of
+from fedsilo.core.drawing.glyphs import fonts_for
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import one_line
@@ -62,7 +63,7 @@ def write_picture(path: Path, figure: Figure) -> None:
     picture_path(path)
     kind = path.suffix.lower().removeprefix(".")
     picture = io.BytesIO()
-    with matplotlib.rc_context(_OPTIONS):
+    with matplotlib.rc_context(_OPTIONS), fonts_for(figure):
         figure.set_dpi(_DPI)
         canvas = _make_canvas(kind, figure)
         # 'savefig' would draw all of it twice

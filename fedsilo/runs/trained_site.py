@@ -14,6 +14,7 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import (
     ARRAYS,
@@ -84,7 +85,7 @@ def open_site(
     if split:
         check_same_samples(run_dir, known, silo, split)
     # A method without a shared model leaves no model file: then the site's own state is its model
-    folder = state_dir or run_dir / "sites" / site
+    folder = state_dir or run_dir / "sites" / folder_name(site)
     path = run_dir / MODEL
     if best:
         path = run_dir / BEST

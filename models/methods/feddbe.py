@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.tasks import SEGMENTATION, tasks_except
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 # The mean over all sites, (l, c); zeros until it is known
@@ -31,6 +32,8 @@ class FedDBESettings(OwnSettings):
     """Settings of FedDBE; the defaults are those of the authors' script for Fashion-MNIST."""
 
     title = "FedDBE"
+    tasks = tasks_except(SEGMENTATION)
+    why_tasks = "needs one embedding per sample, which a prediction for each pixel does not have"
     server = "fedsilo.strategies.methods.feddbe:FedDBE"
     site = "fedsilo.client_app.methods.feddbe:FedDBESite"
     sums_suffice = True

@@ -20,6 +20,7 @@ from fedsilo.core.messages import Notes
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import SURVIVAL
 
 SUMS = ("sums/1", "sums/2", "sums/3")  # the three parts of the sums, (m,) float32 each
 # A constant, (1,), whose mean over sites shows whether a site had to clip its numbers
@@ -73,7 +74,10 @@ class GLMSettings(OwnSettings):
     outcome: str = setting(
         "", "the column that is explained, for 'cox' the event (empty: the table's label)"
     )
-    time: str = setting("", "family 'cox': the column with the time to the event or to censoring")
+    time: str = setting(
+        "",
+        "family 'cox': the column with the time to the event or to censoring (empty: the label's)",
+    )
     ties: Literal["efron", "breslow"] = setting(
         "efron", "family 'cox': how events at the same time count"
     )
@@ -98,10 +102,14 @@ class GLMSettings(OwnSettings):
                 f"method 'glm' fits columns of a table, but data set '{common.dataset}' has "
                 "images: choose another"
             )
-        if (self.family == "cox") != bool(self.time):
+        if self.family != "cox" and self.time:
             raise SettingError(
-                "a Cox regression, and no other, has a time: name its column as 'glm.time', or "
-                "choose another 'glm.family'"
+                "only a Cox regression has a time: set 'glm.time' to '', or 'glm.family' to 'cox'"
+            )
+        if self.family == "cox" and not self.time and common.task != SURVIVAL:
+            raise SettingError(
+                "a Cox regression needs a time: name its column as 'glm.time', or set 'task' to "
+                "'survival' if the label of the table is the time to an event"
             )
         if self.family in ("linear", "poisson") and not self.outcome:
             raise SettingError(
@@ -123,7 +131,7 @@ class ChosenColumns:
     Attributes:
         columns: the places of the columns that explain.
         outcome: the place of the outcome; None for the label.
-        time: the place of the time to the event; None unless the family is 'cox'.
+        time: the place of the time to the event; None for the label's time, or without a time.
     """
 
     columns: list[int]

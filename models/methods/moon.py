@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
+from fedsilo.core.tasks import SEGMENTATION, tasks_except
 
 PROJECTION = "projection/"
 PROJECTION_SIZE = 256  # length of a representation, as in the paper
@@ -28,6 +29,8 @@ class MoonSettings(OwnSettings):
     """Settings of MOON; mu 0, which is ``fedavg``, is not allowed."""
 
     title = "MOON"
+    tasks = tasks_except(SEGMENTATION)
+    why_tasks = "needs one embedding per sample, which a prediction for each pixel does not have"
     server = "fedsilo.strategies.methods.drift_correction:Moon"
     site = "fedsilo.client_app.methods.moon:MoonSite"
     sums_suffice = True

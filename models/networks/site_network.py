@@ -22,9 +22,12 @@ class SiteNetwork(nn.Module, ABC):
 
     Attributes:
         views: the most rows in one layer's batch that can belong to the same sample.
+        has_dropout: whether ``classify`` may draw dropout masks. Without them one Monte Carlo pass
+            is enough.
     """
 
     views: int = 1
+    has_dropout: bool = True
 
     @abstractmethod
     def encode(self, inputs: Tensor) -> Tensor:

@@ -92,6 +92,13 @@ class Classification(Task):
         """Return the classes themselves."""
         return labels
 
+    def odd_counts(self, counts: Sequence[int]) -> str:
+        """Tell whether all training samples are of one class."""
+        occurring = [count for count in counts if count]
+        if len(occurring) == 1:
+            return "all training samples are of one class"
+        return ""
+
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
         """Return whether labels with these counts by class can define a metric.
 

@@ -143,6 +143,15 @@ class Task(ABC):
         """Return the number of groups of ``strata``, by the table of tasks."""
         return count_strata(self.name, outputs)
 
+    def odd_counts(self, counts: Sequence[int]) -> str:
+        """Describe unusual training samples of a site, as a clause; empty if nothing is unusual.
+
+        Args:
+            counts: the number of the site's training samples in each stratum; empty if they are
+                unknown.
+        """
+        return ""
+
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
         """Return whether samples with these counts by stratum can define a metric.
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
-
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import format_count
@@ -433,17 +431,19 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each unusual property of a site's data.
 
-    The properties are, in this order: all training samples are of one class, there are no test
-    samples, metrics are withheld on some splits, and samples were left out. If no site has test
-    samples, a single line at the start says so, and no site gets its own line about it.
+    The properties are, in this order: one that the task sees in the label counts, such as a single
+    class; there are no test samples; metrics are withheld on some splits; samples were left out. If
+    no site has test samples, a single line at the start says so, and no site gets its own line
+    about it.
     """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
+    task = task_of(common)
     if not some_have_test:
         yield "no site has test samples: there will be no test results"
     for site, facts in participants.facts.items():
-        counts = facts.label_counts.get("train", [])
-        if len(counts) > 1 and np.count_nonzero(counts) == 1:
-            yield f"site {site}: all training samples are of one class"
+        odd = task.odd_counts(facts.label_counts.get("train", []))
+        if odd:
+            yield f"site {site}: {odd}"
         # If no site has test samples, these lines would only repeat the one above
         if some_have_test and not _has_test(facts):
             yield f"site {site}: it has no test samples, so it has no test results"

@@ -97,7 +97,10 @@ _RANGES = {
     "kappa": Range(-1, 1),
     "mcc": Range(-1, 1),
 }
-_COUNTS = {"count", "right", "false"}  # parts of a family that count samples; others are shares
+# Parts of a family in a unit of their own: distances in pixels, and times
+_UNITS = {"surface-distance", "hausdorff-95", "time"}
+# Parts of a family that count samples; others are shares
+_COUNTS = {"count", "right", "false", "followed"}
 _TAIL = 10  # standard deviations of noise
 
 
@@ -134,6 +137,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     if read.metric.word == OUTCOME and read.metric.part != "count":
         return _ANY  # in the outcome's own unit
     if read.metric.part:  # a member of a family: of one class, bin or site
+        if read.metric.part in _UNITS:
+            return Range(0, _LARGEST)
         if read.metric.part not in _COUNTS:
             return _SHARE
         if most is None:

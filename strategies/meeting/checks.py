@@ -18,10 +18,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
+from fedsilo.core.files.site_names import is_visible, site_name_fault
 from fedsilo.core.one_line import one_line
 from fedsilo.core.site_facts import SPLITS, SiteFacts, Sums, Vector
 from fedsilo.core.tasks import TASKS
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.models.networks.kinds import NetworkShape
 
 Facts = Mapping[str, SiteFacts]
@@ -45,7 +45,7 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Return a fault if a text of a hello is not printable or is too long, or else None.
+    """Return a fault if a text of a hello has an invisible character or is too long, or else None.
 
     A text may have at most 200 characters; empty texts pass. It is also a fault if 'software' has
     more than 10 entries. The site's name is checked elsewhere (``find_hello_fault``).
@@ -61,8 +61,8 @@ def check_texts(facts: SiteFacts) -> str | None:
         "software": [*facts.software, *facts.software.values()],
     }
     for key, values in texts.items():
-        if not all(len(value) <= _TEXT and value.isprintable() for value in values):
-            return f"its '{key}' are not printable text of at most {_TEXT} characters"
+        if not all(len(value) <= _TEXT and is_visible(value) for value in values):
+            return f"its '{key}' are not visible text of at most {_TEXT} characters"
     return None
 
 

@@ -12,11 +12,11 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fedsilo.core.errors import SiteError
+from fedsilo.core.files.site_names import site_name_fault
 from fedsilo.core.messages import SURVEY, SURVEYED
 from fedsilo.core.one_line import site_reason
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.survey import Survey
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.strategies.meeting.hello import NodeAnswer, ask_nodes, reading
 from fedsilo.strategies.meeting.participants import grouped_refusals
 from fedsilo.strategies.meeting.terms import Registry, Terms, split_sites

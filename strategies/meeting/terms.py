@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fedsilo.core.errors import SettingError
+from fedsilo.core.files.site_names import site_name_fault
 from fedsilo.core.site_facts import SiteFacts
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy as np
 from fedsilo.core.errors import FitError
 from fedsilo.core.messages import TRAIN
 from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.core.tasks import SURVIVAL
 from fedsilo.models.maths.glm import (
     Floats,
     GLMSums,
@@ -140,10 +141,12 @@ class GLM(Method):
             FitError: the label has more than two classes, or is no number.
         """
         settings, classes = self.settings, self.shape.outputs
-        if not settings.outcome and (settings.family not in _OF_LABELS or classes != 2):
+        is_time = self.common.task == SURVIVAL and settings.family == "cox"
+        is_class = settings.family in _OF_LABELS and classes == 2
+        if not (settings.outcome or is_time or is_class):
             raise FitError(
-                f"the label of data set '{self.common.dataset}' has {classes} classes, which a "
-                f"{settings.family} model does not explain: name a numeric column as 'glm.outcome'"
+                f"the label of data set '{self.common.dataset}' does not suit a {settings.family} "
+                f"model (outputs: {classes}): name a numeric column as 'glm.outcome'"
             )
         size = 1 + len(self.column_names)
         return GLMState(centers=[0.0] * size, deviations=[1.0] * size, scale=_FIRST_SCALE)
@@ -320,7 +323,8 @@ class GLM(Method):
         outcome = self.settings.outcome
         facts = next(iter(self.participants.facts.values()))
         if not outcome and facts.class_names:
-            outcome = facts.class_names[1]
+            # The second of two classes, or the event
+            outcome = facts.class_names[-1]
         return {
             DOCUMENT: {
                 "outcome": outcome or "label",
@@ -349,7 +353,11 @@ class GLM(Method):
         """Return the entries of ``fit.json`` that only Cox's model has."""
         if self.settings.family != "cox":
             return {}
-        return {"time": self.settings.time, "ties": self.settings.ties, "strata": "hospitals"}
+        return {
+            "time": self.settings.time or "time",
+            "ties": self.settings.ties,
+            "strata": "hospitals",
+        }
 
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: sums over its patients, and its own fit."""

@@ -135,7 +135,7 @@ def test_the_page_has_ranks_costs_and_what_is_missing(
         assert (ran / name).stat().st_size > 0
     two, one, other = (ran / "README.md").read_text().splitlines()[-3:]
     assert "old" not in two
-    assert one == "| [`mix`](x.md) | pools | all | [- / -](../results/benchmark.md) |"
+    assert one == "| [`mix`](x.md) | pools | all | [not yet](../results/benchmark.md) |"
     assert other == "| you want to | read |"
 
 

@@ -34,11 +34,13 @@ def test_what_is_the_users_own_or_made_up_is_not_taken_for_public() -> None:
     assert set(DATA_SETS) - set(PUBLIC) == {
         *("table", "images", "folder", "arrays", "mammography", "endovascular"),
         *("heart-synthetic", "dermoscopy-phantom", "mammography-phantom", "angiogram-phantom"),
+        "survival-synthetic",
     }
 
 
 def test_research_only_and_unlicensed_data_sets_have_terms() -> None:
-    assert sorted(ASKED) == ["cifar10", "cifar100", "dermamnist", "gtsrb", "isic2019", "mini-mias"]
+    images = ["cifar10", "cifar100", "dermamnist", "gtsrb", "isic2019", "mini-mias"]
+    assert sorted(ASKED) == [*images, "tcga-brca"]
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_every_registered_data_set_is_loaded_under_its_own_name(name: str) -> No
 def test_data_sets_with_public_files_can_be_fetched_and_the_others_have_none() -> None:
     files = {name: data_set(name).files for name in DATA_SETS}
     public = {"mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *HEARTS, "pneumoniamnist"}
+    public |= {"tcga-brca"}
     public |= MEDMNIST.keys()
     assert {name for name, found in files.items() if found} == public
     of = dict.fromkeys(HEARTS, "heart")  # the same patients
@@ -363,11 +364,14 @@ def test_a_data_set_says_nothing_of_data_that_are_not_here(
     assert data_set(name).notices(CommonSettings(dataset=name)) == []
 
 
+SURVIVAL = ("survival-synthetic", "tcga-brca")
+
+
 @pytest.mark.parametrize("dataset", DATA_SETS)
 def test_tables_and_no_others_are_standardised(dataset: str) -> None:
     data = data_set(dataset)
     assert data.is_table == ("data.standardise" in data.settings)
-    assert data.is_table == (dataset in TABLES)
+    assert data.is_table == (dataset in (*TABLES, *SURVIVAL))
 
 
 class _Ward(DataSet):

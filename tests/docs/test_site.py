@@ -1,6 +1,7 @@
 """The site: a strict build, pages made from the code, and nothing that is loaded from the web."""
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
@@ -75,6 +76,22 @@ def test_search_works_without_a_server(site: Path) -> None:
     assert index.startswith("var __index = ")
     assert "train.local-epochs" in index
     assert 'src="iframe-worker.js"' in (site / "index.html").read_text()
+
+
+def test_search_shows_guides_before_reference(site: Path) -> None:
+    index = (site / "search" / "search_index.js").read_text()
+    pages = json.loads(index.removeprefix("var __index = ").rstrip(";\n "))["docs"]
+    boosts = {page["location"]: page.get("boost", 1.0) for page in pages}
+    assert boosts["first-steps.html"] > boosts["architecture.html"]
+    assert boosts["architecture.html"] > boosts["reference/settings.html"]
+
+
+def test_home_has_three_doors_and_the_version(site: Path) -> None:
+    home = (site / "index.html").read_text()
+    doors = home.partition('class="doors"')[2].partition("All pages by their kind")[0]
+    assert doors.count("<img") == 3
+    assert f"Version {fedsilo.__version__}" in home
+    assert 'href=".."' not in home
 
 
 def test_each_error_code_has_an_anchor_with_meaning_and_fix(

@@ -219,8 +219,8 @@ def test_foreign_node_with_plain_name_takes_part(
 
     monkeypatch.setattr("tests.support.federation.app", other)
     federation = Federation(tmp_path)
-    said = refused(lambda: federation.run({}, ("our clinic", "va")))
-    assert "site 'our clinic' is not a plain name" in said
+    said = refused(lambda: federation.run({}, ("our/clinic", "va")))
+    assert "'our/clinic' cannot be a site's name" in said
     assert "choose another 'site' in its node config" in said
     assert not refused(lambda: federation.run({}, ("our-clinic", "va")))
 

@@ -107,9 +107,15 @@ class ServerSettings:
         "calibration-error",
         "loss",
         "entropy",
+        "dice",
+        "iou",
+        "surface-distance",
+        "hausdorff-95",
         "mae",
         "rmse",
         "r2",
+        "c-index",
+        "brier",
     ] = setting(
         "none",
         "validation metric, a mean over sites by samples, by which the best round is kept and "

@@ -19,6 +19,7 @@ from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.core.arguments import path_of, several
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import build_folder, read_regular, write_atomically
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.processes import free_ports
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import node_command
@@ -51,7 +52,7 @@ class HospitalRequest:
         data_dir = path_of(self.options.get("data_dir"))
         for key, value in (("device", self.options.get("device")), ("data-dir", data_dir)):
             if value:
-                texts.append(f"{key}={json.dumps(str(value))}")
+                texts.append(f"{key}={json.dumps(str(value), ensure_ascii=False)}")
         return texts + several(self.options.get("node_config"))
 
     def home(self, kit: Kit) -> Path:
@@ -64,7 +65,7 @@ class HospitalRequest:
         if folder is None:
             folder = kit.path
             if not folder.is_dir():
-                folder = kit.path.parent / kit.card.site
+                folder = kit.path.parent / folder_name(kit.card.site)
         return folder.expanduser().resolve()
 
 
@@ -305,7 +306,7 @@ def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[
                 f"{home} was not opened on this disk, or was opened by an older fedsilo that took "
                 "rules from the kit: its rules, private state and keys are used if you confirm"
             )
-            key = own_code(home / "state" / OWN / site)
+            key = own_code(home / "state" / OWN / folder_name(site))
             if key:
                 lines.append(f"it brings the signing key {key}")
         lines.append(f"rules of {site}:")

@@ -53,7 +53,7 @@ class ServerSetup:
         secrets = deployment.secrets
         hospitals: list[tuple[str, Path | None]] = []
         for site in (*deployment.sites, *deployment.hospitals):
-            hospitals.append((site, secrets / f"{site}.pub"))
+            hospitals.append((site, deployment.public_key(site)))
         return cls(
             authority=secrets / "ca.crt",
             certificate=secrets / "server.crt",

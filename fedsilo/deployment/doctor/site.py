@@ -17,11 +17,11 @@ from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
 from fedsilo.core.errors import unknown_key
+from fedsilo.core.files.site_names import site_name_fault
 from fedsilo.core.messages import ARRAYS, CONFIG, KEPT_STATE, METRICS, NUM_EXAMPLES, SECONDS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, build
 from fedsilo.datasets.registry import data_set
-from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.deployment.doctor import credentials, machine
 from fedsilo.deployment.doctor.findings import Check, Failed, Passed, Verdict, require
@@ -67,12 +67,12 @@ class SiteSetup:
             site: the name of a site on this machine.
             settings: the settings of a run, or None if no experiment is named.
         """
-        secrets, ports = deployment.secrets, deployment.ports
+        ports = deployment.ports
         return cls(
             deployment.node_config[site],
             superlink=f"127.0.0.1:{ports['fleet']}",
-            authority=secrets / "ca.crt",
-            key=secrets / f"{site}.key",
+            authority=deployment.secrets / "ca.crt",
+            key=deployment.private_key(site),
             port=ports[site],
             settings=settings,
             node=int(deployment.nodes.get(site, "0")),

@@ -16,6 +16,7 @@ import yaml
 
 from fedsilo.core.arguments import path_of, several
 from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.site_names import folder_name, site_of_folder
 from fedsilo.core.versions import FEDSILO
 from fedsilo.deployment.deployment import FILE, Deployment
 from fedsilo.deployment.kit import CARD, Kit, KitError, read_kit
@@ -125,8 +126,13 @@ def hospital_unit_name(kit: Path) -> str:
     try:
         site = read_kit(kit.expanduser()).card.site
     except KitError:
-        site = kit.name
-    return f"fedsilo-{site}"
+        site = site_of_folder(kit.name)
+    return _unit_of(site)
+
+
+def _unit_of(site: str) -> str:
+    # systemd allows no '+' in the name of a unit, and no folder of a site has a ':'
+    return f"fedsilo-{folder_name(site).replace('+', ':')}"
 
 
 def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
@@ -167,7 +173,7 @@ def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     for entry in several(options.get("node_config")):
         command += ["--node-config", entry]
     return Unit(
-        name=f"fedsilo-{kit.card.site}",
+        name=_unit_of(kit.card.site),
         title=f"fedsilo hospital {kit.card.site}",
         folder=folder,
         required=folder / CARD,

@@ -21,7 +21,7 @@ from fedsilo.core.one_line import (
 )
 from fedsilo.core.settings.common_settings import SERVER, CommonSettings
 from fedsilo.core.settings_schema import as_mapping, defaults
-from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SEGMENTATION, SURVIVAL
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
 from fedsilo.models.tasks.task import task_class, task_named
@@ -41,6 +41,8 @@ _PIPELINES = {  # Hugging Face's name of a task, for tables and for images
     CLASSIFICATION: ("tabular-classification", "image-classification"),
     REGRESSION: ("tabular-regression", "image-feature-extraction"),
     MULTI_LABEL: ("tabular-classification", "image-classification"),
+    SEGMENTATION: ("image-segmentation", "image-segmentation"),
+    SURVIVAL: ("tabular-regression", "image-feature-extraction"),
 }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.core.errors import CheckpointError, DataError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.models.measures.calibration import (
     apply_temperature,
     conformity_scores,
@@ -105,7 +106,7 @@ _FORM = TypeAdapter(Calibration)
 
 def calibration_path(run_dir: Path, site: str) -> Path:
     """Return the path of the file that ``calibrate`` writes by default."""
-    return run_dir / f"calibration-{site}.json"
+    return run_dir / f"calibration-{folder_name(site)}.json"
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:

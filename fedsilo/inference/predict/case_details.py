@@ -23,7 +23,8 @@ from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.registry import image_reader
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.datasets.tables.schema import Column, TableSchema
+from fedsilo.datasets.tables.columns import Column
+from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.explanations.columns import METHOD, column_contributions, columns_of
 from fedsilo.explanations.image_explanation import ImageExplanation
 from fedsilo.explanations.sample import explain_case

@@ -45,13 +45,14 @@ class MaskPredictions:
     """The result of predicting masks: the folder, and which images have a mask."""
 
     folder: Path
-    shares: Mapping[str, float]  # file -> share of its pixels on the catheter
+    shares: Mapping[str, float]  # file -> share of its pixels that are marked, 0 to 1
     faults: Mapping[str, str]  # file -> why its mask is missing
+    marked: str = "a catheter"  # what a mask marks, for the line of text
 
     def lines(self) -> list[str]:
         """Return the lines for a terminal: the number of masks, any faults, and the folder."""
         found = sum(share > 0 for share in self.shares.values())
-        lines = [f"{len(self.shares)} masks, a catheter in {found}"]
+        lines = [f"{len(self.shares)} masks, {self.marked} in {found}"]
         if self.faults:
             lines.append(f"{len(self.faults)} without a mask: column 'fault' says why")
         return [*lines, str(self.folder)]
@@ -61,7 +62,7 @@ class MaskPredictions:
         return html_of_lines(self.lines())
 
     def frame(self) -> pd.DataFrame:
-        """Return the rows of masks.csv: ``file``, ``mask``, ``catheter`` and ``fault``."""
+        """Return the rows of masks.csv: ``file``, ``mask``, a share per class, and ``fault``."""
         return pd.read_csv(self.folder / "masks.csv")
 
 
@@ -81,8 +82,8 @@ def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise SettingError(
-                f"--{name} has no effect on masks, and {folder} is a fine-tuned network that "
-                f"predicts masks: remove --{name}"
+                f"--{name} has no effect on masks, and the model in {folder} predicts masks: "
+                f"remove --{name}"
             )
 
 
@@ -108,7 +109,7 @@ def predict_masks(
     settings = _settings(document, data_dir)
     numbers = (settings.image_size or 512) ** 2
     inputs = file_inputs(source, image_reader("", settings), numbers)
-    _refuse_equal_masks(inputs.names)
+    refuse_equal_masks(inputs.names)
     shares: dict[str, float] = {}
 
     def fill(work: Path) -> None:
@@ -122,7 +123,7 @@ def predict_masks(
         for place, mask in zip(inputs.kept(), masks, strict=True):
             name = inputs.names[place]
             shares[name] = (mask == 1).double().mean().item()
-            _write_mask(work / _mask_name(name), mask)
+            _write_mask(work / mask_name(name), mask)
         about = _about(folder, document, digest)
         (work / "masks.json").write_text(json.dumps(about, indent=2) + "\n")
         (work / "masks.csv").write_text(_table(inputs, shares))
@@ -132,7 +133,7 @@ def predict_masks(
     return MaskPredictions(out, shares, faults)
 
 
-def _refuse_equal_masks(names: Sequence[str]) -> None:
+def refuse_equal_masks(names: Sequence[str]) -> None:
     """Check that no two different images would have the same mask file.
 
     Raises:
@@ -140,7 +141,7 @@ def _refuse_equal_masks(names: Sequence[str]) -> None:
     """
     first: dict[str, str] = {}
     for name in names:
-        other = first.setdefault(_mask_name(name), name)
+        other = first.setdefault(mask_name(name), name)
         if other != name:
             raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
 
@@ -201,7 +202,7 @@ def _network(
     return compute_of(settings).place(network)
 
 
-def _mask_name(name: str) -> str:
+def mask_name(name: str) -> str:
     """Return the relative path of an image's mask: its name, ending in .png.
 
     The path never leads out of the folder, even if the name contains ``..``.
@@ -225,7 +226,7 @@ def _table(inputs: FileInputs, shares: Mapping[str, float]) -> str:
     for place, name in enumerate(inputs.names):
         mask = None
         if name in shares:
-            mask = _mask_name(name)
+            mask = mask_name(name)
         rows.append((name, mask, shares.get(name), inputs.faults.get(place)))
     frame = pd.DataFrame(rows, columns=["file", "mask", "catheter", "fault"])
     return frame.to_csv(index=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedsilo.client_app.site.policy import SiteFile, parse_site_file
 from fedsilo.core.files.atomic_files import open_regular
+from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.one_line import format_count
 from fedsilo.deployment.kit import KitError, read_kit
@@ -83,7 +84,7 @@ class HospitalReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.expanduser().resolve()
         site = read_kit(self.folder).card.site
-        self._own = self.folder / "state" / ".own" / site
+        self._own = self.folder / "state" / ".own" / folder_name(site)
         self._rules = self._read_rules()
         self._log = self._own / _LOG
         if self._rules.audit_log:

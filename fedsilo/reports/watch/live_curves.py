@@ -1,4 +1,4 @@
-"""Draws the curves of a run so far: metrics, loss, bytes, and the slowest sites."""
+"""Draws the curves of a run so far: a metric, the loss, bytes, and the slowest sites."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,18 +13,21 @@ _SLOWEST = 10  # largest number of sites in the picture
 Line = dict[int, float]  # round -> value
 
 
-def draw_pictures(rows: Sequence[Row], answers: Sequence[Row]) -> list[Picture]:
-    """Draw the pictures of a run so far: accuracy, loss, bytes, and the slowest sites.
+def draw_pictures(
+    rows: Sequence[Row], answers: Sequence[Row], headline: str = "accuracy"
+) -> list[Picture]:
+    """Draw the pictures of a run so far: a metric, the loss, bytes, and the slowest sites.
 
     A picture without any value is left out.
 
     Args:
         rows: the rows of metrics.csv that may be shown.
         answers: the rows of traffic.csv, without those of the hello.
+        headline: the metric of the first picture.
     """
-    accuracy = {
-        "test": mean_by_round(rows, "test", "accuracy"),
-        "val": mean_by_round(rows, "val", "accuracy"),
+    metric = {
+        "test": mean_by_round(rows, "test", headline),
+        "val": mean_by_round(rows, "val", headline),
     }
     loss = {
         "test": mean_by_round(rows, "test", "loss"),
@@ -35,9 +38,12 @@ def draw_pictures(rows: Sequence[Row], answers: Sequence[Row]) -> list[Picture]:
         "to the hospitals": _megabytes_by_round(answers, "bytes_down"),
         "from them": _megabytes_by_round(answers, "bytes_up"),
     }
+    # A run whose only metric is the loss has one picture of it
+    if headline == "loss":
+        metric = {}
     pictures = [
-        draw_curve("accuracy", accuracy, "accuracy", OVER, share),
-        draw_curve("loss", loss, "loss in nats", OVER, share),
+        draw_curve("headline", metric, headline, OVER, share),
+        draw_curve("loss", loss, "loss", OVER, share),
         draw_curve("bytes", bytes_, "MB in a round", "", "{:.3g}".format),
         _slowest(answers),
     ]

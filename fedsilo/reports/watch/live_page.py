@@ -1,4 +1,4 @@
-"""What all pages of a watched folder share: addresses, their frame, and the parts that change."""
+"""The parts that all live pages share: addresses, their frame, and the sections that change."""
 
 import re
 from collections.abc import Mapping

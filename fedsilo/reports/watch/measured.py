@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from fedsilo.core.errors import FedsiloError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SPLITS
-from fedsilo.datasets.registry import DATA_SETS, data_set
+from fedsilo.datasets.registry import DATA_SETS, shown_metrics
 from fedsilo.pages.page import Picture, share
 from fedsilo.reports.watch.live_curves import Line, draw_pictures, mean_by_round
 from fedsilo.runs.finished_run import FinishedRun
@@ -29,7 +30,7 @@ class Measured:
     Attributes:
         rows: the rows of metrics.csv that may be shown (``records.shown`` has the rules).
         answers: the rows of traffic.csv, without those of the hello.
-        headline: the metrics of the data set's tables, the most important one first.
+        headline: the metrics of the run's tables, the most important one first.
     """
 
     rows: Sequence[Row]
@@ -59,7 +60,7 @@ class Measured:
     @cached_property
     def pictures(self) -> list[Picture]:
         """The curves of the run; drawn once."""
-        return draw_pictures(self.rows, self.answers)
+        return draw_pictures(self.rows, self.answers, next(iter(self.metrics), "accuracy"))
 
     def line(self, metric: str) -> Line:
         """Return round -> mean of a metric over the sites that have it, in ``split``."""
@@ -121,7 +122,7 @@ class MeasuredRuns:
         return found
 
     def fault(self, run_dir: Path) -> str:
-        """Return why the last ``read`` of a run failed; empty if it did not."""
+        """Return the error of the last ``read`` of a run; empty if it succeeded."""
         return self._faults.get(run_dir, "")
 
 
@@ -148,7 +149,7 @@ def _read_measured(run_dir: Path) -> Measured:
     metrics = {split: _values_of_round(rows, last, split) for split in SPLITS}
     floors = Floors(run.settings.common, run.silos, last, metrics)
     answers = [row for row in run.traffic_rows if row["phase"] != "hello"]
-    return Measured(floors.shown_rows(rows), answers, _headline(run.settings.common.dataset))
+    return Measured(floors.shown_rows(rows), answers, _headline(run.settings.common))
 
 
 def _values_of_round(rows: Sequence[Row], at: int, split: str) -> dict[str, dict[str, float]]:
@@ -160,8 +161,8 @@ def _values_of_round(rows: Sequence[Row], at: int, split: str) -> dict[str, dict
     return values
 
 
-def _headline(dataset: str) -> Sequence[str]:
-    """Return the metrics of a data set's tables, the most important one first."""
-    if dataset in DATA_SETS:
-        return data_set(dataset).headline
+def _headline(settings: CommonSettings) -> Sequence[str]:
+    """Return the metrics of a run's tables, the most important one first."""
+    if settings.dataset in DATA_SETS:
+        return shown_metrics(settings.dataset, settings.task)
     return _METRICS

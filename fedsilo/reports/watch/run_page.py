@@ -25,7 +25,7 @@ from fedsilo.server_app.records.progress import bytes_text, clock
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 _FAILURES = 10  # the last messages without a usable answer that the page lists
-# What the pictures of a run show, for readers who cannot see them
+# Descriptions of a run's pictures, for readers who cannot see them
 _PICTURES = {
     "buffer.png": "attention maps of each site, by class",
     "closeness.png": "weights of the edges between sites, by round",

@@ -19,15 +19,6 @@ from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.progress import clock
 from fedsilo.server_app.records.run_directory import RunDirectory
 
-# Metrics that are drawn if both runs have them, with the label of the axis
-_DRAWN = {
-    "accuracy": "accuracy",
-    "balanced-accuracy": "balanced accuracy",
-    "auc": "AUC",
-    "entropy": "entropy in nats",
-    "loss": "loss in nats",
-}
-
 
 @dataclass(frozen=True)
 class _Side:
@@ -115,18 +106,18 @@ def _facts(left: _Side, right: _Side) -> list[list[str]]:
 
 
 def _curves(left: _Side, right: _Side) -> list[Picture]:
-    """Draw the metrics of both runs over rounds, a picture per metric that both have."""
+    """Draw the headline metrics of both runs over rounds, a picture per metric that both have."""
     pictures: list[Picture] = []
     split = _common_split(left, right)
-    if not split:
+    if not split or left.measured is None:
         return pictures
     titles = [left.name, right.name]
     if left.name == right.name:
         titles[1] = f"{right.name} again"
-    for metric, words in _DRAWN.items():
+    for metric in left.measured.metrics:
         lines = dict(zip(titles, (left.line(metric), right.line(metric)), strict=True))
         if all(lines.values()):
-            picture = draw_curve(f"two-{metric}", lines, f"{split} {words}", OVER, share)
+            picture = draw_curve(f"two-{metric}", lines, f"{split} {metric}", OVER, share)
             pictures += [picture] if picture else []
     return pictures
 

@@ -171,7 +171,7 @@ def nothing(data: Path) -> None:
 
 
 def strange_site(data: Path) -> None:
-    (data / "north").rename(data / "north east")
+    (data / "north").rename(data / "north=east")
 
 
 def gone(data: Path) -> None:
@@ -189,7 +189,7 @@ def gone(data: Path) -> None:
         (other_classes, ["north", "south", "A"]),
         (no_classes, ["SITE/CLASS"]),
         (nothing, ["SITE/CLASS"]),
-        (strange_site, ["north east"]),
+        (strange_site, ["north=east"]),
         (gone, []),
     ],
 )

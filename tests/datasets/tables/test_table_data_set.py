@@ -440,7 +440,7 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ),
         ("sites", {}, "'sites' must map each site's name to its CSV file"),
         ("sites", {"all": "a.csv"}, "site 'all' must have another name"),
-        ("sites", {"north": "n.csv", "a/b": "s.csv"}, "site 'a/b' is not a plain name of letters"),
+        ("sites", {"north": "n.csv", "a/b": "s.csv"}, "'a/b' cannot be a site's name"),
         ("sites", ["north"], "'sites' must map each site's name to its CSV file"),
         ("policy", "mean", "'policy' must be 'drop' or 'impute'"),
         ("header", "no", "'header' must be true or false"),

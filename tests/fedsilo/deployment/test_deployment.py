@@ -164,8 +164,8 @@ def test_a_damaged_file_is_told(content: str, tmp_path: Path) -> None:
     [
         (["up", "picsr-heart", "--sites", "3"], "has no effect with data set 'heart'"),
         (["up", "--site", "a", "--site", "a"], "site 'a' is named twice"),
-        (["up", "--site", "a", "--site", "http"], "'http' cannot be the name of a site"),
-        (["up", "--site", "../elsewhere"], "'../elsewhere' cannot be the name of a site"),
+        (["up", "--site", "a", "--site", "http"], "'http' cannot be a site's name"),
+        (["up", "--site", "../elsewhere"], "'../elsewhere' cannot be a site's name"),
         (["up", "--node-config", "site=x"], "node config 'site' differs between sites"),
         (["up", "--node-config", "allow-folds"], "write key=value"),
         (["status"], "there is no deployment"),

@@ -124,8 +124,8 @@ def _files(folder: Path) -> dict[Path, bytes]:
     [
         (add, ["north"], "site 'north' exists in"),
         (add, ["east", "east"], "site 'east' is named twice"),
-        (add, ["../east"], "'../east' cannot be the name of a site"),
-        (add, ["server"], "'server' cannot be the name of a site"),
+        (add, ["../east"], "'../east' cannot be a site's name"),
+        (add, ["server"], "'server' cannot be a site's name"),
         (revoke, "nort", "unknown site of the deployment 'nort'; did you mean 'north'?"),
         (renew, "east", "unknown site of the deployment 'east'"),
     ],

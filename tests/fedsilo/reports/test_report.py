@@ -22,6 +22,8 @@ from fedsilo.reports.report import (
 from fedsilo.reports.research import _lines, research_data
 from fedsilo.reports.research_comparison import _best_experiment
 from fedsilo.reports.run_facts import reported_runs, result
+from fedsilo.reports.watch.run_folder import look_for
+from fedsilo.reports.watch.web.app import WatchPages
 
 
 def _copy(run: Path, to: Path, **changes: Any) -> Path:
@@ -515,3 +517,14 @@ def test_a_column_in_another_unit_is_named_in_each_report(
     assert "serum cholesterol (chol, mg/dl): the mean at switzerland is less than a fifth" in html
     older = _copy(run, tmp_path / "older", **{"unlike-columns": None})
     assert heading not in report([older], reader)
+
+
+def test_the_pages_of_watch_show_the_report_of_a_run(hearts: Path) -> None:
+    pages = WatchPages(look_for(hearts))
+    asked = {"name": "fedavg-seed0", "reader": "dpo"}
+    assert pages.render("/report", asked).html == report([hearts / "fedavg-seed0"], "dpo")
+    assert "local-seed0" in pages.render("/report", asked | {"other": "local-seed0"}).html
+    for wrong in ({"reader": "nobody"}, {"name": "../hearts"}):
+        assert pages.render("/report", asked | wrong).status == 404
+    page = pages.render("/run", {"name": "fedavg-seed0"}).html
+    assert page.count('href="/report?') == len(READERS)

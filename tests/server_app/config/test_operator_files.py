@@ -43,7 +43,7 @@ def test_a_registry_gives_the_node_of_each_site(path: Path) -> None:
             "the same node-id under two names, 'a' and 'b'",
         ),
         ({"a": entry("01", "x"), "b": entry("1", "y")}, "the same node-id under two names"),
-        ({"a/b": entry("1")}, "site 'a/b' is not a plain name"),
+        ({"a/b": entry("1")}, "'a/b' cannot be a site's name"),
         ({"a": "1"}, "'a' must be a mapping with the keys node-id, key"),
         ({"a": {"node-id": "1"}}, "'a' lacks the key 'key'"),
         ({"a": entry("x")}, "'a', 'node-id' must be a node's number"),

@@ -56,10 +56,10 @@ def test_a_silo_of_another_form_is_refused_by_its_place(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("../north", "is not a plain name"),
+        ("../north", "cannot be a site's name"),
         ("all", "'all' stands for the mean over sites"),
-        ("", "is not a plain name"),
-        ("a b", "is not a plain name"),
+        ("", "cannot be a site's name"),
+        ("a  b", "cannot be a site's name"),
     ],
 )
 def test_what_is_no_site_name_is_none_of_a_run(name: str, told: str, tmp_path: Path) -> None:

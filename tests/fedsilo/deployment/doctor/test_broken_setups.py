@@ -309,7 +309,7 @@ SITES = {
     ),
     "no name": Broken(_without("site"), "node config", "names no 'site'", "--node-config"),
     "a name that cannot be": Broken(
-        _node(site="a/b"), "node config", "is not a plain name", "choose another 'site'"
+        _node(site="a/b"), "node config", "cannot be a site's name", "choose another 'site'"
     ),
     "device that is none": Broken(_node(device="gpu"), "node config", "'gpu'", "cuda:N"),
     "other Flower": Broken(

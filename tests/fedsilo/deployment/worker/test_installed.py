@@ -1,8 +1,6 @@
 """Whether a run's app is the installed one: bundles as Flower makes them, altered in every way."""
 
 import io
-import re
-import runpy
 import shutil
 import subprocess
 import zipfile
@@ -20,6 +18,7 @@ from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.versions import FEDSILO
 from fedsilo.deployment.worker.installed import ROOMS, InstalledApp, installed_app, local_changes
 from tests.support.errors import refuses
+from tests.support.releases import released_as
 
 APP = Path(__file__).resolve().parents[4]
 Change = Callable[[dict[str, bytes]], None]
@@ -124,25 +123,12 @@ def test_an_altered_app_is_refused_by_the_files_name(
     assert len(str(refused.value)) < 400
 
 
-def _released_as(version: str, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return a bundle's files as ``release/version.py`` writes them for another version."""
-    places = runpy.run_path(str(APP / "release" / "version.py"))["PLACES"]
-    released = dict(files)
-    for name in places.keys() & files.keys():
-        pattern = f"({places[name]}){re.escape(FEDSILO)}"
-        text = re.sub(pattern, rf"\g<1>{version}", files[name].decode(), flags=re.MULTILINE)
-        released[name] = text.encode()
-    assert {name for name in files if files[name] != released[name]} == {
-        "fedsilo/_version.py",
-        "pyproject.toml",
-    }
-    return released
-
-
 def test_a_release_that_changes_no_compared_file_works_with_hospitals_of_the_one_before(
     files: Mapping[str, bytes],
 ) -> None:
-    patch = _released_as("9.8.7", files)
+    patch = released_as("9.8.7", files)
+    changed = {name for name in files if files[name] != patch[name]}
+    assert changed == {"fedsilo/_version.py", "pyproject.toml"}
     # A patch may also need another dependency, and have other rules for its own code
     project = patch["pyproject.toml"].replace(b'"numpy>=2.0"', b'"numpy>=2.1"')
     project = project.replace(b"line-length = 100", b"line-length = 99")
@@ -162,7 +148,7 @@ def test_a_release_that_changes_no_compared_file_works_with_hospitals_of_the_one
 def test_a_release_that_changes_a_line_of_a_compared_file_is_refused_with_both_versions(
     name: str, line: bytes, files: Mapping[str, bytes]
 ) -> None:
-    minor = _released_as("9.9.0", files)
+    minor = released_as("9.9.0", files)
     minor[name] += line
     with pytest.raises(RefusedError) as refused:
         _installed().refuse_other(_zip(minor))

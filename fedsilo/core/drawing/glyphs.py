@@ -1,0 +1,110 @@
+"""Fonts for letters that matplotlib's own font lacks, such as those of a site named '東京'.
+
+Names of sites and classes may be in any script. Matplotlib's font, DejaVu Sans, has Latin, Greek,
+Cyrillic, Hebrew and Arabic letters. For others a font of the machine is used, if there is one.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
+
+from fedsilo.core.one_line import printable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+_USUAL = "DejaVu Sans"
+_MOST_FONTS = 500
+# The font 'Last Resort' has a box for every letter
+_NO_LETTERS = "Last"
+
+
+@contextmanager
+def fonts_for(figure: Figure) -> Iterator[None]:
+    """Give the texts of a figure fonts that have their letters, and draw it within the block.
+
+    A figure that needs only the usual font is not changed. If the machine has no font with a
+    letter, the picture shows a box in its place, and one line in the log says what to install.
+    """
+    texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
+    missing = _find_missing("".join(text.get_text() for text in texts))
+    if missing:
+        families = _find_families(missing)
+        for text in texts:
+            text.set_fontfamily([_USUAL, *families])
+    with warnings.catch_warnings():
+        # Matplotlib would warn for each letter and each time that it measures the text
+        warnings.filterwarnings("ignore", message=r"Glyph \d+")
+        yield
+
+
+def _list_texts(figure: Figure) -> list[Text]:
+    """Return all texts of a figure, with the labels of ticks, which are made when it is drawn."""
+    from matplotlib.text import Text
+
+    texts = list(figure.findobj(Text))
+    for axes in figure.axes:
+        texts += [*axes.get_xticklabels(), *axes.get_yticklabels()]
+    return texts
+
+
+def _find_missing(text: str) -> frozenset[str]:
+    """Return the letters of a text that the usual font lacks."""
+    if text.isascii():
+        return frozenset()
+    from matplotlib.font_manager import findfont
+
+    known = _letters_of(findfont(_USUAL))
+    return frozenset(letter for letter in text if ord(letter) not in known and letter.isprintable())
+
+
+@cache
+def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
+    """Return the families of the fewest fonts of this machine that have the letters.
+
+    The font with most of the letters comes first. Letters that no font has are logged.
+    """
+    from matplotlib import font_manager
+
+    wanted = set(map(ord, missing))
+    families: list[str] = []
+    # Fonts of the usual weight come first
+    found = sorted(font_manager.findSystemFonts())
+    paths = sorted(found, key=lambda path: "regular" not in path.lower())[:_MOST_FONTS]
+    while wanted:
+        # The first of equally good fonts wins, so that a machine draws equal pictures
+        best = max(paths, key=lambda path: len(wanted & _letters_of(path)), default="")
+        if not best or not wanted & _letters_of(best):
+            break
+        wanted -= _letters_of(best)
+        font_manager.fontManager.addfont(best)
+        families.append(font_manager.get_font(best).family_name)
+    if wanted:
+        letters = printable("".join(map(chr, sorted(wanted)[:20])))
+        logging.getLogger("flwr").warning(
+            "fedsilo: no font on this machine has the letters %s, so pictures show boxes in their "
+            "place: install a font, such as Noto Sans CJK",
+            letters,
+        )
+    return tuple(families)
+
+
+@cache
+def _letters_of(path: str) -> frozenset[int]:
+    """Return the Unicode numbers of the letters in a font file; none if it cannot be read."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        font = FT2Font(path)
+    except (OSError, RuntimeError):
+        return frozenset()
+    # Pictures need outlines, which fonts of bitmaps do not have
+    if not font.scalable or font.family_name.startswith(_NO_LETTERS):
+        return frozenset()
+    return frozenset(font.get_charmap())

@@ -1,0 +1,155 @@
+"""``fedsilo overlays``: draws a site's best, median and worst segmented images with both outlines.
+
+Everything here runs at the hospital that has the images; nothing is sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.core.drawing.palette import CATEGORIES, SKY, VERMILLION
+from fedsilo.core.drawing.panels import literal, without_frame
+from fedsilo.core.errors import SettingError
+from fedsilo.core.tasks import SEGMENTATION
+from fedsilo.explanations.image_explanation import draw_image
+from fedsilo.models.measures.mask_metrics import image_scores
+from fedsilo.pictures.panel_grids import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Line = Literal["solid", "dashed"]
+_TRUTH: Line = "solid"
+_FOUND: Line = "dashed"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One image of a split: what it is an example of, its row and its Dice score."""
+
+    name: str  # such as "best"
+    row: int  # counted from 0
+    dice: float  # 0 to 1
+
+
+def overlay_sheet(lab: Lab, split: str) -> Figure | None:
+    """Draw the images with the best, the median and the worst Dice score of a split at a site.
+
+    Each row has the image and the image with the outlines of its true mask (solid) and of its
+    predicted mask (dashed), in one colour per class. The score of an image is the mean Dice over
+    the classes that either mask has.
+
+    Args:
+        lab: the site, opened after the run.
+        split: 'train', 'val' or 'test'.
+
+    Returns:
+        The picture; None if no image of the split has anything to mark, in either mask.
+
+    Raises:
+        SettingError: the run's task is not segmentation.
+    """
+    if lab.common.task != SEGMENTATION:
+        raise SettingError(
+            f"the run has task '{lab.common.task}', but only segmentation has masks to draw: name "
+            f"a run of task '{SEGMENTATION}'"
+        )
+    held, classes = lab.silo.splits()[split], lab.silo.class_names()
+    if not len(held):
+        return None
+    network = lab.open()
+    found = over_batches(
+        network, held.inputs, lab.compute.exact(), lambda batch: network(batch).argmax(dim=1)
+    ).long()
+    scores = image_scores(found, held.labels, len(classes))
+    cases = choose_cases(scores)
+    if not cases:
+        return None
+    title = f"{lab.silo.name}: {split} images by their Dice score"
+    figure = new_figure(5.4, 1.2 + 2.7 * len(cases))
+    panels = figure.subplots(len(cases), 2, squeeze=False)
+    for (plain, marked), case in zip(panels, cases, strict=True):
+        image, truth = held.inputs[case.row], held.labels[case.row]
+        _draw_case(plain, marked, image, {_TRUTH: truth, _FOUND: found[case.row]})
+        plain.set_ylabel(f"{case.name}, row {case.row}", fontsize="small")
+        marked.set_xlabel(f"Dice {case.dice:.2f}", fontsize="small")
+    _add_legend(figure, classes)
+    figure.suptitle(literal(title), fontsize="medium")
+    return figure
+
+
+def choose_cases(scores: Tensor) -> list[_Case]:
+    """Choose the images with the best, the median and the worst score, each image once.
+
+    The median is the lower one of two. The lower row decides a tie. Images without a score (NaN) do
+    not count, so there are fewer cases if fewer than three images have one.
+
+    ``scores`` are (n,).
+    """
+    ranked: list[tuple[float, int]] = []
+    for row, score in enumerate(scores.tolist()):
+        if not math.isnan(score):
+            ranked.append((-score, row))
+    ranked.sort()
+    cases = []
+    chosen = {"best": 0, "median": len(ranked) // 2, "worst": len(ranked) - 1}
+    drawn: set[int] = set()
+    for name, place in chosen.items():
+        if ranked and place not in drawn:
+            drawn.add(place)
+            cases.append(_Case(name, ranked[place][1], -ranked[place][0]))
+    return cases
+
+
+def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tensor]) -> None:
+    """Draw an image twice, the second time with the outlines of masks: line style -> mask."""
+    for axes in (plain, marked):
+        draw_image(axes, image)
+        without_frame(axes)
+    for style, mask in masks.items():
+        for number in sorted(set(torch.unique(mask).tolist()) - {0}):
+            _draw_outline(marked, (mask == number).numpy(), _colour(int(number), style), style)
+
+
+def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: Line) -> None:
+    """Draw the outline of a mask (h, w) over the image that the axes show."""
+    # draw_image shrinks a large image, so the pixels' centres follow from its extent
+    left, right, bottom, top = axes.images[0].get_extent()
+    rows, columns = mask.shape
+    x = left + (np.arange(columns) + 0.5) / columns * (right - left)
+    y = top + (np.arange(rows) + 0.5) / rows * (bottom - top)
+    axes.contour(x, y, mask, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.2)
+
+
+def _colour(number: int, style: Line) -> str:
+    """Return the colour of an outline: of a class, counted from 1, in a line style.
+
+    The first class has two colours, because it is often the only one. Colours repeat if there are
+    many classes.
+    """
+    if number == 1:
+        return SKY if style == _TRUTH else VERMILLION
+    return CATEGORIES[number % len(CATEGORIES)]
+
+
+def _add_legend(figure: Figure, classes: Sequence[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = []
+    said: dict[Line, str] = {_TRUTH: "true", _FOUND: "predicted"}
+    for style, what in said.items():
+        for number, name in enumerate(classes[1:], start=1):
+            label, colour = f"{literal(name)}, {what}", _colour(number, style)
+            handles.append(Line2D([], [], color=colour, linestyle=style, label=label))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize="small")

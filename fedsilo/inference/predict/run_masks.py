@@ -1,0 +1,133 @@
+"""Predicts masks of new images, or of a site's own images, with a run's segmentation model.
+
+The result is a folder with a PNG per image and a table. A mask belongs to the image as the network
+sees it: decoded, cropped and resized as its training images were.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.core.arguments import refuse_target
+from fedsilo.core.drawing.palette import CATEGORIES
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import build_folder
+from fedsilo.core.versions import installed_software
+from fedsilo.inference.predict.inputs import CaseSource, Inputs, Watch, open_inputs
+from fedsilo.inference.predict.predicted_masks import (
+    MaskPredictions,
+    mask_name,
+    refuse_equal_masks,
+)
+from fedsilo.runs.trained_model import TrainedModel
+
+
+def predict_run_masks(
+    model: TrainedModel, source: CaseSource, out: Path | None, watch: Watch
+) -> MaskPredictions:
+    """Predict a mask for each image of a source, and write the masks and a table to a new folder.
+
+    The stored value of a pixel is the number of its class, 0 for the background; a palette gives
+    each class a colour.
+
+    Args:
+        model: the model of a run whose task is segmentation.
+        source: the images, or a split of the model's site, whose masks are named by their rows.
+        out: the folder to write, which must not exist.
+        watch: takes the number of images read so far, and the number of all images.
+
+    Raises:
+        FedsiloError: the images cannot be read, or ``out`` exists or is None.
+    """
+    if out is None:
+        raise SettingError("masks are written to a folder: name one by --out")
+    refuse_target(out, "another --out")
+    inputs = open_inputs(model, source)
+    refuse_equal_masks(inputs.names)
+    shares: dict[str, list[float]] = {}
+
+    def fill(work: Path) -> None:
+        masks: list[Tensor] = []
+        for batch in inputs.watch_batches(watch):
+            masks += _predict(model, batch).unbind()
+        # Only now is it known which files could be read
+        for place, mask in zip(inputs.kept(), masks, strict=True):
+            name = inputs.names[place]
+            shares[name] = _class_shares(mask, len(model.classes))
+            _write_mask(work / mask_name(name), mask)
+        (work / "masks.json").write_text(json.dumps(_about(model, inputs), indent=2) + "\n")
+        (work / "masks.csv").write_text(_table(inputs, shares, model.classes))
+
+    build_folder(out, fill)
+    faults = {inputs.names[place]: reason for place, reason in inputs.faults.items()}
+    marked = {name: sum(of_classes) for name, of_classes in shares.items()}
+    return MaskPredictions(out, marked, faults, "something marked")
+
+
+def _predict(model: TrainedModel, batch: Tensor) -> Tensor:
+    """Predict the class of each pixel of images (batch, c, h, w): (batch, h, w) int64."""
+    network = model.network
+    compute = model.lab.compute.exact()
+    return over_batches(network, batch, compute, lambda x: network(x).argmax(dim=1)).long()
+
+
+def _class_shares(mask: Tensor, classes: int) -> list[float]:
+    """Return the share of a mask's pixels that each class has, without the background."""
+    counts = torch.bincount(mask.flatten(), minlength=classes)
+    shares: list[float] = (counts[1:].double() / mask.numel()).tolist()
+    return shares
+
+
+def _write_mask(path: Path, mask: Tensor) -> None:
+    """Write a mask (h, w) as a PNG whose values are class numbers, shown in colours."""
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(mask.numpy().astype(np.uint8), mode="P")
+    colours = [0, 0, 0]
+    for number in range(1, 256):
+        shown = CATEGORIES[number % len(CATEGORIES)].removeprefix("#")
+        colours += [int(shown[start : start + 2], 16) for start in (0, 2, 4)]
+    image.putpalette(colours)
+    image.save(path)
+
+
+def _table(inputs: Inputs, shares: Mapping[str, Sequence[float]], classes: Sequence[str]) -> str:
+    """Build masks.csv: a row per input with its mask, the share of each class, and any fault."""
+    rows: list[dict[str, Any]] = []
+    for place, name in enumerate(inputs.names):
+        row: dict[str, Any] = {"file": name, "mask": None}
+        row |= dict.fromkeys(classes[1:])
+        if name in shares:
+            row |= {"mask": mask_name(name), **dict(zip(classes[1:], shares[name], strict=True))}
+        rows.append(row | {"fault": inputs.faults.get(place)})
+    return pd.DataFrame(rows).to_csv(index=False)
+
+
+def _about(model: TrainedModel, inputs: Inputs) -> dict[str, Any]:
+    """Build masks.json: the model, the source and the columns of masks.csv."""
+    shares = {}
+    for name in model.classes[1:]:
+        shares[name] = f"share of the pixels of class {name}"
+    return {
+        "run": model.run_dir.resolve().name,
+        "method": model.common.method,
+        "dataset": model.common.dataset,
+        "site": model.site,
+        "weights": model.weights_digest(),
+        "source": dict(inputs.source),
+        "classes": list(model.classes),
+        "columns": {
+            "mask": "the PNG in this folder; its values are the classes' numbers, from 0",
+            **shares,
+            "fault": "why there is no mask",
+        },
+        "software": installed_software(),
+    }

@@ -1,0 +1,85 @@
+"""Kaplan-Meier curves: the share of each site's test patients without the event, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from fedsilo.core.drawing.palette import LineStyle, line_styles
+from fedsilo.core.drawing.panels import literal
+from fedsilo.models.measures.survival_curves import CurvePoint, read_curve
+from fedsilo.pictures.panel_grids import panel_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]]:
+    """Collect the curves that sites have published of their test patients.
+
+    Args:
+        rows: rows of metrics.csv, with round, site, split, metric and value. The sites send their
+            curves once, with the final model.
+
+    Returns:
+        Site -> points in rising order; sites without a curve are left out.
+    """
+    values_of: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["split"] == "test" and row["metric"].startswith("survival."):
+            values_of.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
+    curves = {}
+    for site, values in sorted(values_of.items()):
+        points = read_curve(values)
+        if points:
+            curves[site] = points
+    return curves
+
+
+def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
+    """Draw a panel per site, with the 95 % confidence band and the numbers still followed.
+
+    The panels share both axes, so hospitals can be compared.
+
+    Args:
+        rows: rows of metrics.csv.
+
+    Returns:
+        ``survival.png`` -> figure; {} if no site has published a curve.
+    """
+    curves = site_curves(rows)
+    if not curves:
+        return {}
+    styles = line_styles(sorted(curves))
+    figure, panels = panel_grid(len(curves), 3, (3.4, 2.8), (0.4, 0.6), sharex=True, sharey=True)
+    for axes, (site, points) in zip(panels, curves.items(), strict=True):
+        _draw_curve(axes, points, styles[site])
+        axes.set_title(literal(site), fontsize="medium")
+        axes.tick_params(labelbottom=True)
+    panels[0].set_ylim(0.0, 1.02)
+    panels[0].set_xlim(left=0.0)
+    figure.supylabel("share without the event", fontsize="medium")
+    figure.supxlabel("time; below each point the patients still followed", fontsize="medium")
+    figure.suptitle("Kaplan-Meier curves of the test patients, 95 % band", fontsize="medium")
+    return {"survival.png": figure}
+
+
+def _draw_curve(axes: Axes, points: list[CurvePoint], style: LineStyle) -> None:
+    """Draw a curve by straight lines between its points, because steps between are unknown."""
+    times, shares = [0.0], [1.0]
+    low, high = [1.0], [1.0]
+    for point in points:
+        times.append(point.time)
+        shares.append(point.share)
+        low.append(point.low)
+        high.append(point.high)
+    colour = style.options()["color"]
+    axes.fill_between(times, low, high, color=colour, alpha=0.2, linewidth=0)
+    axes.plot(times, shares, marker="o", markersize=3, color=colour)
+    # Numbers at risk; at most six fit below a panel
+    for point in points[:: -(-len(points) // 6)]:
+        axes.annotate(
+            str(point.followed), (point.time, 0.03), ha="center", fontsize="x-small", color="0.3"
+        )
+    axes.grid(visible=True, alpha=0.3)

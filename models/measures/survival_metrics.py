@@ -1,0 +1,212 @@
+"""Metrics of times to an event that may be censored: C-index, Kaplan-Meier curve, Brier score.
+
+Censored means that a patient's follow-up ended before the event. All functions take the patients of
+one hospital: their times and events are compared only with each other.
+
+Equations (doi:10.1001/jama.1982.03320430047030):
+  (C-index) share of comparable pairs in the right order -> concordance
+Equations (doi:10.1080/01621459.1958.10501452):
+  (Kaplan-Meier) product over event times of 1 - d / n -> kaplan_meier
+Equations (doi:10.1002/(SICI)1097-0258(19990915/30)18:17/18<2529::AID-SIM274>3.0.CO;2-5):
+  (Brier score) squared error of survival, weighted by 1 / G of censoring -> brier_score
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_WIDTH = 1.959963984540054  # the normal distribution's 97.5 % quantile
+
+
+@dataclass(frozen=True)
+class SurvivalCurve:
+    """A Kaplan-Meier estimate; it is 1 before the first event and constant between events.
+
+    Attributes:
+        times: the distinct times of events, rising, (k,).
+        survival: the share that survives beyond each of them, (k,), 0 to 1.
+        variance: Greenwood's sum of d / (n (n - d)) up to each of them, (k,); infinite where nobody
+            is left.
+        at_risk: the number of patients at risk at each of them, (k,).
+        events: the number of events at each of them, (k,).
+    """
+
+    times: Floats
+    survival: Floats
+    variance: Floats
+    at_risk: Floats
+    events: Floats
+
+    def at(self, times: Floats) -> Floats:
+        """Return the survival at ``times`` (m,); an event at such a time counts."""
+        return self._steps(times, "right")
+
+    def before(self, times: Floats) -> Floats:
+        """Return the survival just before ``times`` (m,), without the events at such a time."""
+        return self._steps(times, "left")
+
+    def band(self) -> tuple[Floats, Floats]:
+        """Return low and high ends of the 95 % interval of ``survival``, (k,) each.
+
+        The interval is symmetric on the scale log(-log S), so it stays between 0 and 1. It is 1 to
+        1 or 0 to 0 where the survival is.
+        """
+        inside = (self.survival > 0) & (self.survival < 1)
+        low, high = self.survival.copy(), self.survival.copy()
+        logarithm = np.log(self.survival[inside])
+        width = _WIDTH * np.sqrt(self.variance[inside]) / np.abs(logarithm)
+        low[inside] = np.exp(logarithm * np.exp(width))
+        high[inside] = np.exp(logarithm * np.exp(-width))
+        return low, high
+
+    def _steps(self, times: Floats, side: Literal["left", "right"]) -> Floats:
+        return np.concatenate([[1.0], self.survival])[np.searchsorted(self.times, times, side)]
+
+
+def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
+    """Estimate the survival of patients; a patient censored at an event's time is still at risk.
+
+    Args:
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+    """
+    distinct, deaths = np.unique(times[events == 1], return_counts=True)
+    at_risk = len(times) - np.searchsorted(np.sort(times), distinct, side="left")
+    return _product_limit(distinct, at_risk.astype(np.float64), deaths.astype(np.float64))
+
+
+def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
+    """Estimate the share of patients who are not censored yet; its events are the censorings.
+
+    A patient who dies at the time of a censoring is no longer at risk of it.
+
+    Args:
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+    """
+    distinct, censored = np.unique(times[events == 0], return_counts=True)
+    at_risk = len(times) - np.searchsorted(np.sort(times), distinct, side="left")
+    ordered = np.sort(times[events == 1])
+    dying = np.searchsorted(ordered, distinct, "right") - np.searchsorted(ordered, distinct, "left")
+    return _product_limit(
+        distinct, (at_risk - dying).astype(np.float64), censored.astype(np.float64)
+    )
+
+
+def _product_limit(distinct: Floats, at_risk: Floats, deaths: Floats) -> SurvivalCurve:
+    """Build the curve from the patients ``at_risk`` and the ``deaths`` at each time, (k,) each."""
+    left = at_risk - deaths
+    # Without anybody left the survival is 0, and its variance has no meaning
+    terms = np.divide(deaths, at_risk * left, out=np.full_like(deaths, np.inf), where=left > 0)
+    survival = np.cumprod(left / at_risk, dtype=np.float64)
+    return SurvivalCurve(distinct, survival, np.cumsum(terms), at_risk, deaths)
+
+
+def concordance(times: Floats, events: Floats, risks: Floats) -> float | None:
+    """Compute Harrell's C-index: how often the patient of higher risk has the event earlier.
+
+    A pair is comparable if the patient with the shorter time had the event, or if both times are
+    equal and only one of them had it. Equal risks count one half. Two events at the same time are
+    no pair, as in R's ``survival`` and in lifelines.
+
+    Args:
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+        risks: predicted risks, (n,); higher means an earlier event.
+
+    Returns:
+        0 to 1, 0.5 for random risks; None without a comparable pair.
+    """
+    right = pairs = 0.0
+    for place in np.flatnonzero(events == 1):
+        later = (times > times[place]) | ((times == times[place]) & (events == 0))
+        others = risks[later]
+        pairs += len(others)
+        right += float((others < risks[place]).sum()) + 0.5 * float((others == risks[place]).sum())
+    if not pairs:
+        return None
+    return right / pairs
+
+
+def baseline_hazard(times: Floats, events: Floats, risks: Floats) -> tuple[Floats, Floats]:
+    """Estimate the cumulative baseline hazard by Breslow's method.
+
+    Args:
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+        risks: log hazard ratios, (n,).
+
+    Returns:
+        The distinct times of events, rising, and the hazard up to each of them, (k,) each, for a
+        patient whose log hazard ratio is 0.
+    """
+    distinct, deaths = np.unique(times[events == 1], return_counts=True)
+    weights = np.exp(risks)
+    order = np.argsort(times)
+    at_risk = np.cumsum(weights[order][::-1])[::-1]
+    total = at_risk[np.searchsorted(times[order], distinct, side="left")]
+    return distinct, np.cumsum(deaths / total)
+
+
+def brier_score(times: Floats, events: Floats, survival: Floats, horizons: Floats) -> Floats:
+    """Compute the Brier score of predicted survival at each of several times.
+
+    A patient whose event came before the time counts as dead, with weight 1 / G just before the
+    event; one who is followed beyond the time counts as alive, with weight 1 / G there. G is the
+    Kaplan-Meier estimate of being uncensored. Patients censored before the time count through
+    these weights only.
+
+    Args:
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+        survival: predicted probabilities of surviving beyond each time, (n, horizons).
+        horizons: the times, (horizons,), at which somebody must still be followed.
+
+    Returns:
+        (horizons,); 0 is perfect, and a constant prediction of 0.5 has 0.25.
+    """
+    censoring = censoring_curve(times, events)
+    weights_of_dead = 1 / np.maximum(censoring.before(times), 1e-12)
+    scores = np.empty(len(horizons))
+    for place, horizon in enumerate(horizons):
+        alive = times > horizon
+        dead = (times <= horizon) & (events == 1)
+        weight = 1 / max(float(censoring.at(np.array([horizon]))[0]), 1e-12)
+        predicted = survival[:, place]
+        wrong = weights_of_dead * dead * np.square(predicted)
+        wrong += weight * alive * np.square(1 - predicted)
+        scores[place] = wrong.mean()
+    return scores
+
+
+def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> float | None:
+    """Compute the Brier score of a Cox model, averaged over the times of events.
+
+    The survival of a patient is exp(-H exp(risk)). The baseline hazard H is Breslow's estimate over
+    these patients, because a network learns risks only. So the score tells how well risks separate
+    patients, not whether a baseline hazard of other patients would fit.
+
+    The average is by the trapezoidal rule, from the first time of an event to the last one before
+    the end of follow-up.
+
+    Args:
+        times: the time to the event or to censoring, (n,).
+        events: 1 for an event, 0 if censored, (n,).
+        risks: log hazard ratios, (n,).
+
+    Returns:
+        0 or more, lower is better; None if fewer than two such times exist.
+    """
+    centred = np.clip(risks - risks.mean(), -50.0, 50.0)
+    distinct, hazard = baseline_hazard(times, events, centred)
+    followed = distinct < times.max(initial=-np.inf)
+    horizons, hazard = distinct[followed], hazard[followed]
+    if len(horizons) < 2:
+        return None
+    survival = np.exp(-hazard[None, :] * np.exp(centred)[:, None])
+    scores = brier_score(times, events, survival, horizons)
+    return float(np.trapezoid(scores, horizons) / (horizons[-1] - horizons[0]))

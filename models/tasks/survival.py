@@ -1,0 +1,110 @@
+"""Survival: the time to an event that may be censored, by Cox's proportional hazards.
+
+Equations (doi:10.1111/j.2517-6161.1972.tb00899.x):
+  (partial likelihood) of a batch of one site's patients -> partial_likelihood_loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from fedsilo.core.tasks import SURVIVAL
+from fedsilo.models.tasks.task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Survival(Task):
+    """The time to an event, such as death, of patients of whom some are censored.
+
+    Labels are (n, 2) float32: the time to the event or to the end of follow-up, at least 0, and 1
+    for an event or 0 for a censored patient. The network has one output, the logarithm of a
+    patient's hazard relative to others. Patients are only compared with patients of the same site,
+    so the model is stratified by site.
+    """
+
+    name = SURVIVAL
+    headline = "c-index"
+    shown: ClassVar = ("c-index", "brier", "loss")
+    curves: ClassVar = {
+        "c-index": "C-index",
+        "brier": "integrated Brier score",
+        "loss": "loss (nats)",
+    }
+    label_noun = "time to an event"
+    why_not_private = "compares patients with each other, so one patient changes others' gradients"
+
+    def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return the loss of outputs (batch, 1) and labels (batch, 2)."""
+        return partial_likelihood_loss
+
+    def predict(self, outputs: Tensor) -> Tensor:
+        """Return the log hazards (batch, 1) unchanged; only their differences have a meaning."""
+        return outputs
+
+    def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
+        """Return the loss, Harrell's C-index and the integrated Brier score of one site's split.
+
+        The C-index is absent without a comparable pair of patients, and the Brier score with fewer
+        than two times of events before the end of follow-up.
+        """
+        from fedsilo.models.measures.survival_metrics import concordance, integrated_brier_score
+
+        times, events = labels.double().numpy().T
+        risks = predictions[:, 0].double().numpy()
+        values: dict[str, float] = {
+            "loss": partial_likelihood_loss(predictions.double(), labels.double()).item()
+        }
+        index = concordance(times, events, risks)
+        if index is not None:
+            values["c-index"] = index
+        score = integrated_brier_score(times, events, risks)
+        if score is not None:
+            values["brier"] = score
+        return values
+
+    def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
+        """Return the site's Kaplan-Meier curve on round times (``published_curve``)."""
+        from fedsilo.models.measures.survival_curves import published_curve
+
+        times, events = labels.double().numpy().T
+        return published_curve(times, events, minimum)
+
+    def strata(self, labels: Tensor) -> Tensor:
+        """Return 1 for patients with an event and 0 for censored patients."""
+        return labels[:, 1].long()
+
+    def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
+        """Return labels of time 1, censored for the first of two ``counts``, then with an event."""
+        import torch
+
+        events = torch.repeat_interleave(torch.arange(2.0), torch.tensor(list(counts)))
+        return torch.stack([torch.ones_like(events), events], dim=1)
+
+
+def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Compute minus Cox's log partial likelihood of a batch, divided by its number of events.
+
+    Events at the same time count by Breslow's method. A batch without events, or in which each
+    event has only itself at risk, has a loss and a gradient of 0.
+
+    Args:
+        outputs: log hazards, (batch, 1).
+        labels: (batch, 2): times, and 1 for an event or 0 if censored.
+
+    Returns:
+        A scalar.
+    """
+    import torch
+
+    times, events = labels[:, 0], labels[:, 1]
+    risks = outputs[:, 0]
+    # All patients whose own time is not earlier are at risk
+    order = torch.argsort(times, descending=True, stable=True)
+    ordered = times[order]
+    totals = torch.logcumsumexp(risks[order], dim=0)
+    last = torch.searchsorted(-ordered, -ordered, right=True) - 1
+    terms = (totals[last] - risks[order]) * events[order]
+    return terms.sum() / events.sum().clamp_min(1.0)
