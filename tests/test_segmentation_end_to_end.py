@@ -1,9 +1,12 @@
 """Segmentation from the masks to the pictures: two rounds on tiny synthetic vessels."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import fedsilo
 from fedsilo.core.errors import SettingError
@@ -97,3 +100,30 @@ def test_what_segmentation_cannot_do_is_refused(
 ) -> None:
     with refuses(SettingError, *facts):
         fedsilo.simulate("fedavg-digits", settings=TINY | changes, out=tmp_path, name="run")
+
+
+def test_masks_of_a_site_are_written_with_the_numbers_of_their_classes(
+    run: RunDirectory, tmp_path: Path
+) -> None:
+    written = fedsilo.predict(run.path, site="north", split="test", out=tmp_path / "masks")
+    table = written.frame()
+    assert list(table) == ["file", "mask", "vessel", "fault"]
+    values = np.asarray(Image.open(tmp_path / "masks" / table["mask"][0]))
+    assert values.shape == (16, 16)
+    assert (values == 1).mean() == pytest.approx(table["vessel"][0])
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda run: fedsilo.explain(run, site="north"),
+        lambda run: fedsilo.calibrate(run, "north"),
+        lambda run: list(fedsilo.embeddings([run])),
+        lambda run: fedsilo.predict(run, split="test", site="north", out="x", coverage=0.9),
+    ],
+)
+def test_commands_for_one_answer_per_patient_refuse_masks(
+    look: Callable[[Path], object], run: RunDirectory
+) -> None:
+    with refuses(SettingError, str(run.path)):
+        look(run.path)

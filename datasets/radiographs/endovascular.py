@@ -42,6 +42,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
     """The data set ``endovascular``: images of 8 to 16 bits, some of which have masks."""
 
     name = "endovascular"
+    tasks: ClassVar[tuple[str, ...]] = MaskedDataSet.tasks
     file = "endovascular.yaml"
     columns: ClassVar[tuple[str, ...]] = ("mask",)
 

@@ -8,6 +8,7 @@ their last channel.
 
 from abc import abstractmethod
 from dataclasses import replace
+from typing import ClassVar
 
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places, find_places
@@ -23,7 +24,7 @@ MASK_CLASSES = ("background", "catheter")
 class MaskedDataSet(DataSet):
     """A data set in which some or all images have masks, and each image has a class too."""
 
-    tasks = (CLASSIFICATION, SEGMENTATION)
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, SEGMENTATION)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Load the silo ``name`` for the run's task: with masks as labels for segmentation."""

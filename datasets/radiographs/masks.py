@@ -104,7 +104,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
     name = "masks"
     file = "masks.yaml"
-    tasks = (SEGMENTATION,)
+    tasks: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
     model: ClassVar[type[MaskDeclaration]] = MaskDeclaration
 
     def declaration(self, places: Places) -> MaskDeclaration:

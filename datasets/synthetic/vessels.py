@@ -45,7 +45,7 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
     """The data set ``vessels-synthetic``: two to four vessels an image, at four sites."""
 
     name = key = "vessels-synthetic"
-    tasks = (SEGMENTATION,)
+    tasks: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
     counts: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "north": (80,),
         "east": (60,),

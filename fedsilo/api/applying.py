@@ -247,7 +247,9 @@ def calibrate(
     check_coverage(coverage)
     if target is not None:
         refuse_target(target, "another --out")
-    model = FinishedRun.open(run).model(site, data_dir=data_dir, state_dir=state_dir)
+    finished = FinishedRun.open(run)
+    finished.refuse_masks("calibrate")
+    model = finished.model(site, data_dir=data_dir, state_dir=state_dir)
     found = calibrate_model(model, coverage)
     write_calibration(found, target or calibration_path(run, site))
     return found
@@ -292,6 +294,7 @@ def monitor(
     if not cases.exists():
         raise DataError(f"{cases} does not exist: name new cases by --data")
     run = FinishedRun.open(folder_of(run_dir))
+    run.refuse_masks("monitor")
     model = run.model(site, data_dir=data_dir)
     return check_new_cases(run, model, cases, coverage, path_of(calibration))
 

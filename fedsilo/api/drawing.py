@@ -97,6 +97,7 @@ def explain(
             "an explanation is for one case, but --table and --image are given: remove one"
         )
     run = FinishedRun.open(folder_of(run_dir))
+    run.refuse_masks("explain")
     if table is None and image is None:
         lab = run.lab(site, path_of(data_dir), path_of(state_dir), split=split)
         explanation = explain_sample(lab, split, row)
@@ -143,6 +144,7 @@ def attention(
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "images", images)
     run = FinishedRun.open(folder_of(run_dir))
+    run.refuse_masks("attention")
     folder, data, state = path_of(pictures) or run.path, path_of(data_dir), path_of(state_dir)
     for name in several(site) or run.silos:
         lab = run.lab(name, data, state, split=split)
@@ -299,6 +301,8 @@ def embeddings(
     folders = _named_folders(run_dirs)
     refuse_shared_state(state, folders, 1)
     runs = [FinishedRun.open(folder) for folder in folders]
+    for run in runs:
+        run.refuse_masks("embeddings")
     selection = embedding.Selection(several(site), split, layer, limit, seed)
     panels = [embedding.embed_run(run, selection, data, state, tell) for run in runs]
     rows = []
@@ -372,6 +376,8 @@ def gradcam(
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
     # All runs are opened first: an unfinished one ends the command before the long computation
     runs = [FinishedRun.open(folder) for folder in folders]
+    for run in runs:
+        run.refuse_masks("gradcam")
     opened = grad_cam.open_networks(runs, site, split, path_of(data_dir), state)
     if scenarios:
         chosen = grad_cam.choose_by_scenario(opened, scenarios, split)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from fedsilo.client_app.lab import Lab
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TRUTH, _FOUND = "solid", "dashed"  # the lines of the two outlines
+Line = Literal["solid", "dashed"]
+_TRUTH: Line = "solid"
+_FOUND: Line = "dashed"
 
 
 @dataclass(frozen=True)
@@ -108,17 +112,17 @@ def choose_cases(scores: Tensor) -> list[_Case]:
     return cases
 
 
-def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[str, Tensor]) -> None:
+def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tensor]) -> None:
     """Draw an image twice, the second time with the outlines of masks: line style -> mask."""
     for axes in (plain, marked):
         draw_image(axes, image)
         without_frame(axes)
     for style, mask in masks.items():
-        for number in sorted(set(mask.unique().tolist()) - {0}):
+        for number in sorted(set(torch.unique(mask).tolist()) - {0}):
             _draw_outline(marked, (mask == number).numpy(), _colour(int(number), style), style)
 
 
-def _draw_outline(axes: Axes, mask: np.ndarray, colour: str, style: str) -> None:
+def _draw_outline(axes: Axes, mask: npt.NDArray[np.bool_], colour: str, style: Line) -> None:
     """Draw the outline of a mask (h, w) over the image that the axes show."""
     # draw_image shrinks a large image, so the pixels' centres follow from its extent
     left, right, bottom, top = axes.images[0].get_extent()
@@ -128,7 +132,7 @@ def _draw_outline(axes: Axes, mask: np.ndarray, colour: str, style: str) -> None
     axes.contour(x, y, mask, levels=[0.5], colors=[colour], linestyles=[style], linewidths=1.2)
 
 
-def _colour(number: int, style: str) -> str:
+def _colour(number: int, style: Line) -> str:
     """Return the colour of an outline: of a class, counted from 1, in a line style.
 
     The first class has two colours, because it is often the only one. Colours repeat if there are
@@ -143,7 +147,8 @@ def _add_legend(figure: Figure, classes: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     handles = []
-    for style, what in ((_TRUTH, "true"), (_FOUND, "predicted")):
+    said: dict[Line, str] = {_TRUTH: "true", _FOUND: "predicted"}
+    for style, what in said.items():
         for number, name in enumerate(classes[1:], start=1):
             label, colour = f"{literal(name)}, {what}", _colour(number, style)
             handles.append(Line2D([], [], color=colour, linestyle=style, label=label))

@@ -24,6 +24,7 @@ from fedsilo.core.arguments import AnyPath, AnyRun, Plugins, folder_of, path_of,
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.one_line import as_word
 from fedsilo.core.site_facts import SPLITS
+from fedsilo.core.tasks import SEGMENTATION
 from fedsilo.datasets.registry import data_set
 from fedsilo.runs.run_files import RunFiles
 from fedsilo.server_app.config.settings import (
@@ -130,6 +131,21 @@ class FinishedRun(RunFiles):
         if number == 1:
             return word
         return f"{word}s"
+
+    def refuse_masks(self, command: str) -> None:
+        """Check that a command that explains or calibrates answers for whole images suits the run.
+
+        Args:
+            command: the command's name, such as 'calibrate'.
+
+        Raises:
+            SettingError: the run's task is segmentation, whose answers are masks.
+        """
+        if self.summary.get("task") == SEGMENTATION:
+            raise SettingError(
+                f"'{command}' is for one answer per patient, but the run in {self.path} predicts "
+                "masks: 'fedsilo overlays' draws them, 'fedsilo predict' writes them"
+            )
 
     @property
     def is_simulated(self) -> bool:

@@ -58,7 +58,7 @@ class Segmentation(Task):
 
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
         """Return the cross-entropy plus 'train.dice-weight' times the soft Dice loss."""
-        from fedsilo.models.networks.segmentation.pixel_classifier import PixelLoss
+        from fedsilo.models.maths.mask_losses import PixelLoss
 
         return PixelLoss(self.settings.dice_weight)
 

@@ -31,8 +31,17 @@ class NetworkSettings:
 
     network: (
         Literal[
-            *("auto", "conv", "vgg16-bn", "resnet22", "vit", "logistic", "mlp"),
-            *("unet", "swin", "swinunet", "transunet"),
+            "auto",
+            "conv",
+            "vgg16-bn",
+            "resnet22",
+            "vit",
+            "logistic",
+            "mlp",
+            "unet",
+            "swin",
+            "swinunet",
+            "transunet",
         ]
         | NetworkPlugin
     ) = setting(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsilo.core.errors import SettingError
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.maths.mask_losses import soft_dice_loss
 from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.segmentation.pyramids import (
     ConvPyramid,
@@ -117,23 +118,3 @@ def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """
     entropy = nn.functional.cross_entropy(logits.float(), masks.long())
     return entropy + soft_dice_loss(logits, masks)
-
-
-def soft_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
-    """Compute the soft Dice loss of a batch, averaged over the classes except the background.
-
-    For a class with probabilities p and true pixels t, it is 1 - (2 sum p t + 1) / (sum p + sum t +
-    1), with sums over all pixels of the batch.
-
-    Args:
-        logits: (batch, classes, h, w), with at least two classes.
-        masks: (batch, h, w), each pixel's class; 0 is the background.
-    """
-    # A catheter covers a few per cent of the pixels, so cross-entropy alone is near its
-    # minimum if all pixels are called background. Dice is summed over the batch, because for one
-    # image without a catheter the ratio would be 0 / 0
-    shares = logits.float().softmax(dim=1)[:, 1:]
-    wanted = nn.functional.one_hot(masks.long(), logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
-    both = (shares * wanted).sum(dim=(0, 2, 3))
-    sizes = shares.sum(dim=(0, 2, 3)) + wanted.sum(dim=(0, 2, 3))
-    return (1 - (2 * both + 1) / (sizes + 1)).mean()

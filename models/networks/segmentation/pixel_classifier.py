@@ -9,6 +9,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.plugins import resolve_plugin
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.maths.mask_losses import PixelLoss
 from fedsilo.models.networks.kinds import (
     OWN_NETWORKS,
     SEGMENTATION_NETWORKS,
@@ -16,10 +17,7 @@ from fedsilo.models.networks.kinds import (
     NetworkShape,
 )
 from fedsilo.models.networks.plugged import call_builder, run_on_zeros
-from fedsilo.models.networks.segmentation.build_segmentation import (
-    build_segmentation,
-    soft_dice_loss,
-)
+from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
 from fedsilo.models.networks.site_network import TokenClassifier
 
 
@@ -56,25 +54,11 @@ class PixelClassifier(TokenClassifier):
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens (batch, h * w, classes) to pixel logits (batch, classes, h, w)."""
-        return features.transpose(1, 2).unflatten(2, (self.height, self.width))
+        return torch.unflatten(features.transpose(1, 2), 2, (self.height, self.width))
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss, a scalar, of images (batch, ...) and masks (batch, h, w)."""
         return self.criterion(self.encoder(inputs), labels)
-
-
-class PixelLoss:
-    """The mean cross-entropy of the pixels, plus a weight times the soft Dice loss."""
-
-    def __init__(self, dice_weight: float) -> None:
-        self.dice_weight = dice_weight
-
-    def __call__(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """Compute the loss, a scalar, of logits (batch, classes, h, w) and masks (batch, h, w)."""
-        entropy = nn.functional.cross_entropy(logits.float(), masks.long())
-        if not self.dice_weight:
-            return entropy
-        return entropy + self.dice_weight * soft_dice_loss(logits, masks)
 
 
 def build_pixel_classifier(settings: CommonSettings, shape: NetworkShape) -> PixelClassifier:

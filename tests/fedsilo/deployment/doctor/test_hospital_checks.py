@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fedsilo.api.hospital import _leave_replaced_folder
 from fedsilo.cli.main import main
 from fedsilo.client_app.privacy.signing import own_code
 from fedsilo.client_app.site.node import OWN
@@ -379,3 +380,15 @@ def test_doctor_takes_a_kit_and_leaves_nothing(
     said = capsys.readouterr().out
     assert "PASSED  admission    north: registered at the SuperLink as node 7" in said
     assert sorted(kit.parent.rglob("*")) == before
+
+
+def test_a_start_in_the_folder_that_a_kit_replaces_goes_into_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _leave_replaced_folder(tmp_path / "stays")  # nothing was replaced
+    (tmp_path / "old").mkdir()
+    monkeypatch.chdir(tmp_path / "old")
+    (tmp_path / "old").rmdir()
+    _leave_replaced_folder(tmp_path)
+    assert Path.cwd() == tmp_path

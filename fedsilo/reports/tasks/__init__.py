@@ -1,0 +1,1 @@
+"""The parts of reports of each task other than classification: a module each."""

@@ -1,0 +1,89 @@
+"""A segmentation's parts of reports: Dice, IoU and distances of outlines, by site and by class."""
+
+from collections.abc import Mapping
+
+from fedsilo.core.metric_names import CLASS
+from fedsilo.core.one_line import format_count
+from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.datasets.registry import data_set
+from fedsilo.pages.page import NONE, Table
+from fedsilo.reports.clinic import Examination, final_metrics
+from fedsilo.runs.finished_run import Shown
+
+_COLUMNS = {
+    "dice": "Dice",
+    "iou": "IoU",
+    "surface-distance": "distance of outlines, mean",
+    "hausdorff-95": "distance of outlines, 95 %",
+}
+_MEANING = (
+    "Dice is 2 |P and T| / (|P| + |T|), and IoU is |P and T| / |P or T|, of the predicted pixels P "
+    "and the true pixels T of a class; 1 is a perfect mask and 0 a missed one. Distances between "
+    "the outlines of both masks are in pixels of the resized images. All are means over the test "
+    "images; an image counts for a class only if the class is in its true or its predicted mask."
+)
+
+
+def result(run: Shown, site: str | None) -> str:
+    """Summarise the Dice score on test images in one sentence.
+
+    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    """
+    values: Mapping[str, float] = run.summary["mean"]
+    where = f"the mean over {format_count(len(run.silos), 'hospital')}"
+    if site:
+        values, where = run.summary["sites"].get(site, {}), site
+    if "dice" not in values:
+        return "No Dice score on test images may be shown for this run."
+    marked = ", ".join(run.class_names()[1:])
+    return f"Masks of {marked} have a Dice score of {values['dice']:.3f} ({where})."
+
+
+def limit(run: Shown, site: str | None) -> str:
+    """Describe the main limit of ``result`` in one sentence; ``site`` is not used."""
+    if data_set(str(run.summary["dataset"])).origin == "made-up":
+        return "The data are made up: the result says nothing about patients."
+    if run.trust != SERVER:
+        return f"At 'trust: {run.trust}' no Dice score is known, only the loss."
+    return "It was measured only at the hospitals that trained it."
+
+
+def sections(run: Shown) -> list[Examination]:
+    """Build the clinic report's section: a table by site, and a table by class and site.
+
+    A metric that no site has is left out, and so is a table without rows.
+    """
+    metrics = final_metrics(run)
+    title = "How well its masks agree with the true ones"
+    rows, by_class = [], []
+    for site, by_name in metrics.items():
+        if any(name in by_name for name in _COLUMNS):
+            rows.append([site, *_cells(by_name, "")])
+        for number, name in enumerate(run.class_names()):
+            cells = _cells(by_name, f"{CLASS}.{number}.")
+            if any(cell != NONE for cell in cells):
+                by_class.append([name, site, *cells])
+    if not rows:
+        return [Examination(title, ["No Dice score on test images may be shown."])]
+    tables = [Table("Masks of test images, by site", ["site", *_COLUMNS.values()], rows)]
+    if by_class:
+        columns = ["class", "site", *_COLUMNS.values()]
+        tables.append(Table("Masks of test images, by class and site", columns, by_class))
+    return [Examination(title, [_MEANING], tables=tables)]
+
+
+def _cells(metrics: Mapping[str, float], prefix: str) -> list[str]:
+    """Format the metrics whose names begin with ``prefix``, in the order of the table's columns.
+
+    A missing metric is "n/a". Shares have three decimals, and distances one.
+    """
+    cells = []
+    for name in _COLUMNS:
+        value = metrics.get(f"{prefix}{name}")
+        if value is None:
+            cells.append(NONE)
+        elif name in ("dice", "iou"):
+            cells.append(f"{value:.3f}")
+        else:
+            cells.append(f"{value:.1f}")
+    return cells
