@@ -207,6 +207,16 @@ class Task(ABC):
         """Summarise the answers (n, ...) in a clause, such as "3 benign, 2 malignant"."""
         return ", ".join(names)
 
+    def stratum_names(self, names: Sequence[str]) -> list[str]:
+        """Return a name for each group of ``strata``, for people.
+
+        Args:
+            names: the names of the network's outputs.
+        """
+        if not TASKS[self.name].strata:
+            return list(names)
+        return ["samples"]
+
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make labels without data: as many samples of each stratum as ``counts`` says.
