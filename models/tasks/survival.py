@@ -71,6 +71,10 @@ class Survival(Task):
         """Return 1 for patients with an event and 0 for censored patients."""
         return labels[:, 1].long()
 
+    def stratum_names(self, names: Sequence[str]) -> list[str]:
+        """Return "censored" and the name of the event, the only one in ``names``."""
+        return ["censored", *names]
+
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return labels of time 1, censored for the first of two ``counts``, then with an event."""
         import torch
