@@ -379,7 +379,8 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Build the outcomes of a site's classes.
 
-    Classes without samples, or with a hidden number, are left out.
+    Classes without samples, or with a hidden number, are left out. The result is empty if the task
+    counts other groups than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.
@@ -387,7 +388,9 @@ def class_outcomes(
         counts: the site's test samples by class; None for a hidden number.
         total: the site's test samples of all classes.
     """
-    outcomes = []
+    outcomes: list[ClassOutcome] = []
+    if len(names) != len(counts):
+        return outcomes
     # Metrics are named by the class's number, such as class.1.right
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):
         if not samples:

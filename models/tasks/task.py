@@ -170,6 +170,16 @@ class Task(ABC):
             return "contains non-finite numbers: remove those samples"
         return ""
 
+    def stratum_names(self, names: Sequence[str]) -> list[str]:
+        """Return a name for each group of ``strata``, for people.
+
+        Args:
+            names: the names of the network's outputs.
+        """
+        if self.stratum_count(len(names)) == len(names):
+            return list(names)
+        return ["samples"]
+
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make labels without data: as many samples of each stratum as ``counts`` says.
