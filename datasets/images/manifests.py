@@ -141,7 +141,7 @@ class ManifestDataSet(ImageDataSet):
 
     origin = "own"
     settings = ImageDataSet.settings | {"data.standardise"}
-    tasks = (CLASSIFICATION, REGRESSION, MULTI_LABEL)
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, REGRESSION, MULTI_LABEL)
     file: ClassVar[str]
     model: ClassVar[type[Declaration]] = Declaration
     columns: ClassVar[tuple[str, ...]] = ()

@@ -175,6 +175,7 @@ class PulseOfSyntheticHeart(SyntheticHeart):
     """The data set ``heart-synthetic-pulse``: the same patients, with the pulse as outcome."""
 
     name = "heart-synthetic-pulse"
+    tasks = (REGRESSION,)
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema with 'thalach' as the outcome; the disease is not a feature."""

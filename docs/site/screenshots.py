@@ -1,4 +1,4 @@
-"""Make the pictures of pages: of a run while it trains, and of the three doors of docs/README.md.
+"""Make the pictures of pages: of a run while it trains, and of two doors of docs/README.md.
 
     python docs/site/screenshots.py
 
@@ -25,10 +25,10 @@ from fedsilo.server_app.records.progress import read_progress
 IMAGES = ROOT / "docs" / "img"
 _SMALL = ("split.silo-train-size=150", "network.width=16", "train.mc-passes=5", "rounds=16")
 _ROUND = 9  # of the picture of a run that trains
+_PATIENCE = 120_000  # milliseconds that a page may take
 _COLOURS = 192  # with fewer, two lines of a picture get the same colour
 # A picture of a door -> the page with it, and where it is on that page
 _DOORS = {
-    "door-researcher": ("compare?a=fedavg-digits&b=uefl-digits", "#learning-curves svg"),
     "door-hospital": ("report?name=hearts&reader=dpo", "#what-flows-where svg"),
     "door-clinician": ("report?name=hearts&reader=clinic", "#how-often-it-is-right svg"),
 }
@@ -45,11 +45,14 @@ def main() -> None:
         Thread(target=server.serve, daemon=True).start()
         with sync_playwright() as playwright:
             path = shutil.which("chromium")
-            browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-            _wait_for_round(runs / "uefl-digits", _ROUND)
-            photograph_run(browser, server.address, Path(folder))
-            training.wait()
+            browser = playwright.chromium.launch(executable_path=path)
             photograph_doors(browser, server.address, Path(folder))
+            try:
+                _wait_for_round(runs / "uefl-digits", _ROUND)
+                photograph_run(browser, server.address, Path(folder))
+            finally:
+                training.terminate()
+                training.wait()
             browser.close()
         server.stop()
 
@@ -57,6 +60,7 @@ def main() -> None:
 def photograph_run(browser: Any, address: str, folder: Path) -> None:
     """Write the picture of docs/watch.md."""
     page = browser.new_page(viewport={"width": 1200, "height": 1560})
+    page.set_default_timeout(_PATIENCE)
     page.goto(f"{address}run?name=uefl-digits")
     page.wait_for_selector("#connection:has-text('Live')")
     page.screenshot(path=folder / "watch.png")
@@ -66,8 +70,9 @@ def photograph_run(browser: Any, address: str, folder: Path) -> None:
 def photograph_doors(browser: Any, address: str, folder: Path) -> None:
     """Write the pictures of the doors, at twice the pixels of a page."""
     page = browser.new_page(viewport={"width": 1200, "height": 900}, device_scale_factor=2)
+    page.set_default_timeout(_PATIENCE)
     for name, (place, selector) in _DOORS.items():
-        page.goto(f"{address}{place}", timeout=120_000)
+        page.goto(f"{address}{place}")
         page.locator(selector).first.screenshot(path=folder / f"{name}.png")
         shrink(folder / f"{name}.png", IMAGES / f"{name}.png")
 

@@ -60,15 +60,8 @@ def list_experiments(path: Path, method: str | None = None, here: bool = False) 
         SettingError: the file or an entry is malformed, or the method is unknown.
     """
     file = open_simulation(path)
-    by_method = _group_by_method(file)
-    if here:
-        by_method = _select_here(by_method)
-    methods = sorted(by_method)
-    if method is not None:
-        if method not in METHODS and method not in by_method:
-            raise unknown_name("method", method, {*METHODS, *by_method})
-        methods = [method]
-    for name in methods:
+    by_method = _choose_experiments(file, method, here)
+    for name in [method] if method else sorted(by_method):
         yield _describe_method(name)
         if name not in by_method:
             yield f"  no experiment here; by its defaults: fedsilo simulate {name}"
@@ -79,6 +72,46 @@ def list_experiments(path: Path, method: str | None = None, here: bool = False) 
         width = min(max(map(len, rows)), _LONGEST_NAMES)
         for names, text in rows.items():
             yield _format_line(names, text, width)
+
+
+def experiment_records(
+    path: Path, method: str | None = None, here: bool = False
+) -> list[dict[str, Any]]:
+    """Return a record for each experiment, sorted by method: what its line in the list has.
+
+    Arguments and errors are those of ``list_experiments``. A record has the keys experiment,
+    method, about, data, silos (0 if unknown until the data are read), rounds and cost. If the
+    experiment cannot run, it has the reason under 'fault' in place of the last four.
+    """
+    records = []
+    for name, entries in sorted(_choose_experiments(open_simulation(path), method, here).items()):
+        for experiments in entries.values():
+            for key, experiment in experiments.items():
+                record = {"experiment": key, "method": name, "about": str(experiment.about or "")}
+                try:
+                    record |= vars(_find_facts(experiment))
+                except FedsiloError as error:
+                    record["fault"] = str(error)
+                records.append(record)
+    return records
+
+
+def _choose_experiments(
+    file: SimulationFile, method: str | None, here: bool
+) -> dict[str, dict[str, dict[str, Experiment]]]:
+    """Return the experiments to list: method -> entry -> name -> experiment.
+
+    Raises:
+        SettingError: the method is unknown.
+    """
+    by_method = _group_by_method(file)
+    if method is not None and method not in METHODS and method not in by_method:
+        raise unknown_name("method", method, {*METHODS, *by_method})
+    if here:
+        by_method = _select_here(by_method)
+    if method is None:
+        return by_method
+    return {name: found for name, found in by_method.items() if name == method}
 
 
 def _select_here(

@@ -84,15 +84,15 @@ def list_settings(word: str = "") -> Iterator[str]:
             groups.
     """
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    found = _find_settings(read_groups(), word)
+    found = find_settings(word)
     for number, group in enumerate(found):
         if number:
             yield ""
         yield from group.lines(width)
 
 
-def _find_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
-    """Select the settings for ``word``, which may also be the old name of a renamed setting.
+def find_settings(word: str) -> list[ListedGroup]:
+    """Find the settings for ``word``, which may also be the old name of a renamed setting.
 
     If ``word`` is exactly the name of a group, only that group is returned, whole. Otherwise each
     group is returned with only its settings that have the word in their key or help; groups without
@@ -102,6 +102,7 @@ def _find_settings(groups: list[ListedGroup], word: str) -> list[ListedGroup]:
         SettingError: no setting has the word. The message suggests the most similar key or group,
             or lists all groups if none is similar.
     """
+    groups = read_groups()
     for group in groups:
         if word and word == (group.name or _BARE):
             return [group]

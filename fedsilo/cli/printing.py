@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +38,21 @@ def print_result(result: Any) -> None:
         from fedsilo.server_app.run.terminal import make_console, print_table
 
         print_table(make_console(), result)
+
+
+def print_json(content: Any) -> None:
+    """Print a value as one JSON document; a number that is not finite becomes null."""
+    line(json.dumps(_finite(content), indent=2, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_finite, value))
+    return value
 
 
 def print_columns(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedsilo.api.options import MaybePath
-from fedsilo.cli.printing import AsJson, line, print_columns, print_result
+from fedsilo.cli.list_results import experiments as experiments
+from fedsilo.cli.list_results import methods as methods
+from fedsilo.cli.list_results import settings as settings
+from fedsilo.cli.model_results import calibrate as calibrate
+from fedsilo.cli.model_results import finetune as finetune
+from fedsilo.cli.model_results import monitor as monitor
+from fedsilo.cli.model_results import predict as predict
+from fedsilo.cli.printing import AsJson, line, print_columns, print_json, print_result
 from fedsilo.cli.run_results import runs as runs
 from fedsilo.core.arguments import AnyPath, path_of
 from fedsilo.core.errors import SettingError
@@ -25,16 +32,12 @@ from fedsilo.core.one_line import as_word, format_count
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
     from fedsilo.comparison.over_seeds import Comparison
+    from fedsilo.comparison.tune import Tuned
     from fedsilo.deployment.backup.backup import MadeBackup, Restored
     from fedsilo.deployment.deployment import Deployment
     from fedsilo.deployment.doctor.findings import Finding
     from fedsilo.deployment.joining import MadeKit
     from fedsilo.deployment.member_status import MemberStatus
-    from fedsilo.finetuning.finetune_results import FinetuneResult
-    from fedsilo.inference.monitor.monitor import Monitored
-    from fedsilo.inference.predict.answers import Predictions
-    from fedsilo.inference.predict.calibration import Calibration
-    from fedsilo.inference.predict.predicted_masks import MaskPredictions
     from fedsilo.reports.audit import Audit
     from fedsilo.reports.regression import Regression
     from fedsilo.reports.watch.view import View
@@ -113,15 +116,28 @@ def fit(
     picture: Annotated[
         MaybePath, "also draw a forest plot of the hospitals (.png, .svg or .pdf)"
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print a regression; write files and draw its forest plot if asked."""
-    print_result(result.lines())
+    """Print a regression, or JSON; write files and draw its forest plot if asked."""
+    if as_json:
+        print_json(result.document)
+    else:
+        print_result(result.lines())
     result.write(path_of(csv), path_of(latex))
     if picture is not None:
         from fedsilo.pictures.forest import draw_forest
 
         draw_forest(result.document, result.effect, result.ratio, Path(picture))
-        line(f"picture: {picture}")
+        if not as_json:
+            line(f"picture: {picture}")
+
+
+def tune(result: Tuned, *, as_json: AsJson = False) -> None:
+    """Print the best points and the choice, or the content of ``chosen.json`` as JSON."""
+    if as_json:
+        print_json(result.document)
+    else:
+        print_result(result)
 
 
 def compare(
@@ -143,7 +159,7 @@ def compare(
 ) -> None:
     """Print the table and the tests of a comparison, or JSON; write the files that are named."""
     if as_json:
-        line(json.dumps(result.document(), indent=2))
+        print_json(result.document())
     else:
         print_result(result.lines(median))
     result.write(path_of(csv), path_of(markdown), median, latex=path_of(latex))
@@ -162,66 +178,10 @@ def crossvalidate(
 ) -> None:
     """Print a table for each metric, or JSON; also write the files that are named."""
     if as_json:
-        line(json.dumps(result.document(), indent=2))
+        print_json(result.document())
     else:
         print_result(result)
     result.write(path_of(csv), path_of(markdown))
-
-
-def finetune(result: FinetuneResult, *, out: AnyPath) -> None:
-    """Print a table with a row for each starting point, then the output folder."""
-    from fedsilo.finetuning.finetune_results import result_table
-
-    print_result([result_table(result), str(out)])
-
-
-def predict(
-    result: Predictions | MaskPredictions,
-    *,
-    out: AnyPath | None = None,
-    html: AnyPath | None = None,
-) -> None:
-    """Print a summary of the predictions and, unless ``result`` has masks, the written files.
-
-    Raises:
-        typer.Exit: code 3, if an input has no prediction or mask.
-    """
-    print_result(result)
-    # Only classes are written to files that these options name; masks list theirs themselves
-    if hasattr(result, "inputs"):
-        print_result([path for path in (out, html) if path is not None])
-    if result.faults:
-        raise typer.Exit(3)
-
-
-def calibrate(
-    result: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
-) -> None:
-    """Print a summary of a calibration, then its file."""
-    from fedsilo.inference.predict.calibration import calibration_path
-
-    print_result([*result.lines(coverage), out or calibration_path(Path(run_dir), result.site)])
-
-
-def monitor(
-    result: Monitored,
-    *,
-    out: Annotated[MaybePath, "also write a page"] = None,
-    overwrite: Annotated[bool, "replace existing files"] = False,
-) -> None:
-    """Print the checks, and write a page if asked.
-
-    Raises:
-        typer.Exit: code 3, if a check is an alarm.
-    """
-    from fedsilo.inference.monitor.monitor import ALARM
-    from fedsilo.pages.page import write_page
-
-    print_result(result)
-    if out is not None:
-        print_result(write_page(Path(out), result.page, overwrite=overwrite))
-    if result.alarms:
-        raise typer.Exit(ALARM)
 
 
 def deploy_up(deployment: Deployment) -> None:
@@ -279,8 +239,11 @@ def deploy_status(
 
     rows = []
     for member in members:
-        process, log = str(member.pid or "-"), str(member.log or "-")
-        rows.append((member.member, process, member.sight, log))
+        # A server in a container writes its log to the engine's, and a member may not have run yet
+        log = "-"
+        if member.log and member.log.is_file():
+            log = str(member.log)
+        rows.append((member.member, str(member.pid or "-"), member.sight, log))
     print_columns(("member", "process", "seen by the server", "log"), rows)
     run = look_at_deployment(Path(deployment)).run
     if run:
@@ -331,7 +294,7 @@ def audit(
 ) -> None:
     """Print the chosen messages and the state of the chain; exit with 1 if it is broken."""
     if as_json:
-        line(json.dumps(found.document(), indent=2))
+        print_json(found.document())
     else:
         print_result(found.lines())
     if csv is not None:
@@ -346,7 +309,7 @@ def audit(
 def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     """Print a table of the data sets, or JSON."""
     if as_json:
-        line(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     keys = ("name", "kind", "licence", "terms", "size", "here")
     cells = []

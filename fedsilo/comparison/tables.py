@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedsilo.core.drawing.palette import colours
 from fedsilo.core.one_line import format_count, markdown_cell
-from fedsilo.pictures.learning_curves import CURVES
+from fedsilo.models.tasks.task import curve_label
 from fedsilo.pictures.panel_grids import new_figure
 from fedsilo.server_app.records.summary import NONE
 
@@ -312,7 +312,7 @@ def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
     panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_panel(axes, spreads[spreads["metric"] == metric], groups, colours(experiments))
-        axes.set_ylabel(CURVES.get(metric, metric))
+        axes.set_ylabel(curve_label(metric))
     panels[-1].set_xticks(range(len(groups)), groups)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(

@@ -6,7 +6,7 @@ used, so a list of tasks needs no PyTorch.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class TaskEntry(NamedTuple):
@@ -21,9 +21,11 @@ class TaskEntry(NamedTuple):
     numeric: bool = False
 
 
-CLASSIFICATION, REGRESSION, MULTI_LABEL = "classification", "regression", "multi-label"
-SEGMENTATION = "segmentation"
-SURVIVAL = "survival"
+CLASSIFICATION: Final = "classification"
+REGRESSION: Final = "regression"
+MULTI_LABEL: Final = "multi-label"
+SEGMENTATION: Final = "segmentation"
+SURVIVAL: Final = "survival"
 TASKS = {
     CLASSIFICATION: TaskEntry(
         "fedsilo.models.tasks.classification:Classification",

@@ -141,7 +141,12 @@ def _draw_predicted_masks(study: Study, starts: Sequence[StartResult], images: i
 
 
 def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
-    """Format the test metrics of all starting points as CSV, with a row for each metric.
+    """Format the test metrics of all starting points as CSV; see ``metrics_table``."""
+    return metrics_table(study, starts).to_csv(index=False, float_format="%.6f")
+
+
+def metrics_table(study: Study, starts: Sequence[StartResult]) -> pd.DataFrame:
+    """Build the table of the test metrics of all starting points, with a row for each metric.
 
     Each row also has the network and the starting point, and ``seeds``, the number of seeds with
     the metric. ``sd`` is the standard deviation over these seeds, empty for a single seed. A metric
@@ -156,7 +161,7 @@ def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
                 table.append((network, result.label, metric, row.mean, row.sd, row.seeds))
     frame = pd.DataFrame(table, columns=["network", "weights", "metric", "mean", "sd", "seeds"])
     frame["sd"] = frame["sd"].where(frame["seeds"] > 1)
-    return frame.to_csv(index=False, float_format="%.6f")
+    return frame
 
 
 def curves_csv(starts: Sequence[StartResult]) -> str:

@@ -12,7 +12,7 @@ from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
 from fedsilo.pages.page import NONE, Picture, Table, hide_small_count, share, with_interval
 from fedsilo.pages.page_pictures import certainty, estimates
-from fedsilo.reports.run_facts import head_of, taking_part
+from fedsilo.reports.run_facts import head_of, taking_part, task_parts
 from fedsilo.runs.finished_run import Shown
 from fedsilo.server_app.records.partial_means import SiteMetrics
 
@@ -54,6 +54,16 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
         examinations: further sections, which were built from the sites' data.
     """
     metrics = final_metrics(run)
+    parts = task_parts(run.task)
+    if parts:
+        return {
+            **taking_part(run),
+            "head": _head(run),
+            "has_classes": False,
+            "examinations": [*parts.sections(run), *examinations],
+            "groups": bool(examinations),
+            "withheld": ", ".join(run.withheld),
+        }
     outcomes = {}
     for site, by_name in metrics.items():
         counts, samples = _test_counts(run, site)
@@ -62,7 +72,9 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
     return {
         **taking_part(run),
         "head": _head(run),
+        "has_classes": True,
         "examinations": examinations,
+        "groups": bool(examinations),
         "withheld": ", ".join(run.withheld),
         **_overall(run, metrics),
         **_by_class(run, outcomes),
@@ -379,7 +391,8 @@ def class_outcomes(
 ) -> list[ClassOutcome]:
     """Build the outcomes of a site's classes.
 
-    Classes without samples, or with a hidden number, are left out.
+    Classes without samples, or with a hidden number, are left out. The result is empty if the task
+    counts other groups than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.
@@ -387,7 +400,9 @@ def class_outcomes(
         counts: the site's test samples by class; None for a hidden number.
         total: the site's test samples of all classes.
     """
-    outcomes = []
+    outcomes: list[ClassOutcome] = []
+    if len(names) != len(counts):
+        return outcomes
     # Metrics are named by the class's number, such as class.1.right
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):
         if not samples:

@@ -14,9 +14,10 @@ from fedsilo.core.methods import settings_class
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, defaults
 from fedsilo.datasets.registry import shown_of
+from fedsilo.models.tasks.task import task_class
 from fedsilo.pages.page import NONE, Picture
 from fedsilo.pages.page_pictures import curves
-from fedsilo.pictures.learning_curves import CURVES, series
+from fedsilo.pictures.learning_curves import series
 from fedsilo.reports.reporting_guideline import guideline_rows
 from fedsilo.reports.research_comparison import (
     NO_COMPARISON,
@@ -181,14 +182,15 @@ def _software(run: Shown) -> str:
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
-    """Draw a picture by round for each metric of ``CURVES`` that some run has.
+    """Draw a picture by round for each curve of the runs' task that some run has.
 
     An experiment or distribution has the same line style in all pictures.
     """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
     # Styles are chosen for the names of all pictures, or a line's colour would change between them
-    for metric in CURVES:
+    wanted = task_class(runs[0].task).curves
+    for metric in wanted:
         lines = _lines(runs, metric, split)
         if lines:
             drawn[metric] = lines
@@ -196,7 +198,7 @@ def _draw_curves(runs: Runs, split: str) -> list[Picture]:
     styles = line_styles(list(names))
     pictures = []
     for metric, lines in drawn.items():
-        label = f"{split} {CURVES[metric]}"
+        label = f"{split} {wanted[metric]}"
         svg = curves(f"curve-{metric}", lines, styles, label)
         caption = f"{label[0].upper()}{label[1:]}, by round."
         pictures.append(Picture(svg, _describe_lines(lines, label), caption))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.tasks import REGRESSION
 from fedsilo.models.tasks.task import Task
@@ -30,6 +30,18 @@ class Regression(Task):
         "how many fall into each tenth of the predictions, and the mean prediction and outcome of "
         "each tenth with enough samples"
     )
+    curves: ClassVar = {
+        "mae": "mean absolute error",
+        "rmse": "root mean square error",
+        "r2": "R²",
+        "loss": "loss",
+    }
+    progress: ClassVar = (("mae", "validation MAE before training {:.3f}"),)
+    answer_words: ClassVar = {
+        "predicted": "the predicted number, in the outcome's unit",
+        "truth": "the outcome, if it is known",
+    }
+    report = "fedsilo.reports.tasks.regression"
     losses: ClassVar = ("auto", "squared", "huber")
     label_noun = "outcome"
 
@@ -74,6 +86,26 @@ class Regression(Task):
         from fedsilo.models.measures.regression_metrics import outcome_bins
 
         return outcome_bins(predictions[:, 0].double(), labels.double(), self.scale, minimum)
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return the name of the outcome, with its unit, as "a number: days"."""
+        return f"a number: {', '.join(names)}"
+
+    def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the predicted number as "predicted", in the outcome's unit."""
+        return {"predicted": predictions[:, 0].tolist()}
+
+    def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the outcome as "truth"."""
+        return {"truth": labels.tolist()}
+
+    def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
+        """Return the smallest, median and largest prediction."""
+        if not len(predictions):
+            return names[0]
+        numbers = predictions[:, 0].double()
+        low, middle, high = numbers.min(), numbers.median(), numbers.max()
+        return f"{names[0]} from {low:.4g} to {high:.4g}, median {middle:.4g}"
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return zeros, one for each declared sample."""

@@ -30,6 +30,15 @@ class Segmentation(Task):
         "Dice and IoU of the masks, distances between their outlines, loss and the method's own"
     )
     counted_words = "Dice, IoU and distances by class, of each class that enough images have"
+    fewest_names = 2
+    curves: ClassVar = {
+        "dice": "Dice",
+        "iou": "IoU",
+        "hausdorff-95": "95 % Hausdorff distance (pixels)",
+        "loss": "loss (nats)",
+    }
+    progress: ClassVar = (("dice", "validation Dice before training {:.3f}"),)
+    report = "fedsilo.reports.tasks.segmentation"
     losses: ClassVar = ("auto", "cross-entropy")
     label_type = "uint8"
     label_noun = "mask"
@@ -98,6 +107,10 @@ class Segmentation(Task):
         if counts and sum(counts) == counts[0]:
             return "all training masks are empty"
         return ""
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return the classes, as "the class of each pixel: background, vessel"."""
+        return f"the class of each pixel: {', '.join(names)}"
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return masks of one pixel, (n, 1, 1) uint8, with ``counts`` masks of each class."""

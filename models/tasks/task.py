@@ -46,6 +46,13 @@ class Task(ABC):
         label_type: the dtype of the label tensor, by its name in torch.
         label_noun: what a single label is called in sentences, such as "class".
         fewest_names: the fewest classes, findings or outcomes that data of the task have.
+        curves: metric -> the label of its curve over rounds.
+        progress: pairs of a validation metric and the text of its mean in a round's line, with a
+            place for the number.
+        answer_words: title -> meaning of the columns of ``answer_columns`` and ``truth_columns``,
+            for the document next to a table of predictions; empty for those of classes.
+        report: the module of ``fedsilo/reports`` with the task's parts of reports and model cards;
+            empty for classification's.
         network: ``module:function`` that builds the network from the settings and the
             ``NetworkShape``; empty for the classifiers of ``models/networks/build.py``, whose
             number of outputs is that of the shape.
@@ -65,6 +72,10 @@ class Task(ABC):
     label_type: ClassVar[str] = "float32"
     label_noun: ClassVar[str] = "label"
     fewest_names: ClassVar[int] = 1
+    curves: ClassVar[Mapping[str, str]] = {"loss": "loss"}
+    progress: ClassVar[tuple[tuple[str, str], ...]] = ()
+    report: ClassVar[str] = ""
+    answer_words: ClassVar[Mapping[str, str]] = {}
     network: ClassVar[str] = ""
     trains_stacked: ClassVar[bool] = False
     why_not_private: ClassVar[str | None] = None
@@ -170,6 +181,42 @@ class Task(ABC):
             return "contains non-finite numbers: remove those samples"
         return ""
 
+    def describe(self, names: Sequence[str]) -> str:
+        """Describe what the model predicts, as a clause such as "which of: benign, malignant"."""
+        return ", ".join(names)
+
+    def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the columns of a table of predictions: title -> a value for each sample.
+
+        The first column is the answer itself.
+
+        Args:
+            predictions: (n, ...) float64.
+            names: the names of classes or findings, or of a numeric outcome.
+
+        Raises:
+            SettingError: the task's predictions do not fit into a table, which is the default.
+        """
+        raise SettingError(f"task '{self.name}' has no table of predictions")
+
+    def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the columns of known labels (n, ...), to stand beside the answers."""
+        return {}
+
+    def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
+        """Summarise the answers (n, ...) in a clause, such as "3 benign, 2 malignant"."""
+        return ", ".join(names)
+
+    def stratum_names(self, names: Sequence[str]) -> list[str]:
+        """Return a name for each group of ``strata``, for people.
+
+        Args:
+            names: the names of the network's outputs.
+        """
+        if not TASKS[self.name].strata:
+            return list(names)
+        return ["samples"]
+
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Make labels without data: as many samples of each stratum as ``counts`` says.
@@ -241,6 +288,15 @@ def task_class(name: str) -> type[Task]:
     module, _, cls = TASKS[name].place.partition(":")
     found: type[Task] = getattr(import_module(module), cls)
     return found
+
+
+def curve_label(metric: str) -> str:
+    """Return the label of a metric's axis, by the first task that has it; else the metric."""
+    for name in TASKS:
+        curves = task_class(name).curves
+        if metric in curves:
+            return curves[metric]
+    return metric
 
 
 def task_of(settings: CommonSettings) -> Task:

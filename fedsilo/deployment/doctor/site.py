@@ -27,6 +27,7 @@ from fedsilo.deployment.doctor import credentials, machine
 from fedsilo.deployment.doctor.findings import Check, Failed, Passed, Verdict, require
 from fedsilo.deployment.rules import effective_rules, explain_rules
 from fedsilo.deployment.worker.installed import refuse_other_flower
+from fedsilo.models.tasks.task import task_named
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.secure_keys import SECURE, SENT
@@ -288,9 +289,10 @@ def _data_folder(setup: SiteSetup) -> str:
 def _data(setup: SiteSetup) -> Passed:
     silo = setup.site.silo
     lines = []
+    names = task_named(silo.task).stratum_names(silo.class_names())
     for split, label_counts in silo.label_counts().items():
         counts = []
-        for name, count in zip(silo.class_names(), label_counts, strict=True):
+        for name, count in zip(names, label_counts, strict=True):
             counts.append(f"{count} of {name}")
         lines.append(f"{split}: {', '.join(counts)}")
     lines += _unlike_columns(setup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,11 @@ class Monitored:
         for why in self.missing:
             lines.append(f"not checked: {why}")
         return [*lines, self.verdict()]
+
+    def document(self) -> dict[str, Any]:
+        """Return the verdict, each check, and the lines of the missing checks, for JSON."""
+        checks = [vars(check) for check in self.checks]
+        return {"verdict": self.verdict(), "checks": checks, "missing": list(self.missing)}
 
     def page(self) -> str:
         """Build the HTML page: the verdict, the checks, and the checks that were not possible."""

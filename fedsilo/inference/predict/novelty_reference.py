@@ -153,7 +153,7 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
     labels, parts = [], []
     for silo in silos:
         chosen = _spread(silo.splits()[split], each)
-        labels.append(chosen.labels)
+        labels.append(model.lab.task.strata(chosen.labels))
         if len(chosen):
             parts.append(over_batches(network, chosen.inputs, exact, penultimate_features))
     features = np.zeros((0, 1))

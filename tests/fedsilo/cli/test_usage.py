@@ -147,7 +147,7 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
             "set config out file plugin engine supernodes seeds jobs slurm split splits metrics "
             "median tests paired unequal no-floor csv markdown latex picture json dry-run",
         ),
-        ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm"),
+        ("tune", "set config out file plugin sampler trials metric folds seeds jobs slurm json"),
         (
             "crossvalidate",
             "folds repeats unequal csv markdown json set config out file plugin jobs slurm",
@@ -171,17 +171,17 @@ def test_each_command_has_help_and_no_markup_in_it(command: str) -> None:
         ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
         ("attention", "site split images data-dir state-dir pictures plugin"),
         ("overlays", "site split data-dir state-dir pictures plugin"),
-        ("settings", "pyproject"),
-        ("experiments", "method here check file"),
-        ("methods", "plugin"),
+        ("settings", "pyproject json"),
+        ("experiments", "method here check file json"),
+        ("methods", "plugin json"),
         ("report", "for out audit-log site-file overwrite by decisions data-dir plugin"),
         (
             "predict",
             "out best site images manifest table id split coverage calibration answer-all html "
-            "data-dir state-dir plugin",
+            "data-dir state-dir plugin json",
         ),
         ("calibrate", "site coverage out data-dir state-dir plugin"),
-        ("monitor", "data site coverage calibration data-dir out overwrite plugin"),
+        ("monitor", "data site coverage calibration data-dir out overwrite plugin json"),
         ("export", "format site out data-dir state-dir plugin"),
         ("card", "site out plugin"),
         ("runs", "method dataset state delete yes json"),

@@ -88,7 +88,7 @@ def test_pages_in_a_browser_follow_a_run_and_run_no_foreign_script(
         page = context.new_page()
         for width in _WIDTHS:
             page.set_viewport_size({"width": width, "height": 900})
-            for path in ("", "run?name=live", "compare?a=live&b=other"):
+            for path in ("", "compare?a=live&b=other"):
                 page.goto(f"{server.address}{path}")
                 page.wait_for_selector("#connection:has-text('Live')")
                 assert page.evaluate(_WIDER_THAN_THE_WINDOW) <= 0

@@ -1,0 +1,76 @@
+"""Shows the lists of methods, settings and experiments: on the terminal, and as JSON.
+
+The commands make lines of text. For JSON the lists are built again from what the lines describe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedsilo.cli.printing import AsJson, print_json, print_result
+from fedsilo.core.arguments import AnyPath, path_of
+from fedsilo.core.errors import SettingError
+
+
+def methods(lines: Iterable[str], *, as_json: AsJson = False) -> None:
+    """Print a line for each method, or JSON with its name and description."""
+    if not as_json:
+        print_result(lines)
+        return
+    rows = []
+    for text in lines:
+        name, _, about = text.partition(": ")
+        rows.append({"method": name, "about": about})
+    print_json(rows)
+
+
+def settings(
+    lines: Iterable[str], *, word: str = "", pyproject: bool = False, as_json: AsJson = False
+) -> None:
+    """Print the list of settings, or JSON with group, key, default and help of each.
+
+    Raises:
+        SettingError: JSON was asked for the section of pyproject.toml, which is TOML; or no setting
+            has the word.
+    """
+    if not as_json:
+        print_result(lines)
+        return
+    if pyproject:
+        raise SettingError("--pyproject prints TOML: leave out --json")
+    from fedsilo.api.listed_settings import find_settings
+
+    rows = []
+    for group in find_settings(word):
+        for found in group.settings:
+            row = {"group": group.name, "key": found.key}
+            rows.append({**row, "default": found.default, "help": found.help})
+    print_json(rows)
+
+
+def experiments(
+    lines: Iterable[str],
+    *,
+    experiment: str | None = None,
+    method: str | None = None,
+    here: bool = False,
+    check: bool = False,
+    file: AnyPath | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the list of experiments, or JSON with method, data, silos, rounds and cost of each.
+
+    An experiment that cannot run has a 'fault' in place of these facts.
+
+    Raises:
+        SettingError: JSON was asked for a single experiment, which is YAML, or for the check.
+    """
+    if not as_json:
+        print_result(lines)
+        return
+    if check or experiment is not None:
+        raise SettingError("--json is for the list: leave out --check and the experiment")
+    from fedsilo.api.experiment_list import experiment_records
+    from fedsilo.engines.experiments import simulation_file
+
+    print_json(experiment_records(simulation_file(path_of(file)), method, here))

@@ -1,0 +1,90 @@
+"""Shows the results of the commands that apply a model: on the terminal, as JSON and in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedsilo.api.options import MaybePath
+from fedsilo.cli.printing import AsJson, print_json, print_result
+from fedsilo.core.arguments import AnyPath
+
+if TYPE_CHECKING:
+    from fedsilo.finetuning.finetune_results import FinetuneResult
+    from fedsilo.inference.monitor.monitor import Monitored
+    from fedsilo.inference.predict.answers import Predictions
+    from fedsilo.inference.predict.calibration import Calibration
+    from fedsilo.inference.predict.predicted_masks import MaskPredictions
+
+
+def finetune(result: FinetuneResult, *, out: AnyPath, as_json: AsJson = False) -> None:
+    """Print a table with a row for each starting point, or JSON, then the output folder."""
+    from fedsilo.finetuning.finetune_results import metrics_table, result_table
+
+    if as_json:
+        print_json(metrics_table(result.study, result.starts).to_dict("records"))
+        return
+    print_result([result_table(result), str(out)])
+
+
+def predict(
+    result: Predictions | MaskPredictions,
+    *,
+    out: AnyPath | None = None,
+    html: AnyPath | None = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a summary of the predictions and, unless ``result`` has masks, the written files.
+
+    JSON has a record for each input, with the columns of the CSV file.
+
+    Raises:
+        typer.Exit: code 3, if an input has no prediction or mask.
+    """
+    if as_json:
+        print_json(result.frame().to_dict("records"))
+    else:
+        print_result(result)
+    # Only classes are written to files that these options name; masks list theirs themselves
+    if hasattr(result, "inputs") and not as_json:
+        print_result([path for path in (out, html) if path is not None])
+    if result.faults:
+        raise typer.Exit(3)
+
+
+def calibrate(
+    result: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
+) -> None:
+    """Print a summary of a calibration, then its file."""
+    from fedsilo.inference.predict.calibration import calibration_path
+
+    print_result([*result.lines(coverage), out or calibration_path(Path(run_dir), result.site)])
+
+
+def monitor(
+    result: Monitored,
+    *,
+    out: Annotated[MaybePath, "also write a page"] = None,
+    overwrite: Annotated[bool, "replace existing files"] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the checks, or JSON, and write a page if asked.
+
+    Raises:
+        typer.Exit: code 3, if a check is an alarm.
+    """
+    from fedsilo.inference.monitor.monitor import ALARM
+    from fedsilo.pages.page import write_page
+
+    if as_json:
+        print_json(result.document())
+    else:
+        print_result(result)
+    if out is not None:
+        page = write_page(Path(out), result.page, overwrite=overwrite)
+        if not as_json:
+            print_result(page)
+    if result.alarms:
+        raise typer.Exit(ALARM)
