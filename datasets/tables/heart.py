@@ -198,7 +198,7 @@ def _pulse_schema() -> TableSchema:
     """Build the schema in which the largest pulse (thalach) is a numeric outcome."""
     disease = Column(name=_schema().label.column, kind="ignored")
     columns = [column for column in _schema().columns if column.name != _PULSE]
-    label = Label(column=_PULSE, task=REGRESSION, unit="beats per minute")
+    label = Label(column=_PULSE, task="regression", unit="beats per minute")
     return _schema().model_copy(update={"columns": [*columns, disease], "label": label})
 
 

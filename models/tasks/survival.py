@@ -139,7 +139,9 @@ def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     # All patients whose own time is not earlier are at risk
     order = torch.argsort(times, descending=True, stable=True)
     ordered = times[order]
+    # The sum of hazards overflows for large risks, its logarithm does not
     totals = torch.logcumsumexp(risks[order], dim=0)
+    # Patients of equal times are at risk together, so each takes the total of the last of them
     last = torch.searchsorted(-ordered, -ordered, right=True) - 1
     terms = (totals[last] - risks[order]) * events[order]
     return terms.sum() / events.sum().clamp_min(1.0)
