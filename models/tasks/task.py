@@ -182,7 +182,7 @@ class Task(ABC):
         return ""
 
     def describe(self, names: Sequence[str]) -> str:
-        """Describe what the model predicts, as a clause such as "which of: benign, malignant"."""
+        """Describe the prediction in a clause, such as "which of: benign, malignant"."""
         return ", ".join(names)
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
