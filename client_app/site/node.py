@@ -55,9 +55,11 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
 @contextmanager
 def track_opening(opened: Opened) -> Iterator[None]:
-    """Let ``opened`` record, during the block, whether reading the patients' data has begun.
+    """Make ``opened`` the record that ``note_opening`` and ``forget_opening`` change in the block.
 
-    ``note_opening`` and ``forget_opening`` change it. The record belongs to the current thread.
+    ``opened.data`` tells whether reading the patients' data has begun. The record belongs to the
+    current thread, so other threads' messages do not change it. After the block, the earlier record
+    is in use again.
     """
     token = _message.set(opened)
     try:

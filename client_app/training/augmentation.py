@@ -100,7 +100,9 @@ def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Ten
 
 @lru_cache(maxsize=4)
 def _parse_transforms(text: str) -> Transform:
-    """Build one composed transform from the text of 'train.augmentation'; cached by the text.
+    """Build one transform, which applies those in the text of 'train.augmentation' in turn.
+
+    The result is cached by the text.
 
     Raises:
         SettingError: the text is malformed, or torchvision lacks a transform or refuses its

@@ -346,9 +346,11 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin in this top-level module.
+    """Return whether an installed package offers a plugin in the module ``module``.
 
-    A package offers one by an entry point in one of fedsilo's groups. The module is not imported.
+    A package offers a plugin by an entry point in one of fedsilo's groups. Only the first part of
+    the entry point's module is compared, so ``module`` must be a top-level module. It is not
+    imported.
     """
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
@@ -419,13 +421,14 @@ def stated_digests(text: str) -> dict[str, str]:
 
 
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the modules whose digest differs from that in 'plugin-digests', sorted.
+    """Return the modules whose digest differs from the one in 'plugin-digests', sorted.
 
-    A module that only one of the two has counts as changed.
+    A module that has a digest in only one of the two arguments counts as changed. The format of
+    ``text`` is not checked: an entry without '=' is a module with an empty digest.
 
     Args:
-        digests: module -> SHA-256.
-        text: the value of 'plugin-digests'.
+        digests: module -> SHA-256 of the plugin now.
+        text: the value of 'plugin-digests', "module=digest, module=digest".
     """
     differing = digests.items() ^ stated_digests(text).items()
     return sorted({module for module, _ in differing})

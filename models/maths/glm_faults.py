@@ -38,11 +38,14 @@ def one_outcome_fault(family: Family, moments: Moments) -> str:
 
 
 def constant_fault(names: Sequence[str], is_fit: npt.NDArray[np.bool_]) -> str:
-    """Describe columns that have the same value for all patients.
+    """Describe the columns, and the outcome, that have the same value for all patients.
 
     Args:
         names: the names of the outcome and of the columns.
-        is_fit: whether each of them varies, in the same order.
+        is_fit: for each name, in the same order, whether its values vary enough for a regression.
+
+    Returns:
+        One line for the error, with the names that do not vary; empty if all vary.
     """
     constant = join_names([name for name, fit in zip(names, is_fit, strict=True) if not fit])
     if not constant:

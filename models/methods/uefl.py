@@ -141,10 +141,16 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Return whether ``round_`` is the last of ``iteration`` (from 1) and an iteration follows.
+        """Return whether ``round_`` ends an iteration, and another iteration follows.
 
-        An iteration does not follow the 'uefl.max-iterations'-th one, nor the run's last round.
-        ``rounds`` is the run's number of rounds.
+        The first iteration has 'uefl.iteration-rounds' rounds, and each later one
+        'uefl.extension-rounds'. No iteration follows the last allowed one ('uefl.max-iterations'),
+        and no iteration follows the last round of the run.
+
+        Args:
+            iteration: the number of the iteration, from 1.
+            round_: the number of the round, from 1.
+            rounds: the number of rounds in the run.
         """
         # The first iteration has a length of its own; all later ones have ``extension_rounds``
         end = self.iteration_rounds + (iteration - 1) * self.extension_rounds

@@ -63,11 +63,17 @@ class Regression(Task):
         return outputs.double() * deviation + mean
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return ``mae`` and ``rmse`` in the outcome's unit, ``r2`` and ``loss``.
+        """Return the metrics ``mae``, ``rmse``, ``loss`` and, if it is defined, ``r2``.
 
-        ``r2`` is 1 minus the ratio of the squared errors to the squared deviations from the
-        samples' own mean. It is absent if all outcomes are equal. ``loss`` is the training loss,
-        without dropout, in standard deviations.
+        ``mae`` and ``rmse``, the mean absolute error and the root mean square error, are in the
+        outcome's unit. ``r2`` is 1 minus the sum of squared errors divided by the sum of squared
+        deviations of the outcomes from their mean over these samples. If all outcomes are equal,
+        ``r2`` is left out. ``loss`` is the mean training loss over samples (squared error or
+        Huber), computed on standardised predictions and outcomes.
+
+        Args:
+            predictions: predicted numbers in the outcome's unit, (n, 1).
+            labels: outcomes in the same unit, (n,).
         """
         predicted, observed = predictions[:, 0].double(), labels.double()
         errors = predicted - observed
@@ -130,7 +136,10 @@ class Regression(Task):
         return (values - mean) / deviation
 
     def _losses(self, predicted: Tensor, observed: Tensor) -> Tensor:
-        """Return the loss of each sample, (n,), of standardised numbers (n,)."""
+        """Return each sample's loss, (n,), for standardised predictions and outcomes, (n,) each.
+
+        The loss is Huber's if 'train.loss' is 'huber', otherwise the squared error.
+        """
         from torch.nn.functional import huber_loss, mse_loss
 
         if self.settings.loss == "huber":

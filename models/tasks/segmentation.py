@@ -48,14 +48,15 @@ class Segmentation(Task):
     )
 
     def check(self, is_table: bool) -> None:
-        """Check the run's settings as for every task, and that its metrics are those of masks.
+        """Check that the run's settings, and the metric of early stopping, suit the task.
 
         Args:
-            is_table: whether the data set is a table.
+            is_table: ignored.
 
         Raises:
-            SettingError: a setting contradicts the task, or 'server.early-stopping-metric' is a
-                metric of another task.
+            SettingError: 'train.loss' is not a loss of the task, class weights are set, sites are
+                trained as one, training is private, or 'server.early-stopping-metric' is neither
+                "none" nor a metric that the task shows.
         """
         super().check(is_table)
         metric = self.settings.early_stopping_metric

@@ -54,11 +54,12 @@ class FedEFM(Decentralised):
     state_class = FedEFMState
 
     def initial_state(self) -> Any:
-        """Return the weights that every silo starts from, as ``model/<array>``.
+        """Return the state before round 1: every silo's starting weights, named ``model/<array>``.
 
         Raises:
-            SettingError: the topology is invalid, or 'fedefm.emd-solver' is "cvxpylayers" and the
-                network's feature map has too many cells for it.
+            SettingError: the topology is not connected or names other silos than take part, a file
+                of weights is not usable, or 'fedefm.emd-solver' is "cvxpylayers" and the network's
+                feature map has too many cells for it.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.shape)

@@ -151,9 +151,11 @@ class PICSR(Method):
         return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Explain that an expert's output for its own prototype is not finite, or return None.
+        """Describe the fault of a reply whose expert is not usable, or return None if it is usable.
 
-        The output is not checked otherwise.
+        The reply's expert is built and applied to the prototype in the same reply. The expert is
+        unusable if any logit is infinite or NaN. Finite weights can be so large that this happens.
+        The size of the logits is not checked.
         """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.shape)

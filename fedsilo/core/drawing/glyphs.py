@@ -55,7 +55,10 @@ def _list_texts(figure: Figure) -> list[Text]:
 
 
 def _find_missing(text: str) -> frozenset[str]:
-    """Return the letters of a text that the usual font lacks."""
+    """Return the printable characters of a text that matplotlib's usual font lacks.
+
+    An ASCII text gives an empty set.
+    """
     if text.isascii():
         return frozenset()
     from matplotlib.font_manager import findfont
