@@ -243,7 +243,7 @@ def deploy_status(
         log = "-"
         if member.log and member.log.is_file():
             log = str(member.log)
-        rows.append((member.member, str(member.pid or "-"), member.sight, log))
+        rows.append((member.member, str(member.pid or "-"), member.last_seen, log))
     print_columns(("member", "process", "seen by the server", "log"), rows)
     run = look_at_deployment(Path(deployment)).run
     if run:

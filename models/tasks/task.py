@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """What a run learns, with the settings that belong to it.
+    """The task of a run: its loss, labels, metrics and what reports show.
 
     In the tensors below, n is a number of samples, and ``outputs`` is the number of outputs of the
     network (``NetworkShape.outputs``).
@@ -182,7 +182,7 @@ class Task(ABC):
         return ""
 
     def describe(self, names: Sequence[str]) -> str:
-        """Describe what the model predicts, as a clause such as "which of: benign, malignant"."""
+        """Describe the prediction in a clause, such as "which of: benign, malignant"."""
         return ", ".join(names)
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:

@@ -203,7 +203,7 @@ class GLM(Method):
         centers = np.array(state.centers) + before * means
         return replace(
             state,
-            # As sites receive them: the same numbers at both ends
+            # Rounded to float32 here too, because sites receive them so
             centers=centers.astype(np.float32).tolist(),
             deviations=(before * shrunk).astype(np.float32).tolist(),
             units_asked=state.units_asked + 1,

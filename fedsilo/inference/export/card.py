@@ -80,6 +80,7 @@ def card_text(
         "floor": run.floor,
         "sizes": _size_rows(run),
         "by_class": _class_rows(run, sites),
+        "classes": run.class_names() or ["without names"],
         "predicts": task_named(run.task).describe(run.class_names()),
         "has_classes": not task_class(run.task).report,
         "metrics": metrics,
