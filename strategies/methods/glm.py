@@ -156,14 +156,16 @@ class GLM(Method):
 
         The state decides which step comes next:
 
-        1. While ``beta`` is empty, ask for the columns' moments. They give better units or, once
-        the units fit, the first coefficients. 2. Then ask for the gradient and Hessian at ``beta``,
-        and take a step of Newton's method. 3. Once ``sums`` is set, ask each site for its own fit,
-        and end. This step comes only at trust 'server' with 'glm.heterogeneity'; otherwise the run
-        ends with convergence.
+        - While ``beta`` is empty, the sites are asked for the columns' moments. The moments give
+          better units or, once the units fit, the first coefficients.
+        - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
+          of Newton's method.
+        - Once ``sums`` is set, each site is asked for its own fit, and the run ends. This step
+          comes only at trust 'server' with 'glm.heterogeneity'; otherwise the run ends with
+          convergence.
 
-        If a site had to clip its numbers, the sums are not used. Only ``scale`` is raised, and the
-        next round asks again.
+        If a site had to clip its numbers, its sums are not used. The next round then asks again
+        with a larger ``scale``.
 
         Raises:
             FitError: the columns or outcomes determine no coefficients, a site could not answer,
