@@ -82,7 +82,12 @@ class DecentralisedSite(SiteMethod):
 
 
 def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
-    """Return the own model to send, and to store together with the arrays ``keep``."""
+    """Return the silo's own model to send, and to store as ``own/<array>``.
+
+    Args:
+        network: the trained network.
+        keep: more arrays to store, by name; None for no more.
+    """
     own = with_prefix(OWN, exchanged_arrays(network))
     return Outgoing(network, keep=own | (keep or {}))
 

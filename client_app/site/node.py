@@ -118,7 +118,10 @@ def own_folder(context: Context, site: str) -> Path | None:
 
 
 def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
-    """Return the folder that a hospital keeps over all runs; see ``own_folder``."""
+    """Return the folder that a hospital keeps over all runs; None without a 'state-dir'.
+
+    See ``own_folder``, which takes Flower's context instead of the node config.
+    """
     if "state-dir" not in node_config:
         return None
     return Path(str(node_config["state-dir"])) / OWN / folder_name(site)

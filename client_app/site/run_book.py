@@ -145,7 +145,11 @@ class RunBook:
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
-        """Add the working time of a message to its run; does nothing if the run was forgotten."""
+        """Add the working time of a message to its run, unless the run is no longer in the record.
+
+        Raises:
+            CheckpointError: the record is damaged, or cannot be written.
+        """
         with self._change_runs() as runs:
             # A thousand other runs may have begun since, and then this one was dropped
             if run_name in runs:

@@ -162,11 +162,13 @@ def _refusal(name: str, error: Exception) -> SettingError:
 
 
 def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
-    """Check that a run's augmentation, if any, is for images and can be built.
+    """Check that a run's augmentation is for images and can be built.
+
+    Without 'train.augmentation' nothing is checked.
 
     Raises:
-        SettingError: the data set is a table, or torchvision refuses a transform. The error names
-            the transform.
+        SettingError: the data set is a table; or the text is malformed; or torchvision lacks a
+            transform or refuses its arguments.
     """
     if not settings.augmentation:
         return

@@ -39,12 +39,19 @@ _COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 
 
 def plugin_entries(named: str) -> list[str]:
-    """Split the setting 'plugin' at its commas into entries, which are files and modules."""
+    """Split the setting 'plugin' at its commas into entries, which are files and modules.
+
+    Blanks around an entry are removed, and empty entries are left out.
+    """
     return [entry.strip() for entry in named.split(",") if entry.strip()]
 
 
 def module_of(entry: str) -> str:
-    """Return the module's name for an entry of 'plugin'. A file loses '.py' and its folders."""
+    """Return the module's name for an entry of 'plugin'.
+
+    For a file it is the file's name without its folders and '.py'. Any other entry is returned
+    unchanged.
+    """
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
@@ -285,7 +292,14 @@ def _import_module(module: str, plugin: str) -> ModuleType:
 
 
 def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
-    """Build the error for a plugin, ``found``, that is not the ``wanted`` kind of object."""
+    """Build the error for a plugin that is not the right kind of object. The caller raises it.
+
+    Args:
+        key: the setting that names the plugin, such as 'method'.
+        name: the plugin, as the setting names it.
+        found: the object that the name stands for.
+        wanted: the kind of object that is needed, as a noun without an article.
+    """
     given = getattr(found, "__name__", type(found).__name__)
     return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{given}'")
 
@@ -435,7 +449,7 @@ def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
 
 
 def other_version(modules: Iterable[str]) -> SettingError:
-    """Build the error for plugins whose bytes differ from those at the start of the run."""
+    """Build the error for plugins that have changed since the run began. The caller raises it."""
     return SettingError(
         f"plugin {' and '.join(modules)} differs from the version in 'plugin-digests', which the "
         "run began with: restore that version, or start a new run"

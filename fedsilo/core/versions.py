@@ -23,7 +23,7 @@ _APP, _FLOWER = "fedsilo-version", "flower-version"
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of fedsilo and Flower in this process, as ConfigRecord entries."""
+    """Return the versions of fedsilo and Flower in this process, as two ConfigRecord entries."""
     return {_APP: FEDSILO, _FLOWER: installed_version("flwr")}
 
 

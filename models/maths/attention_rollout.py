@@ -55,7 +55,7 @@ def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
 
 
 def _normalise_rows(rows: Tensor) -> Tensor:
-    """Scale rows (..., n) so that each sums to 1."""
+    """Scale rows (..., n) so that each sums to 1. A row of zeros becomes uniform."""
     # A row whose mass was all on the prompts would be 0 / 0; with this number it becomes uniform
     tiny = 1e-12
     return (rows + tiny) / (rows.sum(dim=-1, keepdim=True) + tiny * rows.shape[-1])

@@ -111,7 +111,11 @@ class UEFLSettings(OwnSettings):
         return self.refresh == "kmeans"
 
     def list_disclosures(self) -> list[str]:
-        """List the data that a site sends, one phrase for each kind, for privacy.json."""
+        """List the data that a site sends, one phrase for each kind, for privacy.json.
+
+        They are the weights and codebooks of each round and, if the settings ask for K-means,
+        centroids.
+        """
         sentences = [
             "all weights and batch-norm statistics of the network, each round",
             "the codebooks that the site may use, trained, each round",
@@ -196,10 +200,12 @@ class UEFLSettings(OwnSettings):
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
         """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        The caller shows it. These are sites with fewer than 'uefl.codes' times
-        'uefl.centroid-min-count' training features. The warning names the smallest site.
-        ``features`` is site -> number of training features. The list is empty without such sites,
-        or if no setting asks for K-means.
+        This concerns sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
+        features. The warning gives their number, and names the site with the fewest features. The
+        list is empty if there are no such sites, or if no setting asks for K-means.
+
+        Args:
+            features: site -> number of training features.
         """
         # Clusters are seldom of equal size, so even this number is optimistic
         wanted = self.codes * self.centroid_min_count

@@ -380,7 +380,7 @@ class GLM(Method):
         }
 
     def _units(self, state: GLMState) -> Units:
-        """Return the units of the coefficients."""
+        """Collect centres and deviations, to convert coefficients to the columns' own units."""
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(
             centers[1:],
@@ -391,7 +391,7 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return the entries of ``fit.json`` that only Cox's model has."""
+        """Return "time", "ties" and "strata" for ``fit.json``; empty unless the family is Cox."""
         if self.settings.family != "cox":
             return {}
         return {
@@ -401,7 +401,10 @@ class GLM(Method):
         }
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: sums over its patients, and its own fit."""
+        """List the data sent by a site: sums over its patients in each round.
+
+        At trust 'server' with 'glm.heterogeneity', the site's own fit is listed too.
+        """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "
             "Hessian, its number of patients and the sum of their outcomes"
@@ -415,7 +418,7 @@ class GLM(Method):
 
 
 def _units_arrays(state: GLMState) -> dict[str, Any]:
-    """Return the units as sites receive them."""
+    """Return the centres and the deviations of outcome and columns as arrays to send, float32."""
     return {
         CENTERS: np.array(state.centers, np.float32),
         DEVIATIONS: np.array(state.deviations, np.float32),

@@ -135,7 +135,8 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Unpack the arrays of a reply, after checking that it has exactly the expected arrays.
 
-    They may be separate or one bundle. They are returned in the order of ``expected``.
+    The record may have separate arrays or one bundle. The arrays are returned by name, in the order
+    of ``expected``.
 
     Raises:
         SiteError: an array is missing, unexpected, or does not fit its spec, or a bundle is
@@ -247,7 +248,7 @@ class Spill:
             ) from None
 
     def close(self) -> None:
-        """Delete the file, if there is one."""
+        """Close the file, which deletes it, because it has no name. Without a file, do nothing."""
         if self._file:
             self._file.close()
 

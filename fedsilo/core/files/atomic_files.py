@@ -153,9 +153,10 @@ def _open_part(path: Path) -> tuple[Path, int]:
 def hold_name(path: Path) -> Iterator[bool]:
     """Keep other processes from holding the name of ``path`` while the ``with`` block runs.
 
-    Yields False if another process holds the name. The lock is on the file ``.<name>.held`` next
-    to ``path``, which is removed afterwards, as is a parent folder that was made for it and is
-    empty. A file system without locks holds nothing, and True is yielded.
+    Yields True if this process now holds the name, and False if another process holds it. A process
+    holds a name by a lock on the file ``.<name>.held`` next to ``path``. This file is removed after
+    the block. The parent folder is made if it is missing, and is removed again after the block if
+    it is then empty. If the file system does not support locks, True is yielded without a lock.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -244,7 +245,10 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder, unless a living process has locked it. A missing one is ignored."""
+    """Remove a scratch folder, unless a living process has locked it.
+
+    If the folder is missing, nothing happens.
+    """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(scratch, ignore_errors=True)
