@@ -167,7 +167,7 @@ class Lab:
 
     @cached_property
     def stored_state(self) -> dict[str, Tensor]:
-        """The site's whole private state before this message, read once; empty if there is none."""
+        """The site's private state before this message, read once; empty if nothing was stored."""
         return self.state_files.load_before(self.instruction) or {}
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
@@ -189,8 +189,11 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
-        The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``; empty splits have
-        none. Does nothing if the server did not ask for metrics.
+        The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without
+        samples adds no metrics. If the server did not ask for metrics, nothing is measured.
+
+        Args:
+            network: the network of the received model, on the compute device.
         """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))

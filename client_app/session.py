@@ -173,11 +173,14 @@ class SiteSession(OpenedSite):
         return tuple(splits)
 
     def silo_for(self, content: RecordDict) -> Silo:
-        """Return the site's table with standardised features; missing values become 0.
+        """Return the site's data, with a table's features standardised and missing values as 0.
 
-        The site's data must be a table. The last result is cached by the mean and standard
-        deviation. When a new result is made, columns that seem to be in another unit are named in
-        the site's own log.
+        Numeric outcomes stay in their unit, but the result records their mean and standard
+        deviation for the task. The last result is cached by the mean and standard deviation. When a
+        new result is made, columns that seem to be in another unit are named in the site's own log.
+
+        Args:
+            content: the message's records, which have the pooled statistics.
 
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and

@@ -42,7 +42,10 @@ def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
 
 
 def link_of(line: Mapping[str, Any]) -> Link | None:
-    """Return a line's own place in the chain, unchecked; None for a line of an earlier version."""
+    """Return the number and the check value that a line has, without checking them.
+
+    Returns None if the line lacks one of the two, as lines of an earlier version do.
+    """
     number, check = line.get(NUMBER), line.get(CHECK)
     if isinstance(number, int) and isinstance(check, str):
         return Link(number, check)

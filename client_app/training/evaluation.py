@@ -119,10 +119,10 @@ def measured_parts(
 ) -> dict[str, Tensor]:
     """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
-    The task says which metrics these are, and how they are scaled to this range; the arguments are
-    those of ``measure``. Samples are measured one at a time. In a
-    batch, the last bits of a sample's output depend on the batch size, and malicious weights could
-    let these bits decide the sample's class. An empty split gives empty tensors.
+    The task decides which metrics these are, and how they are scaled to this range. Samples are
+    measured one at a time. In a batch, the last bits of a sample's output depend on the batch size,
+    and malicious weights could let these bits decide the sample's class. An empty split gives empty
+    tensors. The arguments are those of ``measure``.
     """
     task = task or task_of(settings)
     empty = torch.zeros(0, 2, dtype=torch.float64)

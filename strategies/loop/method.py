@@ -215,9 +215,9 @@ class Method(ABC):
         return model
 
     def why_finished(self, state: Any) -> str | None:
-        """Return the reason to end the run before its last round.
+        """Return the reason to end the run before its last round; None if the run continues.
 
-        The value None means that the run continues.
+        The default is None.
         """
         return None
 
@@ -268,7 +268,7 @@ class Method(ABC):
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
         """Return the initial weights to send to a site for its own network, as ``start/<name>``.
 
-        Returns no arrays if the site already keeps state. Also returns none if
+        The mapping is empty if the site already stores state. It is also empty if
         'train.initial-weights' is empty, because the site then draws the same weights from the
         seed.
 

@@ -95,8 +95,9 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        A site whose reply says so is recorded as keeping state from this step on. The hooks are
-        called for each event. A question without sites sends nothing and returns no replies.
+        If a reply says that the site stores state, ``stateful_sites`` records this step for the
+        site. The hooks are called for each failure, and once after the phase. A question without
+        sites sends nothing and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part, or fewer than 'run.min-sites'

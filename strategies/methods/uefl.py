@@ -94,11 +94,10 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Return at most one warning: some sites' clusters are probably too small to be sent.
+        """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        A site has too few training features if it has fewer than 'uefl.codes' times
-        'uefl.centroid-min-count'. The list is empty without such sites, or if no setting asks for
-        K-means.
+        This concerns sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
+        features. The list is empty if there are no such sites, or if no setting asks for K-means.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -135,9 +134,10 @@ class UEFL(Method):
         return self._refresh_first_book(self._extend_books(state, found), found)
 
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
-        """Ask ``sites`` for centroids of their features, and return the replies with new codewords.
+        """Ask ``sites`` for centroids of their features; return the replies that have codewords.
 
-        Sites run K-means (section 3.2). A site that found no codeword is left out.
+        Each site runs K-means (section 3.2). The reply of a site that found no codeword is left
+        out.
         """
         expect: dict[str, Specs] = {}
         notes: dict[str, CentroidNotes] = {}
