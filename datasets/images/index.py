@@ -137,8 +137,9 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
     """Split an index into the silo's own images and the public images, in this order.
 
-    About ``share`` of the groups are public; ``in_public`` decides for each group by a hash of its
-    name. Share 0 makes none public, and share 1 all.
+    A group of images, such as a patient's, is either public or not. About ``share`` of the groups
+    are public, and a hash of each group's name decides which. With share 0 no group is public, and
+    with share 1 every group.
     """
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))

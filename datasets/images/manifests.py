@@ -196,9 +196,13 @@ class ManifestDataSet(ImageDataSet):
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether any manifest on this machine assigns images to the part 'val'.
+        """Return whether any manifest on this machine assigns an image to the part 'val'.
 
-        Manifests that are not on this machine are skipped.
+        Only images of the patients that 'split.sample-share' keeps count. Manifests that are not on
+        this machine are skipped.
+
+        Raises:
+            DataError: the declaration or a manifest on this machine is invalid.
         """
         folder = self.files_folder(places)
         for site, manifest in self.declaration(places).sites.items():

@@ -189,11 +189,14 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
 
 
 def divide_evenly(need: int, limits: Sequence[int]) -> list[int]:
-    """Divide ``need`` into parts as equal as the upper ``limits`` allow.
+    """Divide ``need`` into parts that are as equal as the upper ``limits`` allow.
+
+    The larger limits get the remainder of a division, and among equal limits the later ones: 5 over
+    (9, 9) gives [2, 3].
 
     Returns:
-        One integer per limit, not above that limit. The parts sum to ``need``, or to the sum of all
-        limits if ``need`` is larger.
+        One integer for each limit, at most that limit. The sum of the parts is ``need``, or the sum
+        of all limits if ``need`` is larger.
     """
     parts = [0] * len(limits)
     smallest_first = sorted(range(len(limits)), key=limits.__getitem__)
@@ -284,14 +287,15 @@ class LabelCut:
         return silos
 
     def _deal_all_labels(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Deal every silo the same number of rows of each label, in consecutive slices.
+        """Give every silo the same number of rows of each label, as consecutive slices of the rows.
 
         Args:
-            rows: label -> rows of the pool.
-            counts: label -> number of rows per silo.
+            rows: for each label, the rows of the pool.
+            counts: for each label, the number of rows per silo. ``rows`` must have enough for all
+                silos.
 
         Returns:
-            Rows per silo, ascending.
+            The rows of each silo, ascending.
         """
         silos = []
         for place in range(len(self.sets)):

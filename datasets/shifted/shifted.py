@@ -238,10 +238,10 @@ class ShiftedImages(DataSet):
         return self.source.name
 
     def found(self, places: Places) -> str:
-        """Describe the files in the data directory, in any readable form; '' if there are no files.
+        """Describe the data set's files in the data directory; '' if no files are there.
 
-        For a source in several forms this is 'N files in FOLDER'. A data set without files of its
-        own gives 'comes with scikit-learn'.
+        A data set without files gives 'comes with scikit-learn'. If the source has several forms of
+        its files, the text is 'N files in FOLDER' for the form that is present.
         """
         if not self.files:
             return "comes with scikit-learn"

@@ -131,12 +131,14 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     A site without any value is skipped.
 
     Returns:
-        The keys of a ``Column``: numeric, which is also the kind if no site has a value;
-        categorical with its levels; or ignored if the column has fewer than two distinct texts.
+        The keys and values of a ``Column``. A column of numbers has only its name, which means
+        numeric; this also holds if no site has a value. A column of texts has the kind
+        'categorical' and its sorted levels, or only the kind 'ignored' if it has fewer than two
+        distinct texts.
 
     Raises:
-        DataError: one site has numbers and another has texts, the type is unsuitable, or there are
-            more than 64 distinct texts.
+        DataError: one site has numbers and another has texts, the type is neither (such as dates),
+            a text cannot be printed on one line, or there are more than 64 distinct texts.
     """
     import pandas as pd
 

@@ -121,9 +121,9 @@ class TableDataSet(DataSet):
         return parse_table(lines, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read and split a site's table, and cache the silo.
+        """Read and split a site's table, or open the silo from the cache.
 
-        The file is read even if the silo is cached, because its lines are part of the cache's key.
+        The table is read in both cases, because its lines are part of the cache's key.
 
         Raises:
             DataError: the table is missing, invalid or too small.

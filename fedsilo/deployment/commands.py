@@ -195,11 +195,12 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 
     Args:
         experiment: an experiment of ``file``, or a method.
-        count: the requested number of silos; None or 0 for the experiment's own.
-        file: the simulation file; None for the usual one.
+        count: the requested number of silos; None or 0 for the experiment's own number.
+        file: the simulation file; None for the default file.
 
     Raises:
-        SettingError: the experiment is unknown, or its data do not give that many silos.
+        SettingError: the experiment or its settings are invalid, or the number of its silos is not
+            ``count``. A data set with natural sites, such as hospitals, always has its own number.
     """
     # PyTorch, which takes seconds that status, logs and down can spare
     from fedsilo.engines.planning import plan_run

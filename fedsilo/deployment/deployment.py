@@ -143,9 +143,10 @@ class Deployment:
         return self.home(member) / f"{folder_name(member)}.log"
 
     def choose_sites(self, names: Sequence[str]) -> list[str]:
-        """Return the named sites of this machine, or all of them if none is named.
+        """Check that ``names`` are sites on this machine, and return them.
 
-        The order and duplicates of ``names`` stay.
+        The returned names have the order of ``names``, duplicates included. If ``names`` is empty,
+        all sites on this machine are returned.
 
         Raises:
             SettingError: a name is not a site on this machine.

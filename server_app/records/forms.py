@@ -42,11 +42,11 @@ class Content(dict[str, Any]):
 def read_content(text: str, path: Path) -> Any:
     """Parse the text of a JSON file, and check its content if ``FORMS`` has the file's name.
 
-    Only the last part of ``path`` decides the form; the file itself is not read. Mappings in the
-    result are ``Content`` objects, which name the file when a key is missing.
+    ``FORMS`` is looked up by the last part of ``path``. The file itself is not read. Every JSON
+    object in the result is a ``Content``, whose error for a missing key names ``path``.
 
     Raises:
-        RunDirectoryError: the content is not of the expected form.
+        RunDirectoryError: the content does not have the form in ``FORMS``.
         ValueError: the text is not valid JSON.
     """
     content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))

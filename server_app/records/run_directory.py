@@ -202,13 +202,12 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 
 @contextmanager
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
-    """Yield the settings with a run name that no directory has, and hold it while the block runs.
+    """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    No other process that uses this function gets the name meanwhile.
-
-    If the name is taken, or another process is about to use it, the first free number from 2 is
-    appended, such as ``hearts-2``, and a line is printed. The name of a resumed run and an invalid
-    name are not changed.
+    If a directory of the name exists, or another process is about to use the name, the first free
+    number from 2 is appended, such as ``hearts-2``, and a line says so. Until the block ends, no
+    other process that calls this function gets the name. Settings of a resumed run, or with an
+    invalid name, are yielded unchanged.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -229,7 +228,12 @@ def free_name(settings: RunSettings) -> Iterator[RunSettings]:
 
 
 def _is_free_for_us(path: Path, held: ExitStack) -> bool:
-    """Return whether a new run may use ``path``, and then hold its name until ``held`` closes."""
+    """Check that a new run may use directory ``path``, and hold its name until ``held`` closes.
+
+    Returns:
+        False if the directory is taken (see ``_is_taken``) or if another process holds its name.
+        Then the name is not held.
+    """
     with ExitStack() as trial:
         is_free = trial.enter_context(hold_name(path)) and not _is_taken(path)
         if is_free:
@@ -256,8 +260,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
         resume: whether the run continues in an existing directory.
 
     Raises:
-        RunDirectoryError: the name is invalid, the directory of a new run is taken, the directory
-            of a resumed run is missing, or the directory contains a link out of it.
+        RunDirectoryError: the name is invalid, or the directory contains a link that leads out of
+            it. For a new run: the path exists, even as an empty folder. Only the remains of a run
+            that died before its start are accepted. For a resumed run: the directory is missing.
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder

@@ -157,7 +157,7 @@ def check_ray_address(plan: Plan) -> Problem:
 
 
 def check_first_silo(plan: Plan) -> Problem:
-    """For Ray, check that the first silo's data and the initial weights load. Always returns None.
+    """For engine Ray, check that the first silo's data and the initial weights load; return None.
 
     Inside a Ray process, the same error would come late and be hard to read. Nothing is checked for
     other engines, for made-up data sets, or if the data set does not know its silos' names. Initial

@@ -410,10 +410,10 @@ def lock_and_build_command(
 
 @contextmanager
 def _lock_during(home: Path, site: str) -> Iterator[None]:
-    """Lock a kit's folder while the block runs.
+    """Lock a kit's folder while the block runs. ``site`` names the hospital in the error.
 
     Raises:
-        KitError: another process has locked the folder.
+        KitError: another process has locked the folder. The call does not wait for it.
     """
     lock = lock_kit_folder(home, site)
     try:

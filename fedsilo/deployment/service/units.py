@@ -151,10 +151,13 @@ def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
 def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     """Build the unit of a hospital whose kit was opened and confirmed.
 
+    The unit's command is 'fedsilo hospital start' with the kit's folder. The device is 'auto'
+    unless ``options`` name one, and the user is the folder's owner.
+
     Raises:
-        ServiceError: the kit is a zip, or the folder was not started yet, so that nobody has
-            confirmed its rules.
-        KitError: the folder is not a whole kit.
+        ServiceError: ``kit_path`` is a zip or another file, or a folder without the site file that
+            the first start writes; nobody has confirmed such a hospital's rules.
+        KitError: the folder is not a complete kit.
     """
     folder = kit_path.expanduser().resolve()
     if not folder.is_dir() or not (folder / SITE).is_file():
@@ -228,7 +231,11 @@ def _escape(text: str) -> str:
 
 
 def _quote(word: str) -> str:
-    """Quote a word for ExecStart and for lists of paths in a unit file."""
+    """Escape a word for ExecStart and for lists of paths in a unit file.
+
+    '%' and '$' are doubled. The word gets double quotes only if it needs them, for example because
+    it has a space.
+    """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)
     text = text.replace("%", "%%").replace("$", "$$")

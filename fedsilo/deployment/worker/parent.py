@@ -132,11 +132,12 @@ class HospitalWorker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Return whether the worker should be restarted.
+        """Return whether the worker should be restarted before the next task.
 
-        It should be restarted after 1000 tasks, or if it has started a task and has more than one
-        thread. A fork copies only the thread that calls it, so other threads would be missing in
-        the child. OpenBLAS's threads do not count, because its pool ends itself before a fork.
+        This is so after 1000 tasks, or if the worker has started a task and its process has more
+        than one thread. A fork copies only the thread that calls it, so the child would lack the
+        other threads. Every thread counts. OpenBLAS's pool does no harm, because it has ended
+        itself before the fork of the first task.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
