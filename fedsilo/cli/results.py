@@ -211,7 +211,11 @@ def deploy_renew(made: MadeKit | str) -> None:
 
 
 def deploy_backup(made: MadeBackup) -> None:
-    """Print the size of a backup and what it needs."""
+    """Print two lines about a new backup.
+
+    The first line has its path, its number of files and its size, and the second one tells the user
+    to keep its passphrase elsewhere.
+    """
     from fedsilo.server_app.records.progress import bytes_text
 
     files = format_count(len(made.manifest.files), "file")

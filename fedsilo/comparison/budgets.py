@@ -308,10 +308,10 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
 
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
-    """Build the budget of each experiment in ``plans``, name -> settings, before any run.
+    """Build the budgets of experiments before any run. ``plans`` maps each name to its settings.
 
-    The number of points that tuning tried is taken from the simulation file. If that declares none,
-    it is taken from a search in the same ``out`` (see ``tuned_over``).
+    The number of points that tuning tried comes from the simulation file. If the file declares
+    none, or 0, the number comes from a search in the same ``out`` (see ``tuned_over``).
     """
     budgets = {}
     for name, settings in plans.items():

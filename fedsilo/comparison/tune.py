@@ -104,8 +104,8 @@ def search(
 ) -> Tuned:
     """Try the points of a plan, choose the best, and write ``chosen.json`` and ``trials.csv``.
 
-    If training fails at a point, for example because it diverges, the point is reported and not
-    chosen; the sampler gets score 0 for it.
+    If training fails at a point, for example because it diverges, the sampler gets score 0 for the
+    point. Such a point is never chosen, and the warnings in ``chosen.json`` name it.
 
     Args:
         plan: the settings, the grid and the budget.
@@ -116,7 +116,7 @@ def search(
         tell: takes a line about the progress.
 
     Raises:
-        FedsiloError: a run failed at every point, runs lack the metric, or Optuna is missing.
+        FedsiloError: training failed at every point, runs lack the metric, or Optuna is missing.
     """
     ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
@@ -415,7 +415,12 @@ def chosen_document(
 
 
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
-    """Explain the choice in one line: the best score, its standard error, and the next score."""
+    """Explain in one line why the first of the ``ranked`` points was chosen.
+
+    The line has the best score, its standard error, the number of points, the budget, and the
+    second-best score. The second-best score is left out if there is only one point or all other
+    points failed.
+    """
     best = ranked[0]
     score = f"mean validation {metric} over sites"
     if metric == POOLED:

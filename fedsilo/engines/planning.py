@@ -214,12 +214,17 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
 def engine_for(
     common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
 ) -> str:
-    """Return the engine to use: ``engine``, or for "auto" the quicker one, which is printed.
+    """Return the name of the engine: ``engine`` itself, or for "auto" the probably fastest one.
 
-    With a Ray address "auto" means Ray, and with 'machine.vectorised' above 1 it means inline.
-    Otherwise it means processes, unless only one process fits, sites have no share of the GPU, or a
-    run on tables is so short that starting processes takes longer (docs/engines.md). Nothing is
-    printed if Ray or a named engine is used.
+    With "auto", the first rule that applies decides:
+
+    - With a Ray address, the engine is "ray".
+    - With 'machine.vectorised' above 1, it is "inline".
+    - It is also "inline" if only one process fits, if sites have no share of the GPU, or if a run
+    on tables is so short that starting processes takes longer (docs/engines.md).
+    - Otherwise it is "processes".
+
+    The choice of "inline" or "processes" is printed with its reason.
     """
     if engine != "auto":
         return engine

@@ -118,15 +118,15 @@ def template_text(name: str) -> str:
 
 
 def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -> Path:
-    """Build a page and write it to the file ``out``, which is returned.
+    """Build a page, write it to the file ``out``, and return ``out``.
 
     Args:
         out: the file to write.
-        page: a function that builds the page; it is called only if the file may be written.
-        overwrite: whether to replace a file that exists.
+        page: a function that builds the page. It is called only if the file may be written.
+        overwrite: whether to replace an existing file.
 
     Raises:
-        SettingError: the file is a folder or exists; then nothing is written.
+        SettingError: ``out`` is a folder, or exists and ``overwrite`` is false. Nothing is written.
     """
     if out.is_dir():
         raise SettingError(f"{out} is a folder: name a file, such as {out / 'report.html'}")

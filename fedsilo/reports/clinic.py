@@ -360,7 +360,10 @@ class ClassOutcome:
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Format samples and estimates as text, in the order of ``COLUMNS``; "n/a" if missing."""
+        """Format the number of samples and the estimates in ``COLUMNS``, with intervals, as text.
+
+        The number of samples comes first. A missing estimate becomes "n/a".
+        """
         return [
             f"{self.samples:,}",
             with_interval(self.sensitivity()),
@@ -389,16 +392,17 @@ def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
 def class_outcomes(
     metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Build the outcomes of a site's classes.
+    """Build the outcomes of a site's classes: samples, right and false predictions, and AUC.
 
-    Classes without samples, or with a hidden number, are left out. The result is empty if the task
-    counts other groups than classes, such as censored patients.
+    A class without samples, or with a hidden number of samples, is left out. A metric that the site
+    does not have is None. The result is empty if the numbers of names and counts differ. This is so
+    for tasks that count other groups than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.
         names: the names of the classes.
-        counts: the site's test samples by class; None for a hidden number.
-        total: the site's test samples of all classes.
+        counts: the site's test samples of each class; None for a hidden number.
+        total: the site's test samples of all classes together.
     """
     outcomes: list[ClassOutcome] = []
     if len(names) != len(counts):

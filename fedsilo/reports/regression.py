@@ -122,7 +122,12 @@ class Regression:
             yield [*cells, interval, f"{row['statistic']:.2f}", format_p(row["p"])]
 
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
-        """Yield a row per column that at least two hospitals can fit."""
+        """Yield a row for each coefficient that at least two hospitals have fitted on their own.
+
+        The cells are its name, the number of these hospitals, the fixed effect and the random
+        effects (each with its 95 % interval), I² in percent, and the p-value of Q. Nothing is
+        yielded if the fit has no comparison of hospitals.
+        """
         for row in self.document.get("heterogeneity", []):
             if "fixed" not in row:
                 continue

@@ -274,14 +274,14 @@ class NewData:
 
 
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
-    """Open new cases from a folder of images, a table or a manifest, with any labels.
+    """Open new cases from a folder of images, a table or a manifest, with the labels in the file.
 
-    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table,
-    otherwise as a manifest. A case without a known label gets -1.
+    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table, and
+    as a manifest otherwise. A case without a known label gets -1.
 
     Raises:
-        DataError: the cases cannot be read, are of another kind than the run's data, or are
-            missing.
+        DataError: there are no cases, they cannot be read, or they are of another kind than the
+            run's data.
     """
     by_name: dict[str, int] = {}
     if data.is_dir():

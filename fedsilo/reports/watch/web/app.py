@@ -102,9 +102,11 @@ class WatchPages:
         return Rendered(render_live("notice.html", title, data, has_list=self.has_list), status)
 
     def metrics(self) -> Response:
-        """Return the metrics in Prometheus's text format; they are empty before a run.
+        """Return the metrics as plain text in Prometheus's format.
 
-        For a folder of runs they are those of the runs that have not ended.
+        They are those of the run, or, for a folder of runs, of all runs that have not ended. The
+        text is empty if there is no run yet. If the metrics cannot be read, the response has status
+        503 and a comment with the error.
         """
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         try:
