@@ -59,7 +59,7 @@ class ImageIndex:
     def take(self, rows: Rows) -> ImageIndex:
         """Return an index of the images at the row numbers ``rows``, in that order.
 
-        If the index has no parts, neither has the result.
+        If this index has no parts or no masks, the result has none either.
         """
         return replace(
             self,

@@ -372,8 +372,8 @@ class LabelCut:
     def _training_size(self, size: int) -> int:
         """Return the number of training samples in a silo of ``size``; the rest are for validation.
 
-        All are for training if the pool has its own validation part; otherwise a tenth, rounded
-        down, is held out.
+        If the pool has its own validation part, all ``size`` samples are for training. Otherwise a
+        tenth of them, rounded down, is for validation.
         """
         if self._has("val"):
             return size

@@ -226,7 +226,8 @@ class RowReader:
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
         """Return the columns whose value in a row (features,) is out of range.
 
-        The ends of a range are in range, and so is NaN. Columns without a range are skipped.
+        A value at an end of the range is in range. NaN is never out of range. Columns without a
+        range are skipped.
         """
         outside = []
         for place, column in self.ranged.items():

@@ -209,10 +209,13 @@ def plan_deployed_run(
 
 @command
 def down(*, deployment: DeploymentFolder = _FOLDER) -> str:
-    """Stop all processes; the folder stays.
+    """Stop all processes of a deployment on this machine. The deployment's folder is kept.
 
     Returns:
         A sentence with the number of members that were running and the path of the folder.
+
+    Raises:
+        FedsiloError: the folder does not contain a deployment.
     """
     from fedsilo.deployment.commands import down
 
@@ -254,7 +257,7 @@ def restore(
 ) -> Restored:
     """Restore a deployment from a backup into a new folder.
 
-    Nothing is started: 'fedsilo deploy up' does that. An error writes nothing.
+    Nothing is started: 'fedsilo deploy up' does that. If an error is raised, nothing is written.
 
     Raises:
         FedsiloError: the backup is truncated, altered or of another version, the passphrase is not

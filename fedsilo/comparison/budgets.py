@@ -131,9 +131,9 @@ class Budget:
                 yield f"{times:.2g} times the {key}"
 
     def _ended_early(self) -> bool:
-        """Tell whether some run finished fewer rounds than its settings ask for.
+        """Return whether some run finished another number of rounds than its settings ask for.
 
-        Also true if no run is known.
+        The result is also True if no finished run is known.
         """
         return set(self.rounds) != {self.given["rounds"]}
 

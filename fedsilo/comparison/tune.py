@@ -160,7 +160,8 @@ def plan_search(
         experiment: the experiment's name.
         sources: the sources of settings that the command names.
         sampler: ``grid`` or ``tpe``.
-        given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps that.
+        given: field of ``Tuning`` -> number that overrides the simulation file's. With None, the
+            simulation file's number is used.
 
     Raises:
         SettingError: the grid is too small, a setting is wrong, or ``--set`` changes a setting of
@@ -281,7 +282,7 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
     """Check that all successful runs measured ``metric`` on validation samples.
 
     Raises:
-        SettingError: some did not. The message says how many.
+        SettingError: a successful run lacks the metric. The message has the number of such runs.
     """
     means = _validation_means(summaries)
     lacking = sum(metric not in values for values in means)

@@ -379,7 +379,7 @@ def plan(
     Raises:
         SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
             is not allowed, or ``shared`` has a key that differs between sites.
-        ValueError: there are more or fewer ports than that.
+        ValueError: the number of ``ports`` is not two more than the number of sites.
     """
     if not sites and not address:
         raise SettingError("a deployment needs at least one site, but none is named")

@@ -64,7 +64,11 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine."""
+    """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine.
+
+    Raises:
+        SettingError: a source cannot be read, or a setting is wrong.
+    """
     declared = declared_experiment(experiment, sources)
     return _settings_over(declared, sources, overrides)
 

@@ -431,9 +431,9 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse ``key=value`` from ``--set`` into a key and a value.
 
-    The value is read as TOML; what is not valid TOML is taken as a string, and so is a date. A list
-    becomes JSON if the setting takes a YAML string. A former key becomes its current key. Whether
-    the key exists is not checked.
+    The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
+    a string. A list becomes JSON if the setting takes a YAML string. A former key becomes its
+    current key. Whether the key exists is not checked.
 
     Raises:
         SettingError: there is no '=', the key is empty, the value is a table, or the value is a

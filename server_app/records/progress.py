@@ -160,7 +160,7 @@ def mark_interrupted(folder: Path) -> None:
     """Change the state in the progress files from "running" to "interrupted".
 
     Call this only if the run's process was killed before it could write this state itself. Any
-    other state stays, and nothing happens if there are no progress files.
+    other state is kept, and nothing happens if there are no progress files.
 
     Raises:
         RunDirectoryError: progress.json cannot be read.

@@ -105,11 +105,12 @@ class RunDirectory:
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file of the run, and return one mapping per row, column -> cell as a string.
 
-        For metrics.csv and traffic.csv, missing columns are an error. In any file, cells that a
-        known column cannot have are one.
+        metrics.csv and traffic.csv must have all their columns. In every file, the cells of columns
+        with a known name must be possible values.
 
         Raises:
-            RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
+            RunDirectoryError: the file is missing, cannot be read, lacks a column, or has an
+                impossible cell.
         """
         path = self.file(name)
         try:

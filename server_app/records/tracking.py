@@ -177,9 +177,9 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases.
 
-    The tracker is a generator, which gets lists of values by ``send``; closing it ends the run.
-    Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
-    ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
+    The tracker is a generator: ``send`` gives it a list of (name, round, value), and closing it
+    ends the run. Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay
+    in ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
     machine data is sent. If ``resumed``, the same W&B run continues.
     """
     import wandb
@@ -263,7 +263,7 @@ class TrackingHook(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Take the counts of the sites that have joined, which decide what is sent of them."""
+        """Store the facts of all sites, with the new ones: they decide which rows may be sent."""
         self.silos = silos_document(participants)
 
     def round_ended(self, state: State) -> None:

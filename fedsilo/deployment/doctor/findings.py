@@ -49,8 +49,8 @@ def require(value: T | None, reason: str) -> T:
     """Return ``value``, or skip the current check if ``value`` is None, empty, 0 or false.
 
     Raises:
-        Skipped: ``value`` is one of these. ``reason``, one sentence, is the error's text. The
-            check's caller turns it into a finding.
+        Skipped: the check must be skipped. The error's text is the sentence ``reason``. The check's
+            caller turns the error into a finding.
     """
     if not value:
         raise Skipped(reason)

@@ -79,7 +79,11 @@ class Unit:
     needs_devices: bool = False  # such as a GPU's
 
     def text(self, systemd: int = 0) -> str:
-        """Build the unit file for a version of systemd; 0 stands for an unknown one."""
+        """Build the text of the unit file for a version of systemd.
+
+        With an old version, or with 0 for an unknown one, restarts are always 15 seconds apart.
+        With a newer version, the pauses grow up to 300 seconds.
+        """
         writable = " ".join(_quote(str(path)) for path in (self.folder, *self.writable))
         restart = ["Restart=on-failure", "RestartSec=15"]
         if systemd >= _WITH_STEPS:
@@ -226,7 +230,7 @@ def _owner_of(folder: Path) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape a path for a unit file's line that takes one path, with spaces as they are."""
+    """Double each '%' in a path, for a line of a unit file that takes one path without quotes."""
     return text.replace("%", "%%")
 
 

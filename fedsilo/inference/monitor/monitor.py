@@ -208,8 +208,12 @@ def _missing(
 def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
     """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
 
-    It returns the calibration and an empty text. If the run directory does not contain one, it
-    returns None and a sentence that names the command. A missing ``path`` raises an error.
+    Returns:
+        The calibration and an empty text. If ``path`` is None and the run directory does not
+        contain a calibration: None, and a sentence with the command that makes one.
+
+    Raises:
+        FedsiloError: the calibration cannot be used, or the file ``path`` is missing.
     """
     if path is None and not calibration_path(model.run_dir, model.site).is_file():
         command = f"fedsilo calibrate {model.run_dir} --site {model.site}"

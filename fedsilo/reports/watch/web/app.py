@@ -121,7 +121,11 @@ class WatchPages:
         return self.look().metrics_text()
 
     def file(self, query: Query) -> Response:
-        """Return a picture or a report of a run, or 404."""
+        """Return a picture or a report of a run as a response.
+
+        If the run or the file does not exist or cannot be read, the response has status 404 and the
+        error as plain text.
+        """
         name, file = query.get("name", ""), query.get("file", "")
         try:
             content = self._folder().read_file(name, file)
@@ -135,7 +139,11 @@ class WatchPages:
         return Response(content, headers=headers, media_type=MEDIA_TYPES[suffix])
 
     def _folder(self) -> RunFolder:
-        """Return the folder of runs. Raises RunDirectoryError for a hospital, which has none."""
+        """Return the folder of runs.
+
+        Raises:
+            RunDirectoryError: the pages are those of a hospital, whose node has no run directories.
+        """
         if self.runs is None:
             raise RunDirectoryError("a hospital's node has no run directories: ask the server")
         return self.runs
