@@ -237,7 +237,7 @@ def _check_arrays(
 def _sample_fault(x: npt.NDArray[Any]) -> str:
     """Explain why ``x`` is not an array of samples; '' if it is valid.
 
-    It must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
+    The array must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
     """
     if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
         return (

@@ -205,8 +205,8 @@ class FolderImages(ImageDataSet):
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
         """Describe the files that are not read, for the log: one sentence per folder and reason.
 
-        These are images next to folders, files in subfolders of a class, and files of other types.
-        The list is empty if every file is read.
+        Such files are images next to folders, files in subfolders of a class, and files of other
+        types. The list is empty if every file is read.
         """
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}

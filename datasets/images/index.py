@@ -105,7 +105,7 @@ def index_images(
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
-    """Select texts by row number; an empty tuple (no image has such a text) stays empty."""
+    """Select texts by row number; from an empty tuple, an empty tuple."""
     if not texts:
         return texts
     return tuple(texts[row] for row in rows)

@@ -311,15 +311,15 @@ class Manifest:
     def mask(self, number: int, row: Mapping[str, str]) -> str:
         """Return the mask of the image in line ``number``, relative to the data directory.
 
-        It is "" here, because the images of a class have no masks.
+        The result is "" here, because images with a class have no masks.
         """
         return ""
 
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label of line ``number`` as the task has it.
 
-        It is the number of a class, a number, or 0 or 1 for each finding. The label of a class is
-        compared in its normal form, in which 1.0 equals 1.
+        The result is the number of a class, a number, or 0 or 1 for each finding. The label of a
+        class is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
             DataError: no class has this label, or a number or finding has an impossible value. The

@@ -49,7 +49,7 @@ class _Plan:
     def error(self, share: float) -> float:
         """Return the largest distance between ``share`` and a silo's share of private labels.
 
-        It is rounded to 9 digits, so that equally good plans compare as equal.
+        The distance is rounded to 9 digits, so that equally good plans compare as equal.
         """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
@@ -135,7 +135,8 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
 def _describe_impossible(classes: int, silos: int, share: float) -> str:
     """Build the error text for an impossible share, with the nearest possible shares.
 
-    These are the nearest share at or below ``share``, and the nearest one above it if there is one.
+    The text names the nearest share at or below ``share``, and the nearest one above it if there is
+    one.
     """
     possible = sorted(set(_list_possible_shares(classes, silos)))
     above = bisect_right(possible, share)

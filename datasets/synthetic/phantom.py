@@ -74,7 +74,7 @@ class PhantomDataSet(ImageDataSet):
         key: part of every seed.
         counts: site -> number of images of each kind.
         subject: a word for the subject of an image, used in the names of groups.
-        again: share of images that show the same subject as the one before.
+        again: share of images that show the same subject as the image before.
         fewest: least number of images of a site, however small 'split.sample-share' is.
         version: raise it when the same number makes another image, so that no old cache is read.
     """

@@ -189,7 +189,8 @@ def _kind(name: str, values: Series[Any]) -> str:
 def _texts(name: str, values: Series[Any]) -> list[str]:
     """Return a column's distinct values as normalised texts; missing values are left out.
 
-    They are sorted as numbers if all are numbers, otherwise as texts. Doubtful texts are logged.
+    The texts are sorted as numbers if all are numbers, otherwise as texts. Doubtful texts are
+    logged.
 
     Raises:
         DataError: a text has a line break or an unprintable character.
@@ -242,7 +243,7 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column as the names of the classes.
 
-    They are sorted as numbers if all are numbers, otherwise as texts. Rows without a label are
+    The names are sorted as numbers if all are numbers, otherwise as texts. Rows without a label are
     ignored.
 
     Raises:

@@ -34,9 +34,9 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: class of each row, (n,) int64; its number, (n,) float32; or its time and event,
-            (n, 2) float32.
-        left_out: the number of rows that are not among them.
+        labels: class of each row, (n,) int64; its number, (n,) float32; or its time and event, (n,
+            2) float32.
+        left_out: the number of rows of the table that were left out.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
         notes: sentences for the site's own log.

@@ -184,8 +184,8 @@ class TableDataSet(DataSet):
     def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
         """Build the notes on a user's own table for the site's log; [] for a public table.
 
-        They are the table's own notes and, if there are copies of rows, one sentence with their
-        number.
+        The result has the table's own notes and, if rows have copies, a sentence with the number of
+        copies.
         """
         if self.origin != "own":
             return []

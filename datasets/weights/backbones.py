@@ -96,7 +96,7 @@ def _origin(settings: CommonSettings) -> str:
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
     """Load backbone weights into a ViT, or into a ResNet-22 if the settings name weights.
 
-    Other networks, and a ViT with 'random', stay unchanged. With classifier 'published' the
+    Other networks, and a ViT with 'random', are not changed. With classifier 'published' the
     ResNet-22 also gets the published head.
 
     Raises:

@@ -233,9 +233,9 @@ def backup(
 ) -> MadeBackup:
     """Write an encrypted backup of a deployment while it runs.
 
-    It has the keys, the registrations, the SuperLink's database, all run directories with their
-    checkpoints, and the private state of sites on this machine. Hospitals on other machines back up
-    their own folders.
+    The backup has the keys, the registrations, the SuperLink's database, all run directories with
+    their checkpoints, and the private state of sites on this machine. Hospitals on other machines
+    back up their own folders.
 
     Raises:
         FedsiloError: the file exists, the passphrase is unusable, the folder does not contain a

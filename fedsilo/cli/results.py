@@ -214,7 +214,7 @@ def deploy_backup(made: MadeBackup) -> None:
     """Print two lines about a new backup.
 
     The first line has its path, its number of files and its size, and the second one tells the user
-    to keep its passphrase elsewhere.
+    to keep the backup on another machine and its passphrase elsewhere.
     """
     from fedsilo.server_app.records.progress import bytes_text
 

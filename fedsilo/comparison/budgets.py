@@ -151,8 +151,8 @@ class Budget:
     def cells(self) -> list[str]:
         """Format the budget as cells of a table row.
 
-        These are rounds, steps, samples, bytes to and from the sites, duration, and tuning points.
-        ``Budgets.lines`` adds the experiment before them and the differences after them.
+        The cells are rounds, steps, samples, bytes to and from the sites, duration, and tuning
+        points. ``Budgets.lines`` adds the experiment before them and the differences after them.
         """
         tuned = "-"
         if self.trials:
@@ -272,7 +272,8 @@ class Budgets:
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return a copy of a results table with ``MARK`` after the names of unequal experiments.
 
-        It changes the columns ``experiment`` and ``compared_with``, as far as the table has them.
+        The function changes the columns ``experiment`` and ``compared_with``, as far as the table
+        has them.
         """
         names = {}
         for name in self.unlike():

@@ -192,7 +192,7 @@ def plan_search(
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold if the data set has its own validation part.
 
-    Otherwise the budget stays as it is.
+    Otherwise the budget is returned unchanged.
 
     Raises:
         SettingError: the data set does not come with a validation part, and the budget has fewer
@@ -213,7 +213,8 @@ def _run_search(
 ) -> tuple[list[Point], str]:
     """Try all points; return them with their scores, best first, and the deciding metric.
 
-    It writes ``trials.csv`` after each batch. Without ``metric``, ``deciding_metric`` decides.
+    The function writes ``trials.csv`` after each batch. Without ``metric``, ``deciding_metric``
+    decides.
 
     Raises:
         SettingError: a run that did not fail lacks the deciding metric.

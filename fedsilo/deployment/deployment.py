@@ -211,8 +211,8 @@ class Deployment:
     def superlink_command(self) -> list[str]:
         """Build the command that starts the server, Flower's SuperLink.
 
-        It uses TLS, admits only registered keys, and keeps its state in superlink.db. Hospitals
-        reach it at the Fleet API, commands only from this machine.
+        The server uses TLS, admits only registered keys, and keeps its state in superlink.db.
+        Hospitals reach it at the Fleet API. Commands reach it only from this machine.
 
         Raises:
             ProcessError: ``flower-superlink`` is not installed.

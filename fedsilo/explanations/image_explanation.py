@@ -99,8 +99,9 @@ class ImageExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as lines of text.
 
-        These are the title, a line per class with its probability, and the most important place.
-        An evidential network also gets the belief in each class, and a line with the vacuity.
+        The lines are the title, a line per class with its probability, and the most important
+        place. An evidential network also gets the belief in each class, and a line with the
+        vacuity.
         """
         return [*self._answer_lines(), self.saliency.place]
 

@@ -178,7 +178,7 @@ def with_interval(estimate: Estimate | None) -> str:
 
 
 def at_most(bound: float) -> str:
-    """Format a bound such as epsilon with two decimals, rounded up so that it stays a bound."""
+    """Format a bound such as epsilon with two decimals, rounded up so that it is still a bound."""
     # Rounded to nearest, the text could be below what was spent
     return f"{math.ceil(100 * bound) / 100:,.2f}"
 

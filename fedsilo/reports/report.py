@@ -31,7 +31,7 @@ def report(
     audit_log: Path | None = None,
     site_file: Path | None = None,
 ) -> str:
-    """Build the report of finished runs as HTML; the same runs give the same bytes.
+    """Build the report of finished runs as HTML; the same runs always give the same text.
 
     Args:
         folders: run directories, or folders that contain run directories.

@@ -39,8 +39,8 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
-    They are the settings, curves, final metrics, costs, failures, and a comparison if the runs are
-    of several experiments. The metrics are on test samples; if all runs lack these, on
+    The variables are the settings, curves, final metrics, costs, failures, and a comparison if the
+    runs are of several experiments. The metrics are on test samples; if all runs lack these, on
     validation samples.
     """
     first = runs[0]
@@ -310,8 +310,8 @@ def _cost(run: Shown) -> list[str]:
     """Build a run's row in the table of costs.
 
     The cells are the run's name, optimiser steps, samples, seconds of the run, seconds of work at
-    all sites, bytes down, bytes up, and the largest peak memory of any process. Steps, samples,
-    work and memory are "n/a" if they are 0, because sites that do not report them send 0.
+    all sites, bytes down, bytes up, and the largest peak memory of a site. Steps, samples, work and
+    memory are "n/a" if they are 0, because sites that do not report them send 0.
     """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them

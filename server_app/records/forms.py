@@ -134,10 +134,9 @@ def _is_possible(metric: str, value: float) -> bool:
     """Return whether a metric can have this value.
 
     A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15, or
-    from -10^15 if it is a number in the unit of the outcome. A
-    score that is at most 1, such as accuracy, must be from -10^15 to 10^15, because noise
-    may move it beyond 1. NaN is not possible for these. Every other metric may have any value, also
-    NaN or infinity.
+    from -10^15 if it is a number in the unit of the outcome. A score that is at most 1, such as
+    accuracy, must be from -10^15 to 10^15, because noise may move it beyond 1. NaN is not possible
+    for these. Every other metric may have any value, including NaN and infinity.
     """
     # The limits exclude numbers that pages and plots could not show
     if metric.startswith(f"{OUTCOME}."):
@@ -189,7 +188,7 @@ def _check_setting(value: Any) -> Any:
 class RunObject(BaseModel):
     """Base of an object in a run's file: kebab-case keys, and values of the declared types.
 
-    Unknown keys pass. A field that may be None here may also be absent in the file.
+    Unknown keys are accepted. A field that may be None here may also be absent in the file.
     """
 
     model_config = ConfigDict(

@@ -308,7 +308,7 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     An empty ``launch`` is left out.
 
     Args:
-        settings: the run's settings, all of which are written, also those with their defaults.
+        settings: the run's settings. All are written, including those with their default values.
         launch: the engine and resources, which ``fedsilo resume`` uses again.
     """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
@@ -373,7 +373,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
     If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
-    deleted. After any other exception it stays. A lock file stays in the directory.
+    deleted. After any other exception it is kept. The lock file remains in the directory.
 
     Args:
         directory: the run directory.

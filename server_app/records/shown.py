@@ -129,8 +129,8 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden count.
 
-        A hidden label count becomes None, and so do all label counts of a split below the floor. A
-        size or number of dropped samples below the floor becomes None too.
+        A hidden label count becomes None. All label counts of a split below the floor become None
+        too. A size or number of dropped samples below the floor becomes None too.
         """
         from fedsilo.client_app.summary.suppression import at_least
 

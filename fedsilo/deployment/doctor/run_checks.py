@@ -47,7 +47,7 @@ class RunSetup:
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """The run's settings, and the resources of a simulation (empty for a deployment).
 
-        They are computed at the first use. The data of a simulation must be on this machine. The
+        Both are computed at the first use. The data of a simulation must be on this machine. The
         data of a deployment may be elsewhere.
 
         Raises:

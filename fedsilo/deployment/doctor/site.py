@@ -83,7 +83,7 @@ class SiteSetup:
     def name(self) -> str:
         """The hospital's name.
 
-        It is empty if the node config does not set it.
+        The name is empty if the node config does not set it.
         """
         return str(self.node_config.get("site", ""))
 

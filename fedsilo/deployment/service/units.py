@@ -155,8 +155,8 @@ def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
 def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     """Build the unit of a hospital whose kit was opened and confirmed.
 
-    The unit's command is 'fedsilo hospital start' with the kit's folder. The device is 'auto'
-    unless ``options`` name one, and the user is the folder's owner.
+    The unit's command is 'fedsilo hospital start' with the kit's folder. Unless ``options`` name
+    them, the device is 'auto' and the user is that of ``_owner_of``.
 
     Raises:
         ServiceError: ``kit_path`` is a zip or another file, or a folder without the site file that

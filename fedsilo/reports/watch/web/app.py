@@ -104,9 +104,10 @@ class WatchPages:
     def metrics(self) -> Response:
         """Return the metrics as plain text in Prometheus's format.
 
-        They are those of the run, or, for a folder of runs, of all runs that have not ended. The
-        text is empty if there is no run yet. If the metrics cannot be read, the response has status
-        503 and a comment with the error.
+        For a folder of runs, they are the metrics of all runs that have not ended. Otherwise they
+        are those of the run, the deployment's members and the hospital, as far as these exist. The
+        text may be empty. If the metrics cannot be read, the response has status 503 and a comment
+        with the error.
         """
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         try:
