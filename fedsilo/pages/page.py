@@ -2,7 +2,7 @@
 
 Every page is a template of its own in ``templates``. The template extends ``base.html``, which has
 the only stylesheet, and gets values by name: texts, rows of tables, pictures. The same values give
-the same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
+the same text. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Anybody may have written a run directory, so a file is checked as a whole when it is read. Each
 value must have its type, and every key that all runs write must be there. Readers can therefore use
-the keys without checking them again. Unknown keys pass, because later versions may add some.
+the keys without checking them again. Unknown keys are accepted, because later versions may
+add some.
 """
 
 import json

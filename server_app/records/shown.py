@@ -2,7 +2,7 @@
 
 With the floor f, the run's 'privacy.sums-min-count':
 
-- A count below f is hidden, and so is a true zero. If the count of one class follows from the
+- A count below f is hidden, also a true zero. If the count of one class follows from the
   total, that of another class is hidden as well (``client_app.summary.suppression``).
 - For a split with fewer than f samples, everything is hidden.
 - Balanced accuracy, AUC and average precision rest on every class. They are shown only if each
