@@ -64,7 +64,7 @@ class FedEvPromptSite(SiteMethod):
         The sources are the seed, the run's initial arrays, the site's stored arrays, and the
         received arrays.
         """
-        network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
+        network = cast(PromptedViT, initial_classifier(lab.common, lab.silo, lab.task))
         # Maps do not belong to the network, nor does the buffer in a finished run's model
         shared = {n: a for n, a in lab.arrays().items() if "/" not in n}
         arrays = exchanged_arrays(network) | lab.arrays(START) | lab.state(_NETWORK) | shared

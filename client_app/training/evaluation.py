@@ -218,9 +218,11 @@ def _in_parts(
     The results stay on the device. For images on a CPU a part has at most 128 inputs, because the
     activations then stay in the CPU's cache, which halves the time.
     """
-    size = batch_size(inputs[:1].numel())
+    numbers = max(1, inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
-        size = max(1, min(_IMAGES, _IN_CACHE // max(1, inputs[:1].numel())))
+        size = max(1, min(_IMAGES, _IN_CACHE // numbers))
+    else:
+        size = batch_size(numbers)
     return [function(float_inputs(compute.bring(part))) for part in torch.split(inputs, size)]
 
 

@@ -26,12 +26,19 @@ from fedsilo.models.privacy.dp_sgd import with_group_norm
 from fedsilo.models.tasks.task import Task, task_of
 
 
-def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
+def build_classifier(
+    settings: CommonSettings, shape: NetworkShape, task: Task | None = None
+) -> TokenClassifier:
     """Build the network that the settings name, with initial weights keyed on the seed.
 
     The run's task decides the loss, and may bring a network of its own (``Task.network``).
     A classifier is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
     ViT. If training is private per patient, group norm replaces batch norm.
+
+    Args:
+        settings: the run's common settings.
+        shape: the input shape and the number of outputs.
+        task: the task, with the scale of a numeric outcome; None for that of the settings.
 
     Returns:
         The network in training mode, on torch's default device. A ViT's backbone may still lack its
@@ -41,7 +48,7 @@ def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClas
         SettingError: the network does not take such data, the images are too small for it, or a
             plugin does not build a network.
     """
-    task = task_of(settings)
+    task = task or task_of(settings)
     if task.network:
         return _build_for_task(task, settings, shape)
     kind = network_kind(settings, shape)

@@ -84,13 +84,8 @@ class Task(ABC):
     # Mean and standard deviation of a numeric outcome, by which it is standardised in training
     scale: tuple[float, float] = (0.0, 1.0)
 
-    def scaled_by(self, outcome: FeatureStatistics | None) -> Task:
-        """Return the task for an outcome with these statistics, (1,) each.
-
-        The task is returned unchanged if ``outcome`` is None, as for labels that are no numbers.
-        """
-        if outcome is None:
-            return self
+    def scaled_by(self, outcome: FeatureStatistics) -> Task:
+        """Return the task for an outcome with these statistics, (1,) each."""
         return replace(self, scale=(float(outcome.mean[0]), float(outcome.std[0])))
 
     @abstractmethod

@@ -50,6 +50,13 @@ CIRCUMSTANCES = frozenset(
     + keys_with(CommonSettings, "files")
     + ("plugin", "plugin-settings")
 )
+# Settings that came after 0.1, with their defaults, under which a run is as it was without them
+_ADDED: dict[str, Value] = {
+    plugins.PINS: "",
+    "server.sites": "",
+    "task": "classification",
+    "train.dice-weight": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -75,15 +82,14 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide the result, by key; a resumed run must repeat them.
 
-        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. 'plugin-digests' and
-        'server.sites' are left out if they are empty.
+        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. A key in ``_ADDED`` is
+        left out if it has its default, because checkpoints of older runs lack it.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
             decisive.pop(key, None)
-        # Left out if empty, because older runs have no such keys
-        for key in (plugins.PINS, "server.sites"):
-            if not decisive[key]:
+        for key, default in _ADDED.items():
+            if decisive[key] == default:
                 del decisive[key]
         return decisive
 

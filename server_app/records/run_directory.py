@@ -351,7 +351,7 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     for site, facts in participants.facts.items():
         document[site] = {
             "distribution": facts.distribution,
-            "sizes": facts.sizes(),
+            "sizes": facts.sizes,
             "label_counts": facts.label_counts,
             "fingerprints": facts.fingerprints,
             "dropped": facts.dropped,

@@ -298,7 +298,7 @@ def check_early_stopping(beginning: Beginning) -> Problem:
     # Sites without validation samples never report, so they do not count here
     measuring = []
     for facts in beginning.participants.facts.values():
-        if "val" in facts.measured_splits():
+        if "val" in facts.measured_splits:
             measuring.append(facts)
     if metric == "none" or any(_may_report(metric, facts, common) for facts in measuring):
         return None
@@ -394,7 +394,7 @@ def own_silos(participants: Participants, common: CommonSettings) -> Iterator[st
     for site, facts in participants.facts.items():
         if not facts.label_counts:
             continue
-        sizes = facts.sizes()
+        sizes = facts.sizes
         samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
         names = facts.class_names
         if not names:
@@ -418,7 +418,7 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
     """
     sizes = {}
     for name, facts in participants.facts.items():
-        sizes[name] = facts.sizes().get("train", 0)
+        sizes[name] = facts.sizes.get("train", 0)
     site, total = max(sizes, key=sizes.__getitem__), sum(sizes.values())
     if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
         yield (
@@ -465,7 +465,7 @@ def _has_test(facts: SiteFacts) -> bool:
     """
     if not facts.label_counts:
         return "test" in facts.measured
-    return bool(facts.sizes().get("test"))
+    return bool(facts.sizes.get("test"))
 
 
 Notice = Callable[[Participants, CommonSettings], Iterator[str]]

@@ -127,7 +127,7 @@ def _count_in_equal_splits(participants: Participants) -> int:
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():
         for split, digest in facts.fingerprints.items():
-            size = facts.sizes().get(split, 0)
+            size = facts.sizes.get(split, 0)
             if size:
                 owners.setdefault(digest, set()).add(site)
                 sizes[digest] = size

@@ -138,6 +138,7 @@ class Method(ABC):
         common: the run's common settings.
         settings: the method's own settings.
         participants: the sites that take part; replaced when a site joins late.
+        task: the run's task: its loss, labels and metrics.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -148,11 +149,7 @@ class Method(ABC):
         self.common = common
         self.settings = settings
         self.participants = participants
-
-    @property
-    def task(self) -> Task:
-        """The run's task: its loss, labels and metrics."""
-        return task_of(self.common)
+        self.task: Task = task_of(common)
 
     @property
     def shape(self) -> NetworkShape:
@@ -261,7 +258,7 @@ class Method(ABC):
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
-            every[site] = facts.sizes().get("train", 1)
+            every[site] = facts.sizes.get("train", 1)
         every |= self.participants.agreed_samples()
         weights = float(sum(every[site] for site in replies))
         if replies.failed:  # nobody knows which sites failed, so the mean weight is taken off

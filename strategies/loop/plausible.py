@@ -115,7 +115,7 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     if common.is_private():
         # A size is a sum over the classes, and each class has noise of its own
         hidden = math.ceil(_TAIL * statistics_noise(common) * math.sqrt(facts.classes))
-    return {split: size + hidden for split, size in facts.sizes().items()}
+    return {split: size + hidden for split, size in facts.sizes.items()}
 
 
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:

@@ -308,7 +308,7 @@ class Round(Ask):
         # A server that learns only sums gets neither times nor memory of a single site
         needed: list[str] = []
         if common.trust != SUMS:
-            needed += [NUM_EXAMPLES, *self._needed_metrics(question.phase, own.measured_splits())]
+            needed += [NUM_EXAMPLES, *self._needed_metrics(question.phase, own.measured_splits)]
         if common.trust == SERVER:
             needed += [SECONDS, PEAK_MEMORY]
         for key in (*needed, *question.metrics):
@@ -323,7 +323,7 @@ class Round(Ask):
         fault = names_fault(metrics, own.classes, facts.keys())
         if fault:
             return one_line(fault)
-        samples = own.sizes().get("train")
+        samples = own.sizes.get("train")
         if common.trust != SUMS and not 0 < metrics[NUM_EXAMPLES] == samples:
             said = metrics[NUM_EXAMPLES]
             return f"metric '{NUM_EXAMPLES}' is {said:g}; the site has {samples} samples"

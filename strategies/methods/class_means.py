@@ -221,7 +221,7 @@ class FedProto(ClassMeans):
         count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
             return count
-        return count * agreed[site] / self.participants.facts[site].sizes()["train"]
+        return count * agreed[site] / self.participants.facts[site].sizes["train"]
 
     @property
     def size(self) -> int:

@@ -85,8 +85,8 @@ class UEFL(Method):
                 codebook has codewords.
         """
         for site, facts in self.participants.facts.items():
-            features = facts.sizes()["train"] * self._features
-            self.settings.refuse_small(site, facts.sizes(), features)
+            features = facts.sizes["train"] * self._features
+            self.settings.refuse_small(site, facts.sizes, features)
         arrays = self.starting_weights()
         dimension = segment_dimension(self.blueprint.channels, self.settings.segments)
         first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
@@ -102,7 +102,7 @@ class UEFL(Method):
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
-            features[site] = facts.sizes()["train"] * self._features
+            features[site] = facts.sizes["train"] * self._features
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
@@ -254,7 +254,7 @@ class UEFL(Method):
 
     def _fault_of_centroids(self, reply: Reply) -> str | None:
         found, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
-        features = self.participants.facts[reply.site].sizes()["train"] * self._features
+        features = self.participants.facts[reply.site].sizes["train"] * self._features
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:

@@ -355,7 +355,7 @@ def _requests(setup: SiteSetup) -> Verdict:
             return Failed(unfit)
         names, sentences = _leaving(settings, facts)
         setup.rules.refuse_names(names)
-    withheld = [split for split in facts.sizes() if split not in facts.measured]
+    withheld = [split for split in facts.sizes if split not in facts.measured]
     if withheld:
         sentences.append(f"no metrics on {', '.join(withheld)} leave")
     said = f"no request of {common.method} on {common.dataset} would be refused"
