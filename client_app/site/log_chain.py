@@ -61,12 +61,14 @@ def head_file(log: Path) -> Path:
 
 
 def read_head(log: Path) -> Link | None:
-    """Return the place of the log's last line from its head, the file next to the log.
+    """Read the place of a log's last line from the log's head, which is a file next to the log.
 
-    Returns None if the file is absent or damaged.
+    The place is the line's number and its check value.
+
+    Returns None if the head is missing, or is not JSON with a number and a check value.
 
     Raises:
-        OSError: the file exists but cannot be read.
+        OSError: the head exists but cannot be read.
     """
     try:
         content = json.loads(read_regular(head_file(log)))

@@ -82,23 +82,21 @@ def measure(
     counts_from: int | None = None,
     task: Task | None = None,
 ) -> dict[str, float]:
-    """Measure a network on ``split``, with predictions averaged over MC-dropout passes.
+    """Measure a network on ``split``, and return its metrics by name.
 
-    The task of ``settings`` decides what a prediction is, and which metrics there are.
+    Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
+    dropout. The task decides what a prediction is, and which metrics there are.
 
     Args:
         network: placed on the compute device.
         split: the samples, at least one.
-        settings: the seed, and the number of passes 'train.mc-passes' (0 for one pass without
-            dropout).
+        settings: the seed, the number of passes, and the task.
         compute: the device and the precision.
         key: more keys of the dropout seed, such as (round, site).
-        probe: sees the tokens of every batch and adds its own metrics; None for no probe.
-        counts_from: the smallest outcome count to publish; None to publish no counts.
-        task: the task with the outcome's scale; None for the task of ``settings``.
-
-    Returns:
-        Metric -> value.
+        probe: sees the tokens of every batch, and its metrics are added; None for no probe.
+        counts_from: adds the task's further metrics (``Task.counts``), except values over fewer
+            samples than this number; None adds no further metrics.
+        task: the task with the outcome's scale; None for the task in ``settings``.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     task = task or task_of(settings)

@@ -102,8 +102,9 @@ class SiteFacts:
     def measured_splits(self) -> list[str]:
         """The splits that have samples and that the site sends measurements for.
 
-        If the site reveals only sums over sites, the sizes are unknown, and all splits that it
-        sends measurements for are returned.
+        They are in the order of the site's label counts. If the site reveals only sums over sites,
+        it has no label counts. The sizes are then unknown, so all splits in ``measured`` are
+        returned.
         """
         if not self.label_counts:
             return list(self.measured)
@@ -132,7 +133,9 @@ class SiteFacts:
         """Build the facts from the entries of a ConfigRecord.
 
         Args:
-            config: the entries that ``to_config`` made. "software" and the sums may be missing.
+            config: the entries that ``to_config`` made. Some entries may be missing: then
+                ``software`` is empty, ``task`` is classification, and ``sums`` is None. All other
+                entries are required.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the

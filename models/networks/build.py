@@ -29,11 +29,12 @@ from fedsilo.models.tasks.task import Task, task_of
 def build_classifier(
     settings: CommonSettings, shape: NetworkShape, task: Task | None = None
 ) -> TokenClassifier:
-    """Build the network that the settings name, with initial weights keyed on the seed.
+    """Build the network that the settings name, with initial weights drawn from the seed.
 
-    The run's task decides the loss, and may bring a network of its own (``Task.network``).
-    A classifier is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
-    ViT. If training is private per patient, group norm replaces batch norm.
+    The run's task decides the loss. If the task has a network of its own (``Task.network``), that
+    network is built instead of the one in the settings. A classifier is evidential if 'train.loss'
+    is 'evidential'. It is also evidential if 'train.loss' is 'auto', the network is a ViT and the
+    task has an evidential loss. If training is private per patient, group norm replaces batch norm.
 
     Args:
         settings: the run's common settings.
@@ -42,11 +43,12 @@ def build_classifier(
 
     Returns:
         The network in training mode, on torch's default device. A ViT's backbone may still lack its
-        weights, which ``load_backbone`` loads. Torch's global generators are left as they were.
+        pretrained weights, which ``load_backbone`` loads. The state of torch's global random
+        generators is unchanged.
 
     Raises:
-        SettingError: the network does not take such data, the images are too small for it, or a
-            plugin does not build a network.
+        SettingError: the network does not suit the kind of data, the images are too small for it,
+            or a plugin's network cannot be built or used.
     """
     task = task or task_of(settings)
     if task.network:

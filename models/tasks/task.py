@@ -295,7 +295,9 @@ def curve_label(metric: str) -> str:
 
 
 def task_of(settings: CommonSettings) -> Task:
-    """Return the task of a run, by the setting 'task'.
+    """Create the task that the setting 'task' names, such as classification, with these settings.
+
+    The module of the task is imported when it is first needed.
 
     Raises:
         SettingError: no task has that name.

@@ -324,13 +324,14 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 
 
 def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassifier:
-    """Build the network that a run starts from, drawn from the seed or read from weight files.
+    """Build the network that a run starts from, with weights from the seed or from files.
 
-    Pretrained backbone weights are loaded only if the sites exchange the backbone or the network is
-    "resnet22". 'train.initial-weights', unless it is empty, is loaded over them.
+    The weights are drawn from the seed first. If the sites exchange the backbone, or the network is
+    "resnet22", the pretrained backbone is loaded over them. If 'train.initial-weights' names a
+    file, its weights are loaded last.
 
     Raises:
-        SettingError: the weights are missing or belong to another architecture.
+        SettingError: a file of weights is missing or belongs to another architecture.
     """
     network = build_classifier(common, shape)
     if common.train_backbone or common.network == "resnet22":

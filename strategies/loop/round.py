@@ -297,11 +297,18 @@ class Round(Ask):
         return usable
 
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
-        """Explain why a decoded reply is unusable, or return None if it is usable.
+        """Explain in one line why a decoded reply is unusable, or return None if it is usable.
 
-        All required metrics must be present and plausible. Except at trust 'sums', the number of
-        samples must equal the number that the site reported. Then the method's own rule is applied,
-        and last the hooks' objections.
+        The checks come in this order, and the first fault is returned:
+
+        - All required metrics are present: those of the phase (except at trust 'sums'), time and
+          memory (at trust 'server'), and those that the question asks for.
+        - Every metric's value is possible (``metric_fault``), and the metrics name only existing
+          classes and sites (``names_fault``).
+        - Except at trust 'sums', the reply's number of training samples is above 0 and equals the
+          number that the site reported before.
+        - The method's own rule, ``question.fault``, accepts the reply.
+        - No hook objects.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]

@@ -276,10 +276,11 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """For each class that ``site`` also sends, return the mean of the other sites' logits.
+        """Return the mean logits for ``site``, (classes,) float32, named ``logits/<class>``.
 
-        The mean is unweighted and float32, by name ``logits/<class>``. Classes that no other site
-        has sent yet are omitted.
+        There is one array for each class that the site itself sends. It is the unweighted mean over
+        all other sites that have sent logits of this class, in this round or earlier. A class that
+        no other site has sent is left out.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

@@ -276,10 +276,11 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return a note for each round that changed the codebooks: round -> text.
+        """Return the codebook events of a run, for the log and the curves: round -> text.
 
-        A round changes the codebooks if it adds one or re-initialises the first one. A round that
-        found no codewords for a new codebook also has a note.
+        There are three events: a new codebook for some sites, a new codebook that got no codewords
+        because no cluster was large enough, and a re-initialised first codebook. If a round has two
+        events, a semicolon joins them. Rounds without an event are left out.
         """
         return round_marks(state.extended, state.refreshed)
 
