@@ -157,7 +157,7 @@ def check_ray_address(plan: Plan) -> Problem:
 
 
 def check_first_silo(plan: Plan) -> Problem:
-    """For Ray, check that the first silo's data and the initial weights load. Always returns None.
+    """For engine Ray, check that the first silo's data and the initial weights load; return None.
 
     Inside a Ray process, the same error would come late and be hard to read. Nothing is checked for
     other engines, for made-up data sets, or if the data set does not know its silos' names. Initial
@@ -256,7 +256,7 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    Everything in silos.json, which the run wrote when it began, is compared but the sites'
+    Everything in silos.json, which the run wrote when it began, is compared, except the sites'
     software, because hospitals may install a release meanwhile. If the method lets sites join late,
     new sites are accepted, but a missing site never is. The result is None if nothing differs, for
     a new run, without a run directory, and without silos.json.
@@ -339,11 +339,11 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 
 
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line that names the silos that do not take part, or nothing if all do.
+    """Yield one line that names the silos that do not take part, or nothing if all take part.
 
-    If the server does not know the silos' names, none counts as missing, and a silo that the run
-    does not name ('server.sites') does not either. In a simulation, the data set's own notices come
-    first, for example about centres without images.
+    If 'server.sites' names the run's sites, other silos do not count as missing. If the server does
+    not know the silos' names, no silo counts as missing. In a simulation, the data set's own
+    notices come first, for example about centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
