@@ -142,7 +142,8 @@ def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
     Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
-    first. They stay at trust 'sums', because the metrics are then summed in secret too.
+    first. At trust 'sums' the secrets are not deleted, because the metrics are summed in secret
+    too.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)

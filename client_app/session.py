@@ -198,9 +198,9 @@ class SiteSession(OpenedSite):
     def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
         """Log which columns of this site's table differ much from the statistics that scale it.
 
-        The lines stay in the site's own log. Nothing is logged if the site is standardised by its
-        own statistics, which cannot differ. Nothing is logged either in a simulation with pooled
-        statistics, because there the server compares the sites.
+        The lines go only to the site's own log. Nothing is logged if the site is standardised by
+        its own statistics, which cannot differ. Nothing is logged either in a simulation with
+        pooled statistics, because there the server compares the sites.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"
@@ -239,7 +239,7 @@ class SiteSession(OpenedSite):
     def state_folder(self, instruction: Instruction) -> Path:
         """Return the folder for this site's private state in a run; the folder may not exist yet.
 
-        It is ``<state-dir>/<run>/<site>``; in a simulation without 'state-dir',
+        The folder is ``<state-dir>/<run>/<site>``. In a simulation without 'state-dir' it is
         ``<run-dir>/sites/<site>``. The last part is the site's ``folder_name``.
 
         Raises:

@@ -190,7 +190,8 @@ class _MeanMetrics(Hook):
 def flower_strategy(name: str) -> type[FlowerStrategy]:
     """Create the Flower Strategy class for method ``name``, such as "uefl".
 
-    It is a subclass of ``FlowerStrategy`` with the method's docstring; each call makes a new class.
+    The class is a subclass of ``FlowerStrategy`` with the method's docstring. Each call makes a new
+    class.
 
     Raises:
         SettingError: no method has that name.

@@ -31,7 +31,11 @@ class DecentralisedSite(SiteMethod):
     """Mixes its own model with its neighbours', trains it and sends it."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the consensus model if one was sent, else with the own model."""
+        """Build the network with the received consensus model or, without it, the silo's own model.
+
+        Raises:
+            SiteError: no consensus model was sent, and the silo has no stored model.
+        """
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:

@@ -17,7 +17,7 @@ from fedsilo.models.methods.mix import PoolNotes
 
 
 class MixSite(SiteMethod):
-    """Trains on the pooled data of all sites if the server chose this site; else only measures."""
+    """Trains on the pooled data of all sites if the server chose this site; otherwise measures."""
 
     def train(self, lab: Lab) -> Outgoing:
         """Train on the pooled data if this site is the trainer; otherwise only measure.

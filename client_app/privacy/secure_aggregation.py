@@ -214,8 +214,8 @@ class SecureSite:
         """Return a digest of everything, except the data, that decides what this site masks.
 
         The digest covers the instruction (without the run's folder), the arrays and metrics to sum,
-        the received arrays, and the number of sites, which decides the quantisation. It is empty at
-        a site that does not declare its data.
+        the received arrays, and the number of sites, which decides the quantisation. At a site that
+        does not declare its data, the digest is empty.
         """
         if self.instruction is None:
             return ""

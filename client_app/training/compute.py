@@ -91,7 +91,7 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far.
+        """Return the peak memory in bytes: of PyTorch on a GPU, of this process on a CPU.
 
         On a GPU the peak counts from the message's start, where ``Lab`` resets it; on a CPU it
         covers all work of the process.

@@ -170,9 +170,9 @@ def predict_batches(
 ) -> Tensor:
     """Return the task's predictions (n, ...) for inputs in batches, float64 on the CPU.
 
-    They are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without dropout.
-    The batches are consumed one at a time. The dropout draws continue from batch to batch, so only
-    batches of the sizes that ``in_batches`` makes repeat the result of ``measure``.
+    Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
+    dropout. The batches are consumed one at a time. The dropout draws continue from batch to batch,
+    so only batches of the sizes that ``in_batches`` makes repeat the result of ``measure``.
 
     Args:
         network: placed on the compute device.

@@ -118,7 +118,7 @@ def refuse_lacking(part: type, where: str) -> None:
 def _classes_in(module: ModuleType, base: type) -> list[type]:
     """Return the subclasses of ``base`` that are declared in a module or its submodules.
 
-    Classes that the module only imports from elsewhere are left out, and so is ``base`` itself,
+    Classes that the module only imports from elsewhere are left out. ``base`` itself is left out
     unless the module declares it. A class with two names occurs twice.
     """
     own = []

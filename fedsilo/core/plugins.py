@@ -95,9 +95,9 @@ def read_plugin(path: Path) -> bytes:
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
     """Execute one plugin file, and register it in ``sys.modules`` under its name without '.py'.
 
-    The pin is compared first. If the same file with the same bytes is already loaded, nothing is
-    executed. A changed file is executed again and replaces its module. If its execution fails, no
-    module of that name is registered.
+    The pin is compared first. If the file is already loaded and its bytes have not changed, nothing
+    is executed. A changed file is executed again and replaces its module. If its execution fails,
+    no module of that name is registered.
 
     Args:
         path: the file FILE.py, as an absolute path.
@@ -156,8 +156,8 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
         ours: fedsilo's own names, which no package may take.
 
     Returns:
-        Name of the plugin -> ``module:object``, or only the module for a method. It is empty if no
-        package offers any. Nothing is imported.
+        Name of the plugin -> ``module:object``, or only the module for a method. The mapping is
+        empty if no package offers a plugin. Nothing is imported.
 
     Raises:
         SettingError: a package offers a name in ``ours``, or two packages offer different plugins
@@ -180,8 +180,8 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 def is_plugin_name(key: str, name: str) -> bool:
     """Return whether ``name`` can be a plugin's name for the setting ``key``, without importing it.
 
-    It can if it has the form ``module:object``, has the form ``timm:name`` (only for 'network'), or
-    is the name of an installed package's entry point. Whether the object exists is not checked.
+    A plugin's name has the form ``module:object`` or, for 'network', ``timm:name``, or is the name
+    of an installed package's entry point. Whether the object exists is not checked.
     """
     if key == "network" and _TIMM.fullmatch(name):
         return True
@@ -476,8 +476,8 @@ def module_digest(module: str) -> str:
     For a file of 'plugin', it is the digest of the bytes that were executed.
 
     Returns:
-        The digest of the module's file, or of all Python and text files of its package. It is an
-        empty string if the module does not exist or was not made from a file.
+        The digest of the module's file, or of all Python and text files of its package. If the
+        module does not exist or was not made from a file, the digest is an empty string.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:

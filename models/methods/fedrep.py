@@ -29,8 +29,8 @@ class FedRepSettings(FedPerSettings):
     def head_steps(self, steps: int) -> int:
         """Return the number of a round's ``steps`` (at least 2) that train the head.
 
-        It is 'fedrep.head-share' of the steps, rounded (a half to the even number), but at least 1
-        and at most ``steps`` - 1.
+        The number is 'fedrep.head-share' of the steps, rounded (a half to the even number), but at
+        least 1 and at most ``steps`` - 1.
         """
         # Whatever the rounding, head and body each get at least one step
         return min(max(round(self.head_share * steps), 1), steps - 1)

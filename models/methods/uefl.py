@@ -113,8 +113,8 @@ class UEFLSettings(OwnSettings):
     def list_disclosures(self) -> list[str]:
         """List the data that a site sends, one phrase for each kind, for privacy.json.
 
-        They are the weights and codebooks of each round and, if the settings ask for K-means,
-        centroids.
+        The list has the weights and codebooks of each round and, if the settings ask for K-means,
+        the centroids.
         """
         sentences = [
             "all weights and batch-norm statistics of the network, each round",

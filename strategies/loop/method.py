@@ -170,7 +170,8 @@ class Method(ABC):
     def starting_weights(self) -> dict[str, NDArray]:
         """Return the network's exchanged arrays at the start of a run.
 
-        They are drawn from the seed, or read from 'train.initial-weights' and the backbone's file.
+        The arrays are drawn from the seed, or read from 'train.initial-weights' and the backbone's
+        file.
 
         Raises:
             SettingError: a file of weights is missing or belongs to another network.

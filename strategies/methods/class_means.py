@@ -126,10 +126,11 @@ class ClassMeans(Local):
 class FedProto(ClassMeans):
     """Stores the global prototypes (Tan et al. 2022).
 
-    ``train`` sends ``prototype/<class>`` (d,) for every class with a global prototype; none in
-    round 1. The reply holds ``prototype/<class>`` (d,) for each class in ``sent_classes``.
-    ``evaluate`` sends prototypes only if they classify (``inference``). A site that sends none
-    receives none. d is the tokens times the channels of the network.
+    ``train`` sends ``prototype/<class>`` (d,) for every class with a global prototype; in round 1
+    there are no prototypes. The reply holds ``prototype/<class>`` (d,) for each class in
+    ``sent_classes``. ``evaluate`` sends prototypes only if they classify (``inference``). A site
+    that sends no prototype receives no prototypes. d is the tokens times the channels of the
+    network.
 
     A global prototype is the mean of the prototypes received in the last round, weighted by the
     sites' counts of the class (eq. 6). Its further division by the number of sites is left out,
@@ -235,8 +236,9 @@ class FedDistill(ClassMeans):
     """Stores each site's mean logits and sends every site the other sites' mean.
 
     This is Seo et al. 2022, after Jeong et al. 2018. ``train`` sends ``logits/<class>`` (classes,),
-    the unweighted mean over all other sites that send the class; none in round 1. The reply holds
-    ``logits/<class>`` (classes,) for each class in ``sent_classes``. ``evaluate`` sends nothing.
+    the unweighted mean over all other sites that send the class; in round 1 there are no logits.
+    The reply holds ``logits/<class>`` (classes,) for each class in ``sent_classes``. ``evaluate``
+    sends nothing.
 
     The state holds each site's logits as ``logits/<site>/<class>`` until the site sends newer ones,
     so a site that misses a round still counts for the others.
@@ -280,9 +282,9 @@ class FedDistill(ClassMeans):
     def _logits_for(self, site: str, state: State) -> Arrays:
         """Return the mean logits for ``site``, (classes,) float32, named ``logits/<class>``.
 
-        There is one array for each class that the site itself sends. It is the unweighted mean over
-        all other sites that have sent logits of this class, in this round or earlier. A class that
-        no other site has sent is left out.
+        There is one array for each class that the site itself sends. The array is the unweighted
+        mean over all other sites that have sent logits of this class, in this round or earlier. A
+        class that no other site has sent is left out.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

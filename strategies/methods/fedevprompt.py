@@ -110,8 +110,8 @@ class FedEvPrompt(Method):
         """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
         A class with n training samples has an array (min(n, 'buffer-maps'), cells); a class without
-        samples has none. The mapping is empty if 'distillation-weight' is 0, because maps are not
-        used then.
+        samples has no array. The mapping is empty if 'distillation-weight' is 0, because maps are
+        not used then.
         """
         if not self.settings.distillation_weight:
             return {}

@@ -350,9 +350,10 @@ class GLM(Method):
     ) -> dict[str, Any]:
         """Return the content of ``fit.json`` by its file name: the fitted model and the run.
 
-        It has the coefficients in the columns' own units with standard errors, the measures of fit,
-        and the sites' own fits. Further keys are the outcome, data set, trust, treatment of missing
-        values, hospitals and number of rounds; Cox's model has a few more. ``values`` is not used.
+        The file has the coefficients in the columns' own units with standard errors, the measures
+        of fit, and the sites' own fits. Further keys are the outcome, data set, trust, treatment of
+        missing values, hospitals and number of rounds; Cox's model has a few more. ``values`` is
+        not used.
 
         Args:
             state: the state after convergence.

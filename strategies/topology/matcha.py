@@ -54,9 +54,9 @@ class Matcha:
     def matrix(self, active: Sequence[bool]) -> Matrix:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
 
-        It is I - step * (sum of their Laplacians). The step is alpha, but at most 1 / (the largest
-        number of links that a site uses), because otherwise that site's own model would get a
-        negative weight.
+        The matrix is I - step * (sum of the Laplacians of these matchings). The step is alpha, but
+        at most 1 / (the largest number of links that a site uses), because otherwise that site's
+        own model would get a negative weight.
         """
         total = np.zeros((self.size, self.size))
         for is_used, part in zip(active, laplacians(self.size, self.matchings), strict=True):

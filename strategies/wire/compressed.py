@@ -75,9 +75,9 @@ class Compression:
     def pack_weights(self, arrays: Arrays, packed: Packed) -> None:
         """Put the weights into the cache ``packed`` as bfloat16 if 'server.wire-down' is "bf16".
 
-        ``to_record`` then sends the cached form. Arrays that are already in the cache are skipped,
-        and so are arrays that are not float32 and batch norm statistics. If the setting is "fp32",
-        the cache does not change.
+        ``to_record`` then sends the cached form. Three kinds of arrays are skipped: arrays in the
+        cache already, arrays that are not float32, and batch norm statistics. If the setting is
+        "fp32", the cache does not change.
         """
         if self.down != "bf16":
             return

@@ -60,8 +60,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 def shades(names: Sequence[str]) -> dict[str, str]:
     """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``.
 
-    The colours are those of the colour map viridis. They are evenly spaced over the lower 95 % of
-    the map. A single name gets the darkest colour.
+    The colours are evenly spaced over the lower 95 % of the colour map viridis. A single name gets
+    the darkest colour. A name that occurs twice gets the colour of its last place.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex

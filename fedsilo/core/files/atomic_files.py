@@ -74,7 +74,7 @@ def naming(name: Path | str) -> Iterator[None]:
 
 
 def _put_name(error: OSError, name: Path | str) -> None:
-    """Set the file name of an error that has none, if the error is about a full or failing disk."""
+    """Set the file name of an OSError that lacks it, if the error is about the disk (``naming``)."""
     # NumPy raises an OSError without a number if only a part of an array was written
     is_of_disk = error.errno in _DISK or "requested and" in str(error)
     if error.filename is None and is_of_disk:
@@ -228,8 +228,8 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
 
-    Scratch folders with the same ``name`` that killed processes left behind are removed first;
-    those that a running process still uses stay, because they are locked. ``folder`` must exist.
+    Scratch folders with the same ``name`` that killed processes left behind are removed first.
+    Folders that a running process still uses are locked and are not removed. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:

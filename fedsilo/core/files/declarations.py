@@ -32,8 +32,8 @@ _LONGEST_KEY = 60  # characters of a key in an error
 class FileModel(BaseModel):
     """Base of models for files: kebab-case keys, no unknown keys, and YAML's types unchanged.
 
-    An error refers to a model by the ``title`` in its config. If a model has none, the error names
-    its place in the file.
+    An error refers to a model by the ``title`` in its config. If a model has no title, the error
+    names its place in the file.
     """
 
     model_config = ConfigDict(
