@@ -226,10 +226,13 @@ def own_name(context: Context) -> str:
 
 @contextmanager
 def prefix_refusals(site: str) -> Iterator[None]:
-    """Put the site's name before the text of a refusal that the block raises.
+    """Put "site <name>: " before the text of a refusal that is raised in the ``with`` block.
 
-    At the hello the server does not know the name yet. A SettingError becomes a RefusedError. Other
-    errors pass unchanged.
+    The server needs the name, because at the hello it does not know yet which site answers.
+
+    Raises:
+        RefusedError: the block raised a RefusedError or a SettingError. Other errors pass
+            unchanged.
     """
     try:
         yield

@@ -36,7 +36,7 @@ class FedRepSettings(FedPerSettings):
         return min(max(round(self.head_share * steps), 1), steps - 1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that a round can have two steps, because head and body take turns.
+        """Check that a round has two steps or more: one for the head, one for the other layers.
 
         Args:
             common: the run's common settings.
