@@ -74,7 +74,7 @@ def naming(name: Path | str) -> Iterator[None]:
 
 
 def _put_name(error: OSError, name: Path | str) -> None:
-    """Set the file name of an OSError that lacks it, if the error is about the disk (``naming``)."""
+    """Set the file name of an error about the disk, if it lacks one (see ``naming``)."""
     # NumPy raises an OSError without a number if only a part of an array was written
     is_of_disk = error.errno in _DISK or "requested and" in str(error)
     if error.filename is None and is_of_disk:
