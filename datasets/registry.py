@@ -25,7 +25,7 @@ from fedsilo.core.plugins import (
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_of
-from fedsilo.core.tasks import CLASSIFICATION
+from fedsilo.core.tasks import CLASSIFICATION, TASKS
 from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
@@ -192,6 +192,9 @@ def check_data_settings(settings: CommonSettings) -> None:
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
     read = chosen.settings | cuts.cut_keys(settings.partition)
+    # Of images only a numeric outcome is standardised
+    if not chosen.is_table and not TASKS[settings.task].numeric:
+        read = read - {"data.standardise"}
     # Keys that any data set reads. One that only others read would have no effect, which its user
     # would not notice
     known: set[str] = set()

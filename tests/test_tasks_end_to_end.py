@@ -1,10 +1,13 @@
 """Runs of other tasks than classification, from a table or arrays to the run directory."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import fedsilo
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.methods import METHODS, settings_class
@@ -13,6 +16,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from fedsilo.datasets.images.arrays import ARRAYS
 from fedsilo.datasets.images.manifests import IMAGES
+from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.tables.table_data_set import TABLE
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.process_engine import run_with_processes
@@ -20,6 +24,7 @@ from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.data_folders import save_picture
+from tests.support.errors import refuses
 
 PULSE: dict[str, Value] = {
     "method": "fedavg",
@@ -98,6 +103,18 @@ def test_an_outcome_that_is_no_number_is_refused(tmp_path: Path, text: str) -> N
         TABLE.load("north", CommonSettings(dataset="table"), table(tmp_path, "1", text, "2"))
 
 
+@pytest.mark.parametrize(("last", "notes"), [("2", 1), ("3", 0)])
+def test_a_constant_outcome_is_said_in_the_sites_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, last: str, notes: int
+) -> None:
+    places = table(tmp_path, "2", "2", last)
+    schema = tmp_path / "schema.yaml"
+    schema.write_text(schema.read_text().replace("north", tmp_path.name))
+    (tmp_path / "north.csv").rename(tmp_path / f"{tmp_path.name}.csv")
+    TABLE.load(tmp_path.name, CommonSettings(dataset="table"), places)
+    assert sum("'train'" in record.getMessage() for record in caplog.records) == notes
+
+
 def arrays(folder: Path, y: object) -> Places:
     x = np.random.default_rng(0).integers(0, 255, (6, 1, 16, 16)).astype(np.uint8)
     np.savez(folder / "north.npz", x=x, y=np.asarray(y), classes=np.array(["nodule", "effusion"]))
@@ -132,3 +149,41 @@ def test_a_manifest_has_several_findings(tmp_path: Path, cell: str, place: str) 
     silo = IMAGES.load("north", common, places)
     assert silo.train.labels.sum(dim=0).tolist()[1] == len(silo.train)
     assert silo.classes == ("nodule", "effusion")
+
+
+@pytest.fixture(scope="module", params=["survival-synthetic", "heart-synthetic-pulse"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run directory of a task whose answers are no class probabilities."""
+    (task,) = data_set(request.param).tasks
+    values = PULSE | {"dataset": request.param, "task": task, "rounds": 1}
+    out = tmp_path_factory.mktemp(task)
+    return run_inline(resolve({**values, "run.out": str(out), "run.name": "run"}), 4).path
+
+
+@pytest.mark.parametrize(
+    ("command", "look"),
+    [
+        ("explain", lambda run, site: fedsilo.explain(run, site=site)),
+        ("calibrate", lambda run, site: fedsilo.calibrate(run, site)),
+        ("--html", lambda run, site: fedsilo.predict(run, site=site, split="test", html="x.html")),
+        ("--coverage", lambda run, site: fedsilo.predict(run, split="test", coverage=0.9)),
+    ],
+)
+def test_what_needs_class_probabilities_is_refused_for_other_answers(
+    finished: Path, command: str, look: Callable[[Path, str], object]
+) -> None:
+    site = next(iter(FinishedRun(finished).silos))
+    with refuses(SettingError, command, str(finished), "fedsilo predict"):
+        look(finished, site)
+
+
+@pytest.mark.parametrize("finished", ["survival-synthetic"], indirect=True)
+def test_a_case_unlike_the_training_samples_has_no_answer(finished: Path, tmp_path: Path) -> None:
+    site = next(iter(FinishedRun(finished).silos))
+    cases = tmp_path / "cases.csv"
+    rows = [{"age": 60, "stage": 1, "nodes": nodes, "treated": 0} for nodes in (1, 60)]
+    pd.DataFrame(rows).to_csv(cases, index=False)
+    frame = fedsilo.predict(finished, site=site, table=cases).frame()
+    assert frame["risk"].isna().tolist() == [False, True]
+    frame = fedsilo.predict(finished, site=site, table=cases, answer_all=True).frame()
+    assert not frame["risk"].isna().any()

@@ -43,6 +43,7 @@ class Endovascular(DeepManifests, MaskedDataSet):
 
     name = "endovascular"
     tasks: ClassVar[tuple[str, ...]] = MaskedDataSet.tasks
+    settings = DeepManifests.settings - {"data.standardise"}  # no task here has numbers
     file = "endovascular.yaml"
     columns: ClassVar[tuple[str, ...]] = ("mask",)
 

@@ -105,6 +105,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
     name = "masks"
     file = "masks.yaml"
     tasks: ClassVar[tuple[str, ...]] = (SEGMENTATION,)
+    settings = DeepManifests.settings - {"data.standardise"}  # its task has no numbers
     model: ClassVar[type[MaskDeclaration]] = MaskDeclaration
 
     def declaration(self, places: Places) -> MaskDeclaration:

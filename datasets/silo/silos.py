@@ -24,7 +24,7 @@ from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
-from fedsilo.core.tasks import CLASSIFICATION, numeric_columns
+from fedsilo.core.tasks import CLASSIFICATION, TASKS, numeric_columns
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.silo.measures import (
     ColumnWords,
@@ -359,7 +359,7 @@ def save_silo(
         facts: what ``open_silo`` needs besides the arrays (name, distribution, classes, ...), as
             JSON values; the splits' fingerprints are added.
         notes: sentences about the data, such as the number of imputed values; ``open_silo`` logs
-            them.
+            them, and a sentence for each split whose numeric outcomes are all equal.
     """
     # Before the first array is written, so that no other user can open one meanwhile
     folder.chmod(0o700)
@@ -367,11 +367,28 @@ def save_silo(
         np.save(folder / f"{name}-inputs.npy", split.inputs.numpy())
         np.save(folder / f"{name}-labels.npy", split.labels.numpy())
     fingerprints = {name: fingerprint(split) for name, split in splits.items()}
+    constant = _constant_outcomes(facts, splits)
     write_atomically(
         folder / "silo.json",
-        json.dumps({**facts, "fingerprints": fingerprints, "notes": notes}),
+        json.dumps({**facts, "fingerprints": fingerprints, "notes": [*notes, *constant]}),
         0o600,
     )
+
+
+def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) -> list[str]:
+    """Return a sentence for each split with equal numeric outcomes; [] for labels of other tasks.
+
+    An empty split has none. ``facts`` are those of ``save_silo``.
+    """
+    sentences = []
+    if TASKS[facts.get("task", CLASSIFICATION)].numeric:
+        for name, split in splits.items():
+            if len(split) and bool((split.labels == split.labels[0]).all()):
+                sentences.append(
+                    f"site {facts['name']}: all outcomes of split '{name}' are equal, so it has no "
+                    "R²"
+                )
+    return sentences
 
 
 def cached_silo(

@@ -16,8 +16,17 @@ from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.tasks import MULTI_LABEL
+from fedsilo.datasets.radiographs.endovascular import read_square
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
-from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo, strata_of
+from fedsilo.datasets.silo.silos import (
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    save_silo,
+    strata_of,
+)
 from fedsilo.datasets.synthetic import made_up_pictures as pictures
 from fedsilo.datasets.synthetic.made_up_pictures import Blob
 
@@ -55,6 +64,10 @@ class ChestPhantom(DataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the three sites."""
         return list(_CLINICS)
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return a function that decodes an 8-bit image or DICOM to uint8 (1, 32, 32)."""
+        return lambda path: read_square(path, 8, _SIZE)[None]
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Draw and split a site's images, or open them in the cache."""

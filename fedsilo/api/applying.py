@@ -170,8 +170,8 @@ def predict(
 
     Raises:
         FedsiloError: not exactly one source is given, ``id`` is given without ``table``, an option
-            does not apply to masks, the model or the cases cannot be opened, a file to write
-            already exists, or the calibration is missing.
+            does not apply to the run's task, the model or the cases cannot be opened, a file to
+            write already exists, or the calibration is missing.
     """
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction
@@ -199,6 +199,10 @@ def predict(
         masks.refuse_options(folder, others | {"answer-all": answer_all})
         model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
         return predict_run_masks(model, source, written, watch)
+    # Prediction sets and the page of cases are about probabilities of classes
+    for name, value in {"coverage": coverage, "calibration": calibration, "html": html}.items():
+        if value is not None:
+            run.refuse_masks(f"predict --{name}")
     prediction.check_outputs(written, page)
     model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
     calibrated = None

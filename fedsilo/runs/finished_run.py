@@ -24,7 +24,7 @@ from fedsilo.core.arguments import AnyPath, AnyRun, Plugins, folder_of, path_of,
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.one_line import as_word
 from fedsilo.core.site_facts import SPLITS
-from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SEGMENTATION, TASKS
+from fedsilo.core.tasks import CLASSIFICATION, SEGMENTATION, TASKS
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.tasks.task import task_named
 from fedsilo.runs.run_files import RunFiles
@@ -154,14 +154,14 @@ class FinishedRun(RunFiles):
             command: the command's name, such as 'calibrate'.
 
         Raises:
-            SettingError: the run's answers are masks, numbers or several findings.
+            SettingError: the run's answers are masks, numbers, several findings or risks.
         """
         if self.summary.get("task") == SEGMENTATION:
             raise SettingError(
                 f"'{command}' is for one answer per patient, but the run in {self.path} predicts "
                 "masks: 'fedsilo overlays' draws them, 'fedsilo predict' writes them"
             )
-        if self.task in (REGRESSION, MULTI_LABEL):
+        if self.task != CLASSIFICATION:
             raise SettingError(
                 f"'{command}' is for class probabilities, but the run in {self.path} predicts "
                 f"{task_named(self.task).describe(self.class_names())}: 'fedsilo predict' and "

@@ -1,5 +1,6 @@
 """A new image's file becomes what the site's own files became."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from tests.support.data_folders import save_picture, write_images
 from tests.support.errors import refuses
 from tests.support.made_data import MADE
 
-SMALL = ("images", "mammography", "endovascular", "folder")
+SMALL = ("images", "mammography", "endovascular", "folder", "masks")
 OWN = {"images": 8, "mammography": 16, "endovascular": 8}
-TABLES = ("heart", "heart-imputed", "heart-indicator", "heart-synthetic", "table")
+IMAGES = [name for name in DATA_SETS if name != "arrays" and not data_set(name).is_table]
 
 
 def settings_for(name: str, data: Path, **changes: Any) -> CommonSettings:
@@ -52,12 +53,13 @@ def test_real_files_are_read_as_the_silo_was(name: str, site: str, real_data: Pa
     assert np.array_equal(new, data.decode(index, 32, settings).images)
 
 
-@pytest.mark.parametrize("name", [name for name in DATA_SETS if name not in (*TABLES, "arrays")])
+@pytest.mark.parametrize("name", IMAGES)
 def test_every_data_set_of_images_reads_a_file_into_its_own_shape(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     data, site = _data_and_site(name, tmp_path, request)
     settings = settings_for(name, data, sample_share=_share(name), silos=2, **_sizes(name))
+    settings = replace(settings, task=data_set(name).tasks[0])
     path = tmp_path / "new.png"
     deep = name in ("mammography", "mammography-phantom")
     save_picture(path, np.random.default_rng(0), bits=16 if deep else 8)
@@ -70,7 +72,7 @@ def test_every_data_set_of_images_reads_a_file_into_its_own_shape(
 
 
 def _data_and_site(name: str, folder: Path, request: pytest.FixtureRequest) -> tuple[Path, str]:
-    if name in ("cifar10", "cifar100", "gtsrb", "folder", *MEDMNIST):
+    if name in ("cifar10", "cifar100", "gtsrb", "folder", "masks", *MEDMNIST):
         MADE[name](folder)
         return folder, silo_names(settings_for(name, folder))[0]
     if name in OWN:

@@ -32,9 +32,9 @@ def test_public_data_sets_have_a_licence_and_a_source_and_others_have_none(name:
 
 def test_what_is_the_users_own_or_made_up_is_not_taken_for_public() -> None:
     assert set(DATA_SETS) - set(PUBLIC) == {
-        *("table", "images", "folder", "arrays", "mammography", "endovascular"),
-        *("heart-synthetic", "dermoscopy-phantom", "mammography-phantom", "angiogram-phantom"),
-        "survival-synthetic",
+        *("table", "images", "folder", "arrays", "mammography", "endovascular", "masks"),
+        *("heart-synthetic", "heart-synthetic-pulse", "survival-synthetic", "vessels-synthetic"),
+        *("dermoscopy-phantom", "mammography-phantom", "angiogram-phantom", "chest-phantom"),
     }
 
 

@@ -11,6 +11,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, build, defaults
+from fedsilo.core.tasks import REGRESSION, TASKS
 from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,
@@ -28,7 +29,7 @@ from tests.support.errors import refuses
 TABLE = CommonSettings(dataset="table")
 IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *MEDMNIST)
 HEARTS = ("heart", "heart-imputed", "heart-indicator")
-TABLES = (*HEARTS, "heart-synthetic", "table")
+TABLES = (*HEARTS, "heart-synthetic", "heart-synthetic-pulse", "table")
 PICTURES = (
     "isic2019",
     "dermoscopy-phantom",
@@ -355,8 +356,11 @@ def test_silos_by_label_have_a_fingerprint_that_their_share_decides() -> None:
     assert data_fingerprint(dataclasses.replace(halves, partition="own")) != first
 
 
-# 'heart-synthetic' is computed, so it is always here, and keeps cholesterols of 0 as 'heart' does
-@pytest.mark.parametrize("name", sorted(set(DATA_SETS) - {"heart-synthetic"}))
+# These are computed, so they are always here, and keep cholesterols of 0 as 'heart' does
+ALWAYS_HERE = {"heart-synthetic", "heart-synthetic-pulse"}
+
+
+@pytest.mark.parametrize("name", sorted(DATA_SETS.keys() - ALWAYS_HERE))
 def test_a_data_set_says_nothing_of_data_that_are_not_here(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,10 +372,23 @@ SURVIVAL = ("survival-synthetic", "tcga-brca")
 
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
-def test_tables_and_no_others_are_standardised(dataset: str) -> None:
+def test_tables_and_numeric_outcomes_and_no_others_are_standardised(dataset: str) -> None:
     data = data_set(dataset)
-    assert data.is_table == ("data.standardise" in data.settings)
+    has_numbers = data.is_table or REGRESSION in data.tasks
+    assert has_numbers == ("data.standardise" in data.settings)
     assert data.is_table == (dataset in (*TABLES, *SURVIVAL))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("dataset", ["images", "mammography", "arrays"])
+def test_of_images_only_a_numeric_outcome_is_standardised(dataset: str, task: str) -> None:
+    values: dict[str, Value] = {"dataset": dataset, "task": task, "data.standardise": "site"}
+    settings = build(CommonSettings, values)
+    if task == REGRESSION:
+        check_data_settings(settings)
+        return
+    with refuses(SettingError, "data.standardise", dataset):
+        check_data_settings(settings)
 
 
 class _Ward(DataSet):

@@ -22,6 +22,7 @@ from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from tests.support.colour import write_cifar10, write_cifar100, write_gtsrb
 from tests.support.data_folders import (
     SITES,
+    save_picture,
     write_arrays,
     write_images,
     write_sorted,
@@ -160,6 +161,19 @@ def _write_angiograms(folder: Path) -> None:
         (folder / site / "list.csv").write_text("\n".join(lines) + "\n")
 
 
+def _write_masks(folder: Path) -> None:
+    """Write two hospitals' folders of images and of masks, as ``masks`` reads them."""
+    for offset, site in enumerate(SITES):
+        rng = np.random.default_rng(offset)
+        for number in range(16):
+            mask = np.zeros((36, 40), np.uint8)
+            mask[number : number + 9] = 255
+            for kind in ("images", "masks"):
+                (folder / site / kind).mkdir(parents=True, exist_ok=True)
+            save_picture(folder / site / "images" / f"{number}.png", rng)
+            Image.fromarray(mask).save(folder / site / "masks" / f"{number}.png")
+
+
 def write_dicom(path: Path, pixels: npt.NDArray[Any]) -> Path:
     """Write a grey DICOM of as many bits as ``pixels`` have."""
     dataset = FileDataset("", {}, file_meta=FileMetaDataset(), preamble=b"\0" * 128)
@@ -193,4 +207,5 @@ MADE: dict[str, Callable[[Path], object]] = {
     "mini-mias": _write_mini_mias,
     "pneumoniamnist": _write_pneumonia,
     "endovascular": _write_angiograms,
+    "masks": _write_masks,
 }

@@ -105,16 +105,14 @@ class Predictions:
         """Return the table of predictions: a row for each input, in order.
 
         An input that could not be read has only its name and the fault. An input without an answer
-        lacks the class, the probabilities and the set, but has entropy and novelty.
+        lacks the answer, its probabilities and the set, but has entropy and novelty.
         """
         columns = self._columns()
         # k rows, each at the place of its input among all
         frame = pd.DataFrame(columns, index=self.inputs.kept())
         # Cases that are not answered keep their entropy and novelty, but not what they predict
-        withheld = []
-        for name in columns:
-            if name in ("predicted", "set") or name.startswith("p."):
-                withheld.append(name)
+        answers = self.task.answer_columns(self.probabilities, self.classes)
+        withheld = [name for name in columns if name in answers or name == "set"]
         frame.loc[[not answered for answered in self.answered()], withheld] = None
         # Reindexing adds an empty row for each input that could not be read
         places = range(len(self.inputs.names))

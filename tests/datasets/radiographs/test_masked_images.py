@@ -44,8 +44,9 @@ def test_the_last_channel_becomes_the_mask_and_the_others_stay_the_image() -> No
 
 
 def test_a_data_set_without_masks_is_answered_with_those_that_have_some(tmp_path: Path) -> None:
-    assert masked_data_sets() == ["angiogram-phantom", "endovascular"]
-    said = "data set 'digits' has no masks: take one of angiogram-phantom, endovascular"
+    names = ["angiogram-phantom", "endovascular", "masks", "vessels-synthetic"]
+    assert masked_data_sets() == names
+    said = f"data set 'digits' has no masks: take one of {', '.join(names)}"
     with pytest.raises(DataError, match=f"^{re.escape(said)}$"):
         load_masked_silo("any", CommonSettings(dataset="digits"), Places(None, tmp_path))
     with refuses(SettingError, "angiogram"):

@@ -27,5 +27,7 @@ def test_sequence_is_the_same_each_time_and_a_sites_own() -> None:
 
 def test_every_phantom_is_named_as_in_the_registry() -> None:
     phantoms = [data for data in map(data_set, DATA_SETS) if isinstance(data, PhantomDataSet)]
-    assert {data.name for data in phantoms} == {n for n in DATA_SETS if n.endswith("-phantom")}
+    named = {name for name in DATA_SETS if name.endswith("-phantom")}
+    # Vessels are drawn as phantoms are; chests have findings instead of a class, so they are not
+    assert {data.name for data in phantoms} == named - {"chest-phantom"} | {"vessels-synthetic"}
     assert all(data.key == data.name for data in phantoms)
