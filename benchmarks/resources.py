@@ -34,7 +34,14 @@ from fedsilo.deployment.options import DeploymentOptions
 _LOOK = 0.25  # seconds
 _MEGABYTE = 1e6
 _SETTINGS = ("machine.device=cpu", "machine.threads=1")
-_LOW = ("minimum-batch=1", "minimum-steps-per-reply=1", "minimum-measured=1", "sums-min-count=1")
+_NODE = (
+    "minimum-batch=1",
+    "minimum-steps-per-reply=1",
+    "minimum-measured=1",
+    "sums-min-count=1",
+    "allow-folds=true",
+    "allow-embeddings=true",
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Job:
     experiment: str
     changes: tuple[str, ...] = ("dataset=digits", "split.silos=3", "rounds=6")
     names: str = "fedavg-digits"  # the experiment whose silos are the sites
-    sites: int | None = 3  # how many of them; None for all
+    sites: tuple[str, ...] = ()  # named ones of them; empty for the first three
 
 
 JOBS: Mapping[str, Job] = {
@@ -59,8 +66,13 @@ JOBS: Mapping[str, Job] = {
         "picsr",
         (*Job("").changes, "picsr.warmup-rounds=2", "picsr.expert-rounds=2"),
     ),
-    # Its network reads images of at least a patch; these are its own six hospitals
-    "fedevprompt": Job("fedevprompt-phantom", ("rounds=6",), "fedevprompt-phantom", None),
+    # Its network reads images of at least a patch; these are two of its own six hospitals
+    "fedevprompt": Job(
+        "fedevprompt-phantom",
+        ("rounds=4", "run.min-sites=2", "run.away-timeout=5"),
+        "fedevprompt-phantom",
+        ("bcn", "rosendahl"),
+    ),
 }
 
 
@@ -104,9 +116,9 @@ def measured(method: str, job: Job) -> dict[str, str | float]:
 @contextmanager
 def _started(job: Job, folder: Path) -> Iterator[Deployment]:
     """Bring up a server and the hospitals of a job, which allow small batches."""
-    options: DeploymentOptions = {"node_config": _LOW}
+    options: DeploymentOptions = {"node_config": _NODE, "sites": 3}
     if job.sites:
-        options["sites"] = job.sites
+        options = {"node_config": _NODE, "site": job.sites}
     commands.up(folder, job.names, options, print)
     try:
         yield read_deployment(folder)
@@ -179,6 +191,7 @@ def main() -> None:
         if given.csv and given.csv.exists():
             both = pd.concat([pd.read_csv(given.csv), table])
             table = both.drop_duplicates("method", keep="last")
+            table = table.sort_values("method", key=lambda names: names.map(list(JOBS).index))
         print(table.to_string(index=False))
         if given.csv:
             write_atomically(given.csv, table.to_csv(index=False, lineterminator="\n"))

@@ -127,3 +127,13 @@ def test_commands_for_one_answer_per_patient_refuse_masks(
 ) -> None:
     with refuses(SettingError, str(run.path)):
         look(run.path)
+
+
+def test_the_card_and_the_clinics_report_speak_of_masks(run: RunDirectory, tmp_path: Path) -> None:
+    card = fedsilo.card(run.path, out=tmp_path / "card.md").read_text()
+    assert "image-segmentation" in card
+    assert "type: dice" in card
+    (page,) = fedsilo.report(run.path, tmp_path / "clinic.html", reader="clinic")
+    text = page.read_text()
+    assert "Masks of test images, by class and site" in text
+    assert "Dice" in text

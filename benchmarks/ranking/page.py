@@ -90,9 +90,9 @@ class Benchmarked:
 
     @cached_property
     def over_seeds(self) -> dict[str, Ranking]:
-        """The ranking over the seeds of each finished experiment."""
+        """The ranking over the seeds of each experiment, of the methods that have all seeds."""
         found = {}
-        for name in self.finished:
+        for name in map(str, self.metrics):
             found[name] = rank_over_seeds(self.chosen, name, self.unranked)
         return found
 
@@ -294,6 +294,8 @@ def _test_lines(found: Benchmarked) -> Iterator[str]:
     if len(found.finished) > 1:
         yield from friedman_lines(found.rankings)
     for name, one in found.over_seeds.items():
+        if name not in found.finished:
+            yield f"`{name}` is not finished; this is of the methods so far, and may change."
         yield from against_fedavg(one, name)
 
 

@@ -152,6 +152,7 @@ class GLMSite(SiteMethod):
         Raises:
             RefusedError: the sums rest on too few patients, now or earlier in this run.
         """
+        # The folder is the run's, and runs of new names are counted ('max-runs-per-day')
         mark = lab.state_files.folder / _CONCENTRATED
         if mark.exists():
             raise RefusedError(

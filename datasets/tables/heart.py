@@ -22,7 +22,9 @@ from fedsilo.core.files.text_files import csv_lines
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.tasks import REGRESSION
 from fedsilo.datasets.downloads.public_files import PublicFiles, public_data
-from fedsilo.datasets.tables.schema import Column, Label, TableSchema, read_schema
+from fedsilo.datasets.tables.columns import Column
+from fedsilo.datasets.tables.labels import Label
+from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.datasets.tables.table_data_set import TableDataSet
 from fedsilo.datasets.tables.table_files import Lines
 
@@ -175,6 +177,7 @@ class PulseOfSyntheticHeart(SyntheticHeart):
     """The data set ``heart-synthetic-pulse``: the same patients, with the pulse as outcome."""
 
     name = "heart-synthetic-pulse"
+    tasks = (REGRESSION,)
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema with 'thalach' as the outcome; the disease is not a feature."""
@@ -195,7 +198,7 @@ def _pulse_schema() -> TableSchema:
     """Build the schema in which the largest pulse (thalach) is a numeric outcome."""
     disease = Column(name=_schema().label.column, kind="ignored")
     columns = [column for column in _schema().columns if column.name != _PULSE]
-    label = Label(column=_PULSE, task=REGRESSION, unit="beats per minute")
+    label = Label(column=_PULSE, task="regression", unit="beats per minute")
     return _schema().model_copy(update={"columns": [*columns, disease], "label": label})
 
 

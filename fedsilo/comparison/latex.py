@@ -43,6 +43,13 @@ def escape_latex(text: str) -> str:
     return "".join(_ESCAPES.get(sign, sign) for sign in line)
 
 
+# The last Latin letter that pdfLaTeX's usual fonts have
+_LATIN = 0x17F
+_OTHER_SCRIPTS = (
+    "% pdfLaTeX lacks some of these letters: use LuaLaTeX or XeLaTeX with a font that has them"
+)
+
+
 def latex_text(
     results: pd.DataFrame,
     split: str,
@@ -70,7 +77,11 @@ def latex_text(
     ]
     for test in tested:
         parts.append(_tests_table(test, split))
-    return "\n".join(parts)
+    text = "\n".join(parts)
+    # pdfLaTeX stops at letters such as those of a site named in Japanese
+    if any(ord(letter) > _LATIN and letter.isalpha() for letter in text):
+        return f"{_OTHER_SCRIPTS}\n{text}"
+    return text
 
 
 def _refuse_incomparable(results: pd.DataFrame) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fedsilo.core.drawing.palette import colours
 from fedsilo.core.one_line import format_count, markdown_cell
-from fedsilo.pictures.learning_curves import CURVES
+from fedsilo.models.tasks.task import curve_label
 from fedsilo.pictures.panel_grids import new_figure
 from fedsilo.server_app.records.summary import NONE
 
@@ -118,8 +118,8 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 def _next_to_published(spread: Any, median: bool) -> str:
     """Format a cell as ``spread_cell`` does, and add our population deviation in brackets.
 
-    It is added only if the paper has a deviation, because papers print population deviations here
-    (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
+    The deviation is added only if the paper has one, because papers print population deviations
+    here (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
@@ -312,7 +312,7 @@ def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
     panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
     for axes, metric in zip(panels, metrics, strict=True):
         _draw_panel(axes, spreads[spreads["metric"] == metric], groups, colours(experiments))
-        axes.set_ylabel(CURVES.get(metric, metric))
+        axes.set_ylabel(curve_label(metric))
     panels[-1].set_xticks(range(len(groups)), groups)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(

@@ -6,7 +6,7 @@ used, so a list of tasks needs no PyTorch.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class TaskEntry(NamedTuple):
@@ -14,16 +14,18 @@ class TaskEntry(NamedTuple):
 
     place: str  # ``module:Class``, a subclass of ``fedsilo.models.tasks.task.Task``
     description: str  # one sentence for lists of tasks
-    # The number of groups whose samples a site counts, and that are spread evenly over splits; 0
-    # for one group per output of the network, as with classes
+    # The number of groups whose samples a site counts, and that are spread evenly over splits. 0
+    # means one group per output of the network, such as a class
     strata: int
     # Whether a label is a number, which sites standardise together with the features of a table
     numeric: bool = False
 
 
-CLASSIFICATION, REGRESSION, MULTI_LABEL = "classification", "regression", "multi-label"
-SEGMENTATION = "segmentation"
-SURVIVAL = "survival"
+CLASSIFICATION: Final = "classification"
+REGRESSION: Final = "regression"
+MULTI_LABEL: Final = "multi-label"
+SEGMENTATION: Final = "segmentation"
+SURVIVAL: Final = "survival"
 TASKS = {
     CLASSIFICATION: TaskEntry(
         "fedsilo.models.tasks.classification:Classification",

@@ -185,6 +185,29 @@ def certainty(name: str, bins: Sequence[Bin], label: str, *, diagonal: bool) -> 
     return _finish_picture(figure, axes, name, label)
 
 
+def against_diagonal(
+    name: str, points: Sequence[tuple[float, float]], over: str, label: str
+) -> str:
+    """Draw points (x, y) joined by a line, and the diagonal on which y equals x.
+
+    Args:
+        name: the picture's name, unique on its page.
+        points: at least one point, in ascending order of x.
+        over: the label of the horizontal axis.
+        label: the label of the vertical axis.
+
+    Returns:
+        The text of an ``svg`` element.
+    """
+    figure, axes = _panel(3.1)
+    x, y = zip(*points, strict=True)
+    ends = [min(*x, *y), max(*x, *y)]
+    axes.plot(ends, ends, "--", color=GREY, linewidth=1)
+    axes.plot(x, y, "o-", color=BLUE, markersize=5, linewidth=1)
+    axes.set_ylabel(short_label(label))
+    return _finish_picture(figure, axes, name, over)
+
+
 def short_label(name: str) -> str:
     """Return a name as a picture's label: at most 24 characters, and never read as a formula.
 
@@ -234,7 +257,7 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """Convert a figure to the text of one ``svg`` element; equal figures give equal bytes.
+    """Convert a figure to the text of one ``svg`` element; equal figures give equal texts.
 
     Text is kept as text rather than outlines, so that it can be searched and read aloud. All ids
     begin with ``name``, which must be unique on the page, so that two pictures never share an id.

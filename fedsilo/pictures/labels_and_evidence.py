@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.core.drawing.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
+from fedsilo.core.tasks import CLASSIFICATION
+from fedsilo.models.tasks.task import task_named
 from fedsilo.pictures.panel_grids import new_figure
 from fedsilo.server_app.records.summary import MANY, worst
 
@@ -156,7 +158,10 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
         counts_of[site] = np.sum(list(splits.values()), axis=0)
     sites = list(silos)
     counts = np.array(list(counts_of.values()))
-    names: Sequence[str] = silos[sites[0]].get("classes") or []
+    first = silos[sites[0]]
+    names: Sequence[str] = first.get("classes") or []
+    if names:
+        names = task_named(first.get("task", CLASSIFICATION)).stratum_names(names)
     if not names:
         names = [f"class {label}" for label in range(counts.shape[1])]
     if len(sites) > MANY:

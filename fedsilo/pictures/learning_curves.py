@@ -13,8 +13,9 @@ import numpy as np
 from fedsilo.core.drawing.palette import BLACK, GREY, LIGHT, LineStyle, line_styles
 from fedsilo.core.drawing.panels import line_legend
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.core.metric_names import UPDATE
+from fedsilo.core.metric_names import UPDATE, best_direction
 from fedsilo.core.one_line import as_word, reason_of
+from fedsilo.models.tasks.task import Task, task_class
 from fedsilo.pictures.documents import draw_buffer, draw_cross, draw_forgotten, draw_routing
 from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidence
 from fedsilo.pictures.panel_grids import over_rounds, panel_grid
@@ -80,16 +81,6 @@ def _draw_spread(axes: Axes, lines: Lines) -> None:
     medians = [np.median(values_of[round_]) for round_ in rounds]
     axes.plot(rounds, medians, color=BLACK, label="median")
 
-
-CURVES = {
-    "accuracy": "accuracy",
-    "c-index": "C-index",
-    "brier": "integrated Brier score",
-    "entropy": "entropy (nats)",
-    "perplexity": "codebook perplexity",
-    "codebook-loss": "codebook loss (eq. 6)",
-    "loss": "loss (nats)",
-}
 
 _CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
 _ONE_ROW = 4  # panels at most
@@ -182,7 +173,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
 
     Returns:
         The paths of the pictures; [] (and no picture) if the run has none of the metrics in
-        ``CURVES``.
+        its task's ``curves``.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -194,7 +185,8 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     if any(row["split"] == "test" for row in rows):
         split = "test"
     panels = {}
-    for metric, name in CURVES.items():
+    task = task_class(run.task)
+    for metric, name in task.curves.items():
         lines = series(rows, metric, distribution_of, split)
         if lines:
             panels[f"{split} {name}"] = lines
@@ -202,9 +194,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         return []
     title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
     marks = {int(round_): mark for round_, mark in summary["marks"].items()}
-    pictures = {
-        "curves.png": _draw_lines(title, panels, (f"{split} accuracy", f"{split} C-index"), marks)
-    }
+    pictures = {"curves.png": _draw_lines(title, panels, _better_high(task, split), marks)}
     # The updates of every site are drawn, not their means by distribution
     senders = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
     if senders:
@@ -212,7 +202,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         for metric, label in _CONTRIBUTIONS.items():
             updates[label] = series(rows, metric, senders, UPDATE)
         title = "Each site's update, round by round"
-        pictures["contributions.png"] = _draw_lines(title, updates, (_CONTRIBUTIONS["cosine"],))
+        pictures["contributions.png"] = _draw_lines(title, updates, [_CONTRIBUTIONS["cosine"]])
     return _write_pictures(directory, pictures)
 
 
@@ -226,6 +216,11 @@ def draw_survival_curves(directory: RunDirectory) -> list[Path]:
         RunDirectoryError: the run has not ended.
     """
     return _write_pictures(directory, draw_survival(FinishedRun(directory.path).metric_rows))
+
+
+def _better_high(task: type[Task], split: str) -> list[str]:
+    """Return the labels of the panels in which a high value is good."""
+    return [f"{split} {label}" for name, label in task.curves.items() if best_direction(name) > 0]
 
 
 def _draw_lines(
@@ -298,10 +293,9 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
 
 
 def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
-    """Write figures into the run directory by their file names, each as PNG and PDF.
+    """Write each figure into the run directory as a PNG and a PDF; return the paths of all files.
 
-    Returns:
-        The paths of all files.
+    ``pictures`` maps the PNG's file name to its figure. Existing files are replaced.
     """
     paths: list[Path] = []
     for name, figure in pictures.items():

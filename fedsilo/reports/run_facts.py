@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.one_line import format_count
@@ -12,6 +13,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import wilson
+from fedsilo.models.tasks.task import task_class, task_named
 from fedsilo.pages.page import hide_small_count, percent
 from fedsilo.runs.finished_run import FinishedRun, Shown
 from fedsilo.server_app.records.progress import read_progress
@@ -75,7 +77,10 @@ def _run_directories(folder: Path) -> list[Path]:
 
 
 def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
-    """Return experiment -> seed -> run; of runs with the same seed, the last."""
+    """Group runs by experiment and seed: experiment -> seed -> run.
+
+    If several runs of an experiment have the same seed, only the last of them is kept.
+    """
     experiments: dict[str, dict[int, Shown]] = {}
     for run in runs:
         experiments.setdefault(run.experiment, {})[run.summary["seed"]] = run
@@ -145,7 +150,8 @@ def taking_part(run: Shown) -> dict[str, Any]:
         if splits:
             sizes.append([site, *_hide_small(numbers, run.floor)])
         counts = facts["label_counts"].get("test")
-        if counts and "test" in splits and len(run.class_names()) <= _MANY_CLASSES:
+        names = run.stratum_names()
+        if counts and names and "test" in splits and len(names) <= _MANY_CLASSES:
             by_class.append([site, *_hide_small(counts, run.floor)])
     failed = []
     for failure in run.summary["failures"]:
@@ -159,7 +165,7 @@ def taking_part(run: Shown) -> dict[str, Any]:
         "floor": run.floor,
         "splits": columns,
         "sizes": sizes,
-        "class_names": run.class_names(),
+        "class_names": run.stratum_names(),
         "by_class": by_class,
         "stopped": run.summary["stopped"],
         "failed": failed,
@@ -186,7 +192,7 @@ def _unlike_columns(run: Shown) -> list[str]:
 
 
 def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:
-    """Format a site's counts; a hidden one, which is None, as below the ``floor``."""
+    """Format a site's counts as texts; a hidden count (None) is ``< 10`` if ``floor`` is 10."""
     return [hide_small_count(count, floor) for count in counts]
 
 
@@ -212,7 +218,6 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """Return facts on a run as pairs (name, text), from its classes and data to its version."""
     summary = run.summary
-    classes = ", ".join(run.class_names()) or "classes without names"
     hospitals = str(len(run.silos))
     if run.is_simulated:
         hospitals += ", simulated in one place"
@@ -225,7 +230,7 @@ def facts(run: Shown) -> list[tuple[str, str]]:
         written = f"{progress.updated:%Y-%m-%d %H:%M} UTC"
     revision = str(run.config.environment.get("fedsilo-revision", "unknown"))[:12]
     return [
-        ("predicts", f"which of: {classes}"),
+        ("predicts", task_named(run.task).describe(run.class_names())),
         ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
         ("data", _data(str(summary["dataset"]))),
         ("hospitals", hospitals),
@@ -268,12 +273,43 @@ def _data(name: str) -> str:
     return f"{name} (the hospitals' own)"
 
 
+class TaskParts(Protocol):
+    """The parts of a report that a task other than classification writes itself.
+
+    A module of ``fedsilo/reports/tasks`` has these functions.
+    """
+
+    def result(self, run: Shown, site: str | None) -> str:
+        """Summarise the result on test samples in one sentence."""
+
+    def limit(self, run: Shown, site: str | None) -> str:
+        """Describe the result's main limit in one sentence."""
+
+    def sections(self, run: Shown) -> Sequence[Any]:
+        """Return the task's sections of the clinic's report, each an ``Examination``."""
+
+
+def task_parts(task: str) -> TaskParts | None:
+    """Import the parts of reports that a task writes itself.
+
+    The result is None for classification, and for any other task without such a module.
+    """
+    place = task_class(task).report
+    if not place:
+        return None
+    return cast(TaskParts, import_module(place))
+
+
 def result(run: Shown, site: str | None = None) -> str:
     """Summarise the accuracy on test samples in one sentence.
 
-    It has a 95 % interval if the page may show sample counts. It is about ``site`` only, or about
-    all sites together if ``site`` is None.
+    The sentence has a 95 % interval if the page may show sample counts. It describes all sites
+    together, or only ``site`` if that is given. If no accuracy may be shown, the sentence says so.
+    A task with its own parts of reports (``task_parts``) writes the sentence itself.
     """
+    parts = task_parts(run.task)
+    if parts:
+        return parts.result(run, site)
     tested = _count_tested(run, site)
     if tested:
         return _result_of_counts(run, tested, site)
@@ -356,9 +392,9 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 def limit(run: Shown, site: str | None = None) -> str:
     """Describe the main limit of ``result`` in one sentence.
 
-    The sentence is on the first that applies: made-up data, a trust level that hides the metrics of
-    single sites, no tested site, too few samples to show, or the interval at the site with the
-    fewest test samples.
+    The sentence is about the first of these that applies: made-up data, a trust level that hides
+    the metrics of single sites, no tested site, the task's own limit (``task_parts``), too few
+    samples to show, or the interval at the site with the fewest test samples.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."
@@ -367,6 +403,9 @@ def limit(run: Shown, site: str | None = None) -> str:
     # Only the whole run tells a metric that was not measured from one that is hidden
     if not (run.whole or run).summary["sites"]:
         return f"No hospital measured it on test {run.noun(2)}."
+    parts = task_parts(run.task)
+    if parts:
+        return parts.limit(run, site)
     tested = _count_tested(run, site)
     start = "It was measured only at the hospitals that trained it"
     if not tested:

@@ -24,8 +24,9 @@ from fedsilo.core.arguments import AnyPath, AnyRun, Plugins, folder_of, path_of,
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.one_line import as_word
 from fedsilo.core.site_facts import SPLITS
-from fedsilo.core.tasks import SEGMENTATION
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SEGMENTATION, TASKS
 from fedsilo.datasets.registry import data_set
+from fedsilo.models.tasks.task import task_named
 from fedsilo.runs.run_files import RunFiles
 from fedsilo.server_app.config.settings import (
     RunSettings,
@@ -107,6 +108,20 @@ class FinishedRun(RunFiles):
         """
         return select_sites(list(self.silos), wanted, str(self.path))
 
+    @property
+    def task(self) -> str:
+        """The name of the run's task; a run of classification does not name it in its files."""
+        return str(self.summary.get("task", CLASSIFICATION))
+
+    def stratum_names(self, site: str = "") -> list[str]:
+        """Return the names of the groups that label counts count, as ``class_names`` does.
+
+        The list is empty if the task counts its samples as one group.
+        """
+        if TASKS[self.task].strata == 1:
+            return []
+        return self.class_names(site)
+
     def class_names(self, site: str = "") -> list[str]:
         """Return the names of the classes at ``site``, by default the run's first site.
 
@@ -139,12 +154,18 @@ class FinishedRun(RunFiles):
             command: the command's name, such as 'calibrate'.
 
         Raises:
-            SettingError: the run's task is segmentation, whose answers are masks.
+            SettingError: the run's answers are masks, numbers or several findings.
         """
         if self.summary.get("task") == SEGMENTATION:
             raise SettingError(
                 f"'{command}' is for one answer per patient, but the run in {self.path} predicts "
                 "masks: 'fedsilo overlays' draws them, 'fedsilo predict' writes them"
+            )
+        if self.task in (REGRESSION, MULTI_LABEL):
+            raise SettingError(
+                f"'{command}' is for class probabilities, but the run in {self.path} predicts "
+                f"{task_named(self.task).describe(self.class_names())}: 'fedsilo predict' and "
+                "'fedsilo report' suit it"
             )
 
     @property

@@ -121,6 +121,8 @@ def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
     weighted = x * weights[:, None]
     means = sets.at_risk(weighted)[places] - shares[:, None] * sets.at_death(weighted)[places]
     means = means / total[:, None]
+    # The Hessian is a sum of covariances over risk sets: E[x x'] - E[x] E[x]'. The first part is
+    # summed by patient and the second by event, so no matrix per event is needed
     spread = _total_risks(sets, weights, total, shares)
     return CoxSums(
         float(eta[sets.dying].sum() - np.log(total).sum()),
@@ -144,6 +146,7 @@ def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[F
     sets = follow_up.risk_sets()
     _, weights = _relative_hazards(x, beta)
     total = sets.at_risk(weights)
+    # A patient is at risk at all events up to its own time, so sums over them are cumulative
     hazard = np.cumsum(sets.deaths / total)[sets.places]
     squared = np.cumsum(sets.deaths / np.square(total))[sets.places]
     expected = weights * hazard

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _Z = 1.959964  # the 97.5 % quantile of the standard normal distribution
+_TINY = 1e-6  # an AUC of float32 that is 1 may be less by so much
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in
     logit(A), so it stays within 0 and 1.
     """
-    if not 0 < auc < 1:
+    if not _TINY < auc < 1 - _TINY:
         # All pairs are in the same order, so the standard error would be 0
         return None
     each = (positives + negatives) / 2 - 1

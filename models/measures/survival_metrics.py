@@ -201,8 +201,10 @@ def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> floa
     Returns:
         0 or more, lower is better; None if fewer than two such times exist.
     """
+    # A common shift of all risks moves the baseline only, and exp of a large risk would overflow
     centred = np.clip(risks - risks.mean(), -50.0, 50.0)
     distinct, hazard = baseline_hazard(times, events, centred)
+    # Nobody is followed beyond the last time, so the weights are not defined there
     followed = distinct < times.max(initial=-np.inf)
     horizons, hazard = distinct[followed], hazard[followed]
     if len(horizons) < 2:

@@ -32,6 +32,18 @@ class Classification(Task):
         "network), how many of those are right and their mean; by class how many are found, how "
         "many others are taken for it, and its AUC"
     )
+    curves: ClassVar = {
+        "accuracy": "accuracy",
+        "entropy": "entropy (nats)",
+        "perplexity": "codebook perplexity",
+        "codebook-loss": "codebook loss (eq. 6)",
+        "loss": "loss (nats)",
+    }
+    progress: ClassVar = (
+        ("accuracy", "validation accuracy before training {:.3f}"),
+        ("entropy", "entropy {:.3f}"),
+        ("perplexity", "perplexity {:.1f}"),
+    )
     losses: ClassVar = ("auto", "cross-entropy", "evidential")
     label_type = "int64"
     label_noun = "class"
@@ -116,6 +128,29 @@ class Classification(Task):
                 f"but is {labels.dtype} of shape {labels.shape}"
             )
         return ""
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return the classes, as "which of: a, b"."""
+        return f"which of: {', '.join(names) or 'classes without names'}"
+
+    def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the most probable class as "predicted", and ``p.<class>`` for each class."""
+        columns: dict[str, list[Any]] = {"predicted": self._classes(predictions, names)}
+        for name, probabilities in zip(names, predictions.T.tolist(), strict=True):
+            columns[f"p.{name}"] = probabilities
+        return columns
+
+    def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the true class as "truth"."""
+        return {"truth": [names[label] for label in labels.tolist()]}
+
+    def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
+        """Return the number of samples of each predicted class."""
+        answers = self._classes(predictions, names)
+        return ", ".join(f"{answers.count(name)} {name}" for name in names)
+
+    def _classes(self, predictions: Tensor, names: Sequence[str]) -> list[str]:
+        return [names[place] for place in predictions.argmax(dim=1).tolist()]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return labels with ``counts`` samples of each class: (2, 3) gives (0, 0, 1, 1, 1)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.tasks import MULTI_LABEL
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+_THRESHOLD = 0.5  # from this probability on, a finding is said to be present
 LOSS_BOUND = 3.0  # nats; a sample's larger loss counts as 3
 
 
@@ -30,6 +32,18 @@ class MultiLabel(Task):
         "by finding, with enough samples that have it and that lack it, how many have it, and its "
         "AUC"
     )
+    curves: ClassVar = {
+        "auc": "mean AUC",
+        "average-precision": "mean average precision",
+        "loss": "loss (nats)",
+    }
+    progress: ClassVar = (("auc", "validation AUC before training {:.3f}"),)
+    answer_words: ClassVar = {
+        "predicted": "the findings with a probability of at least 0.5, ';' between them",
+        "p.<finding>": "probability of the finding; these need not sum to 1",
+        "truth": "the findings that are present, if they are known",
+    }
+    report = "fedsilo.reports.tasks.multilabel"
     label_noun = "finding"
 
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -58,6 +72,29 @@ class MultiLabel(Task):
         from fedsilo.models.measures.finding_metrics import finding_counts
 
         return finding_counts(predictions, labels > 0.5, minimum)
+
+    def describe(self, names: Sequence[str]) -> str:
+        """Return the findings, as "which are present: a, b"."""
+        return f"which are present: {', '.join(names)}"
+
+    def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the findings of at least 0.5 as "predicted", and ``p.<finding>`` for each.
+
+        "predicted" joins the findings by semicolons, and is empty if there are none.
+        """
+        columns: dict[str, list[Any]] = {"predicted": _present(predictions, names)}
+        for name, probabilities in zip(names, predictions.T.tolist(), strict=True):
+            columns[f"p.{name}"] = probabilities
+        return columns
+
+    def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the findings that are present as "truth", joined by semicolons."""
+        return {"truth": _present(labels, names)}
+
+    def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
+        """Count the samples that have each finding with a probability of at least 0.5."""
+        counts = (predictions >= _THRESHOLD).sum(dim=0).tolist()
+        return ", ".join(f"{count} {name}" for count, name in zip(counts, names, strict=True))
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return zeros (n, outputs) for the declared number of samples."""
@@ -93,3 +130,11 @@ class MultiLabel(Task):
         # A probability of 0 would make the loss infinite, so it is at least 1e-12
         right = labels.double() * predictions + (1 - labels.double()) * (1 - predictions)
         return -right.clamp_min(1e-12).log()
+
+
+def _present(values: Tensor, names: Sequence[str]) -> list[str]:
+    """Join the names whose value in a row of (n, findings) is at least 0.5, for each row."""
+    texts = []
+    for row in (values >= _THRESHOLD).tolist():
+        texts.append(";".join(compress(names, row)))
+    return texts

@@ -7,7 +7,7 @@ Equations (doi:10.1111/j.2517-6161.1972.tb00899.x):
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.tasks import SURVIVAL
 from fedsilo.models.tasks.task import Task
@@ -28,6 +28,22 @@ class Survival(Task):
     name = SURVIVAL
     headline = "c-index"
     shown: ClassVar = ("c-index", "brier", "loss")
+    measured_words = "C-index, integrated Brier score and loss"
+    counted_words = (
+        "points of the Kaplan-Meier curve of its test patients, each with enough events since the "
+        "point before and enough patients still followed"
+    )
+    curves: ClassVar = {
+        "c-index": "C-index",
+        "brier": "integrated Brier score",
+        "loss": "loss per event (nats)",
+    }
+    progress: ClassVar = (("c-index", "validation C-index before training {:.3f}"),)
+    answer_words: ClassVar = {
+        "risk": "the logarithm of the patient's hazard; only differences have a meaning",
+        "time": "the time to the event or to the end of follow-up, if it is known",
+        "event": "1 if the event happened at that time, 0 if the patient is censored",
+    }
     label_noun = "time to an event"
     why_not_private = "compares patients with each other, so one patient changes others' gradients"
 
@@ -71,6 +87,30 @@ class Survival(Task):
         """Return 1 for patients with an event and 0 for censored patients."""
         return labels[:, 1].long()
 
+    def describe(self, names: Sequence[str]) -> str:
+        """Return the name of the event, as "the time to: dead"."""
+        return f"the time to: {', '.join(names)}"
+
+    def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the log hazard as "risk"; the patient of a higher one has the event earlier."""
+        return {"risk": predictions[:, 0].tolist()}
+
+    def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
+        """Return the known times and events as "time" and "event"."""
+        return {"time": labels[:, 0].tolist(), "event": labels[:, 1].long().tolist()}
+
+    def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
+        """Return the smallest, median and largest risk."""
+        if not len(predictions):
+            return "no risk"
+        risks = predictions[:, 0].double()
+        low, middle, high = risks.min(), risks.median(), risks.max()
+        return f"risks from {low:.3g} to {high:.3g}, median {middle:.3g}"
+
+    def stratum_names(self, names: Sequence[str]) -> list[str]:
+        """Return "censored" and the name of the event, the only one in ``names``."""
+        return ["censored", *names]
+
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return labels of time 1, censored for the first of two ``counts``, then with an event."""
         import torch
@@ -99,7 +139,9 @@ def partial_likelihood_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     # All patients whose own time is not earlier are at risk
     order = torch.argsort(times, descending=True, stable=True)
     ordered = times[order]
+    # The sum of hazards overflows for large risks, its logarithm does not
     totals = torch.logcumsumexp(risks[order], dim=0)
+    # Patients of equal times are at risk together, so each takes the total of the last of them
     last = torch.searchsorted(-ordered, -ordered, right=True) - 1
     terms = (totals[last] - risks[order]) * events[order]
     return terms.sum() / events.sum().clamp_min(1.0)

@@ -21,6 +21,7 @@ import psutil
 
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.tasks.task import task_of
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (
     FILE,
@@ -41,11 +42,6 @@ _PAUSE = 1.0  # seconds; the shortest pause between two writings
 _REST = 400.0  # a pause is at least 400 times a writing's time, so writing costs 1/400 of a core
 _STILL_HERE = 15.0  # the files are written after this many seconds even if nothing has happened
 _PATIENCE = 5.0  # seconds for the thread to end
-_MEASURED = (
-    ("accuracy", "validation accuracy before training {:.3f}"),
-    ("entropy", "entropy {:.3f}"),
-    ("perplexity", "perplexity {:.1f}"),
-)
 Marks = Callable[[State], Mapping[int, str]]
 
 
@@ -93,6 +89,7 @@ class ProgressHook(Hook):
         moment, self.process = datetime.now(UTC), psutil.Process()
         self.directory, self.recorder, self.privacy = directory, recorder, privacy
         self.marks, self.say = marks, say
+        self.measured = task_of(common).progress
         self.lock, self.due, self.ending = Lock(), Event(), Event()
         self.reported = False
         self.began = self.round_began = time.monotonic()
@@ -214,7 +211,7 @@ class ProgressHook(Hook):
         parts = [f"round {round_:>{len(str(here.rounds))}}/{here.rounds}"]
         if losses:
             parts.append(f"train loss {fmean(losses):.3f}")
-        for metric, text in _MEASURED:
+        for metric, text in self.measured:
             measured = [site[metric] for site in before if metric in site]
             # A mean over only some sites could not be compared with the rounds before
             if measured and len(measured) == len(before):

@@ -309,8 +309,15 @@ def _show_table(
         )
 
 
+# Families of metrics by class, finding or bin, of which a mean over sites says nothing
+_OF_PARTS = (
+    *(metric_names.CLASS, metric_names.FINDING, metric_names.OUTCOME),
+    *metric_names.BIN_FAMILIES,
+)
+
+
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value, without all metrics per class and per bin.
+    """Return site -> metric -> value, without all metrics per class, finding or bin.
 
     Metrics per site (routing) stay. Metrics whose name ``read_metric`` does not recognise are left
     out too. A site stays even if none of its metrics remain.
@@ -322,8 +329,7 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
             read = metric_names.read_metric(name)
             if read is None:
                 continue
-            is_count = read.part and read.word in (metric_names.CLASS, *metric_names.BIN_FAMILIES)
-            if not is_count:
+            if not (read.part and read.word in _OF_PARTS):
                 rest[site][name] = value
     return rest
 

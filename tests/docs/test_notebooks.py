@@ -1,10 +1,13 @@
 """The notebooks of docs/ run from the first cell to the last, on small stand-in data."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from fedsilo.core.errors import FedsiloError
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
@@ -41,6 +44,12 @@ def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
+def test_the_first_notebook_imports_nothing_but_fedsilo() -> None:
+    path = NOTEBOOKS[0].with_name("first-run.ipynb")
+    source = "\n".join(cell["source"] for cell in _code(path))
+    assert re.findall(r"^\s*(?:import|from)\s.*", source, re.MULTILINE) == ["import fedsilo"]
+
+
 def test_what_is_made_smaller_stands_in_a_notebook() -> None:
     cells = "\n".join(cell["source"] for path in NOTEBOOKS for cell in _code(path))
     assert [wanted for wanted in SMALLER if wanted not in cells] == []
@@ -58,7 +67,14 @@ def test_the_cells_of_a_notebook_run_one_after_another(
         source = cell["source"]
         for wanted, fewer in SMALLER.items():
             source = source.replace(wanted, fewer)
-        exec(compile(source, str(path), "exec"), names)
+        code = compile(source, str(path), "exec")
+        if "raises-exception" not in cell["metadata"].get("tags", []):
+            exec(code, names)
+            continue
+        # A user's mistake, which a notebook shows as one line
+        with pytest.raises(FedsiloError) as caught:
+            exec(code, names)
+        assert len(caught.value._render_traceback_()) == 1
     assert list((tmp_path / "runs").iterdir())
 
 

@@ -58,7 +58,10 @@ ELSEWHERE = {
 }
 # A part of the text -> why no test can follow it
 EXEMPT: dict[str, str] = {
-    "a Cox regression, and no other, has a time": "'fedsilo fit' sets it",
+    "only a Cox regression has a time: set": "'fedsilo fit' sets it",
+    "a Cox regression needs a time: name": "'fedsilo fit' sets it",
+    "needs a 'time' for task 'survival', and only": "a schema, not a setting",
+    "the label is the time to an event, which a": "'fedsilo fit' refuses it before",
     "a regression measures no network: set": "'fedsilo fit' sets it",
     "a regression is of the patients of all sites: set": "'fedsilo fit' sets it",
     "the coefficients have not converged in": "its remedy has not been tried yet",

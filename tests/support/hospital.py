@@ -107,9 +107,10 @@ class Hospital:
 
     def silo(self) -> Silo:
         """Return what the hospital holds: no server has it."""
-        data = ("dataset", "split.silos", "split.silo-train-size", "split.silo-test-size")
+        data = ("dataset", "task", "split.silos", "split.silo-train-size", "split.silo-test-size")
         told = {key: self.run[key] for key in data if key in self.run}
-        return load_silo(self.site, resolve({"dataset": "heart-synthetic"} | told).common)
+        usual = {"dataset": "heart-synthetic", "method": "fedavg"}
+        return load_silo(self.site, resolve(usual | told).common)
 
     def rows(self) -> np.ndarray[Any, Any]:
         """Return the training rows or images as its networks see them, (n, features), in sd."""

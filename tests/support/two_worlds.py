@@ -221,9 +221,13 @@ class Federation:
         config: Mapping[str, Any],
         arrays: Mapping[str, Any],
         metrics: tuple[str, ...] = (),
+        names: tuple[str, ...] = (),
         **instruction: Any,
     ) -> dict[str, Any] | None:
-        """Play a round of honest messages; return its sums by name, None where a site refuses."""
+        """Play a round of honest messages; return its sums by name, None where a site refuses.
+
+        ``names`` are the arrays to sum; empty for all that are no start.
+        """
         asked = {"round": 1, "run_name": "r", "evaluate": False, **instruction}
         for phase, answers in ((SECURE_KEYS, self.keys), (SECURE_SHARES, self.shares)):
             self.secure(phase, config, **asked)
@@ -233,7 +237,8 @@ class Federation:
             "round": asked["round"],
             "sites": sorted(self.shares),
             "metrics": list(metrics),
-            "arrays": sorted(n for n in arrays if "start/" not in n and f"start/{n}" not in arrays),
+            "arrays": sorted(names)
+            or sorted(n for n in arrays if "start/" not in n and f"start/{n}" not in arrays),
         }
         came: dict[str, dict[str, Any]] = {}
         for site in sorted(self.shares):

@@ -21,8 +21,10 @@ from fedsilo.core.one_line import (
 )
 from fedsilo.core.settings.common_settings import SERVER, CommonSettings
 from fedsilo.core.settings_schema import as_mapping, defaults
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SEGMENTATION, SURVIVAL
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
+from fedsilo.models.tasks.task import task_class, task_named
 from fedsilo.pages.page import NONE, at_most, environment, hide_small_count, with_interval
 from fedsilo.reports.clinic import class_outcomes, final_metrics
 from fedsilo.reports.run_facts import facts as facts_of
@@ -35,6 +37,13 @@ _USAGE = Path(__file__).parent / "templates" / "usage.yaml"
 _FEW = 100  # the card warns of wide intervals below this number of test samples
 _SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
+_PIPELINES = {  # Hugging Face's name of a task, for tables and for images
+    CLASSIFICATION: ("tabular-classification", "image-classification"),
+    REGRESSION: ("tabular-regression", "image-feature-extraction"),
+    MULTI_LABEL: ("tabular-classification", "image-classification"),
+    SEGMENTATION: ("image-segmentation", "image-segmentation"),
+    SURVIVAL: ("tabular-regression", "image-feature-extraction"),
+}
 
 
 def card_text(
@@ -72,6 +81,8 @@ def card_text(
         "sizes": _size_rows(run),
         "by_class": _class_rows(run, sites),
         "classes": run.class_names() or ["without names"],
+        "predicts": task_named(run.task).describe(run.class_names()),
+        "has_classes": not task_class(run.task).report,
         "metrics": metrics,
         "values": [_metric_row(run, name, metrics) for name in sites],
         "epsilon": Markdown(_epsilon(run.summary["privacy"]["guarantee"])),
@@ -152,7 +163,9 @@ def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
         # At 'trust: sums', counts of single sites are not known
         names: list[str] = []
         if counts:
-            names = run.class_names(site)
+            names = run.stratum_names(site)
+        if not names:
+            continue
         for outcome in class_outcomes(metrics, names, counts, _size(run.silos[site], "test")):
             row = [site, outcome.name, *outcome.cells()]
             if any(cell != NONE for cell in row[3:]):
@@ -166,15 +179,18 @@ def _plain(name: str) -> str:
 
 
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
-    """Build the card's metadata for Hugging Face as YAML, with each site's test metrics.
+    """Build the card's metadata for Hugging Face, as YAML without the enclosing lines '---'.
 
-    The licence is left out, because a person must choose it.
+    The metadata are the library, the task, three tags, the model's name (that of the run
+    directory), and the test metrics of each of ``sites``. The licence is left out, because a person
+    must choose it.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    summary, task = run.summary, "image-classification"
-    if data_set(run.summary["dataset"]).is_table:
-        task = "tabular-classification"
+    summary = run.summary
+    of_tables, task = _PIPELINES[run.task]
+    if data_set(summary["dataset"]).is_table:
+        task = of_tables
     results = []
     for site in sites:
         for metric in _choose_metrics(run, [site]):
@@ -218,11 +234,12 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
 
 
 def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Return the metrics of ``_SHOWN`` that at least one of ``sites`` has, in that order."""
+    """Return the metrics of the task that at least one of ``sites`` has, in the task's order."""
     measured: set[str] = set()
     for site in sites:
         measured.update(run.summary["sites"].get(site, {}))
-    return [metric for metric in _SHOWN if metric in measured]
+    shown = task_class(run.task).shown or _SHOWN
+    return [metric for metric in shown if metric in measured]
 
 
 def _cell(run: Shown, site: str, metric: str) -> str:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import compress
 from typing import Any
 
 import pandas as pd
+import torch
 from rich.table import Table
 from torch import Tensor
 
 from fedsilo.core.one_line import one_line
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.inference.predict.case_novelty import CaseNovelty
 from fedsilo.inference.predict.inputs import Inputs
 from fedsilo.models.maths.mc_dropout import predictive_entropy
+from fedsilo.models.tasks.task import Task, task_named
 from fedsilo.pages.notebook import html_of_lines
 
 _LISTED = 10  # largest number of faults that a terminal shows
@@ -36,6 +40,17 @@ COLUMNS = {
 }
 
 
+_OF_CLASSES = ("p.<class>", "entropy", "vacuity", "weight.<site>", "set")
+
+
+def columns_of(task: Task) -> dict[str, str]:
+    """Return title -> meaning of each column that a table of the task's predictions may have."""
+    if not task.answer_words:
+        return dict(COLUMNS)
+    columns = {title: words for title, words in COLUMNS.items() if title not in _OF_CLASSES}
+    return {**columns, **task.answer_words}
+
+
 @dataclass(frozen=True)
 class Predictions:
     """The predictions of a model for n inputs, in order; k of them could be read."""
@@ -52,6 +67,8 @@ class Predictions:
     document: Mapping[str, Any] = field(
         default_factory=dict
     )  # the content of the JSON next to the CSV file
+    # The task that says what a prediction is, with the scale of a numeric outcome
+    task: Task = field(default_factory=partial(task_named, CLASSIFICATION))
 
     @property
     def faults(self) -> Mapping[int, str]:
@@ -69,12 +86,15 @@ class Predictions:
             return [True] * len(self.own)
         return [not unusual for unusual in self.novelty.unusual().tolist()]
 
-    def predicted(self) -> list[str]:
-        """Return the name of the most probable class of each readable input (k)."""
-        return [self.classes[place] for place in self.probabilities.argmax(dim=1).tolist()]
+    def predicted(self) -> list[Any]:
+        """Return the answer for each readable input (k), such as the name of a class."""
+        answers = self.task.answer_columns(self.probabilities, self.classes)
+        return next(iter(answers.values()))
 
     def _repr_html_(self) -> str:
         """Build HTML for a notebook: a table of answers by class, then the lines of ``lines``."""
+        if self.task.label_noun != "class":
+            return html_of_lines(self.lines())
         answers = list(compress(self.predicted(), self.answered()))
         table = Table("class", "cases", title=f"{len(answers)} predicted")
         for name in self.classes:
@@ -107,10 +127,9 @@ class Predictions:
 
     def _columns(self) -> dict[str, list[Any]]:
         """Return title -> values for each column of the table; one value per readable input (k)."""
-        columns: dict[str, list[Any]] = {"predicted": self.predicted()}
-        for name, probabilities in zip(self.classes, self.probabilities.T.tolist(), strict=True):
-            columns[f"p.{name}"] = probabilities
-        columns["entropy"] = predictive_entropy(self.own).tolist()
+        columns = self.task.answer_columns(self.probabilities, self.classes)
+        if "entropy" in self.task.always:
+            columns["entropy"] = predictive_entropy(self.own).tolist()
         for name, values in self.statistics.items():
             columns[name] = values.double().tolist()
         columns |= self._marks()
@@ -119,7 +138,7 @@ class Predictions:
             for row in self.sets:
                 columns["set"].append(_SEPARATOR.join(compress(self.classes, row)))
         if self.inputs.truth is not None:
-            columns["truth"] = [self.classes[label] for label in self.inputs.truth.tolist()]
+            columns |= self.task.truth_columns(self.inputs.truth, self.classes)
         return columns
 
     def _marks(self) -> dict[str, list[Any]]:
@@ -150,9 +169,10 @@ class Predictions:
         The lines have the answers by class, novelty, faults, the size of prediction sets, and
         metrics if the classes are known.
         """
-        answers = list(compress(self.predicted(), self.answered()))
-        counts = ", ".join(f"{answers.count(name)} {name}" for name in self.classes)
-        lines = [f"{len(answers)} predicted: {counts}", *self._novelty(len(answers))]
+        answered = torch.tensor(self.answered(), dtype=torch.bool)
+        count = int(answered.sum())
+        summary = self.task.summarise(self.probabilities[answered], self.classes)
+        lines = [f"{count} predicted: {summary}", *self._novelty(count)]
         lines += [*self.inputs.notes, *self._faults()]
         if self.sets is not None:
             sizes = self.sets.sum(dim=1).double()

@@ -18,7 +18,7 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings_schema import as_mapping
 from fedsilo.core.versions import installed_software
 from fedsilo.explanations.embeddings import penultimate
-from fedsilo.inference.predict.answers import COLUMNS, Predictions
+from fedsilo.inference.predict.answers import Predictions, columns_of
 from fedsilo.inference.predict.calibration import Calibration
 from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference
 from fedsilo.inference.predict.inputs import Inputs, RowInputs, Watch
@@ -164,6 +164,7 @@ def predict_inputs(
         model.silo.features,
         novelty,
         answer_all or inputs.truth is not None,
+        task=model.lab.task,
     )
     document = _document(model, inputs, calibration, coverage) | _novelty_document(found)
     return replace(found, document=document | _metrics(model.lab.task, inputs, own, sets))
@@ -250,7 +251,7 @@ def _document(
         "classes": list(model.classes),
         "dropout passes": common.mc_passes,
         "calibration": _calibration_document(calibration, coverage),
-        "columns": COLUMNS,
+        "columns": columns_of(model.lab.task),
         "settings": settings,
         "software": installed_software(),
     }

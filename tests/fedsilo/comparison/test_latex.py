@@ -75,6 +75,12 @@ def test_a_test_is_a_table_of_its_own() -> None:
     assert "fast & 0.070" in text
 
 
+def test_letters_that_pdflatex_lacks_are_announced() -> None:
+    values = {"auc": [0.5, 0.6]}
+    assert "XeLaTeX" in text_of(results(東京=values, other=values)).splitlines()[0]
+    assert "XeLaTeX" not in text_of(results(Süd=values, other=values))
+
+
 def test_nothing_to_compare_is_refused() -> None:
     for frame in (results(a={"auc": [0.5]}), results(a={"auc": [0.5]}, b={"loss": [0.5]})):
         with pytest.raises(SettingError, match="--latex"):

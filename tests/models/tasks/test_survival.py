@@ -118,3 +118,11 @@ def test_a_site_s_events_keep_their_share_in_each_split(tmp_path: Path):
     assert (silo.shape.outputs, silo.task) == (1, "survival")
     shares = [counts[1] / sum(counts) for counts in silo.label_counts().values() if sum(counts)]
     assert max(shares) - min(shares) < 0.02
+
+
+def test_predictions_are_risks_beside_times_and_events():
+    outputs, labels = batch(size=3)
+    columns = SURVIVAL.answer_columns(outputs, ["dead"]) | SURVIVAL.truth_columns(labels, ["dead"])
+    assert list(columns) == ["risk", "time", "event"]
+    assert columns["risk"] == outputs[:, 0].tolist()
+    assert "no risk" in SURVIVAL.summarise(outputs[:0], ["dead"])

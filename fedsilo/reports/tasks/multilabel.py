@@ -1,0 +1,85 @@
+"""The parts of reports of a run with several findings: AUC by finding and site."""
+
+from collections.abc import Mapping
+
+from fedsilo.core.one_line import format_count
+from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.measures.finding_metrics import FindingOutcome, finding_outcomes
+from fedsilo.models.measures.intervals import Estimate, of_auc
+from fedsilo.pages.page import NONE, Picture, Table, with_interval
+from fedsilo.pages.page_pictures import estimates
+from fedsilo.reports.clinic import INTERVALS, Examination, final_metrics
+from fedsilo.runs.finished_run import Shown
+
+
+def result(run: Shown, site: str | None) -> str:
+    """Summarise the mean AUC over findings on test samples in one sentence.
+
+    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    """
+    values: Mapping[str, float] = run.summary["mean"]
+    where = f"the mean over {format_count(len(run.silos), 'hospital')}"
+    if site:
+        values, where = run.summary["sites"].get(site, {}), site
+    if "auc" not in values:
+        return "No AUC on test data may be shown for this run."
+    findings = format_count(len(run.class_names()), "finding")
+    return f"The AUC of {findings} is {values['auc']:.3f} on average ({where})."
+
+
+def limit(run: Shown, site: str | None) -> str:
+    """Describe the main limit of ``result`` in one sentence; ``site`` is not used."""
+    if data_set(str(run.summary["dataset"])).origin == "made-up":
+        return "The data are made up: the result says nothing about patients."
+    if run.trust != SERVER:
+        return f"At 'trust: {run.trust}' no AUC is known, only the loss."
+    return "It was measured only at the hospitals that trained it."
+
+
+def sections(run: Shown) -> list[Examination]:
+    """Build the clinic report's section: a table per site, a picture, and the findings left out."""
+    title = "How well each finding is recognised"
+    tables, left_out = [], []
+    drawn: dict[str, dict[str, Estimate]] = {}
+    for site, by_name in final_metrics(run).items():
+        total = run.silos.get(site, {"sizes": {}})["sizes"].get("test") or 0
+        rows = []
+        for outcome in finding_outcomes(by_name, run.class_names()):
+            area = _area(outcome, total)
+            if area is None:
+                left_out.append(f"{outcome.name} at {site}")
+                continue
+            rows.append([outcome.name, f"{outcome.count:,}", with_interval(area)])
+            drawn.setdefault(outcome.name, {})[site] = area
+        if rows:
+            columns = ["finding", f"{run.noun(2)} that have it", "AUC"]
+            tables.append(Table(f"Site {site}, {total or NONE} test {run.noun(2)}", columns, rows))
+    sentences = ["AUC: how often a sample with the finding gets a higher probability of it."]
+    if left_out:
+        sentences.append(
+            f"Left out, because fewer than {run.floor} test {run.noun(2)} have the finding or lack "
+            f"it: {', '.join(left_out)}."
+        )
+    if not drawn:
+        return [Examination(title, sentences)]
+    sentences.append(INTERVALS)
+    return [Examination(title, sentences, _picture(run, drawn), tables)]
+
+
+def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
+    """Return a finding's AUC, with its 95 % interval if the number of test samples is known."""
+    if outcome.auc is None or outcome.count is None:
+        return None
+    if total <= outcome.count:
+        return Estimate(outcome.auc)
+    return Estimate(outcome.auc, of_auc(outcome.auc, outcome.count, total - outcome.count))
+
+
+def _picture(run: Shown, drawn: Mapping[str, Mapping[str, Estimate]]) -> Picture:
+    """Draw the AUC of each finding, a row per site; ``drawn`` is finding -> site -> AUC."""
+    svg = estimates(f"{run.name}-findings", drawn, "AUC")
+    texts = []
+    for name, by_site in drawn.items():
+        texts += [f"{name}, {site}: {with_interval(area)}" for site, area in by_site.items()]
+    return Picture(svg, f"AUC by finding and site. {'; '.join(texts)}.", "AUC by finding and site.")

@@ -1,0 +1,110 @@
+"""A regression's parts of reports: errors by site, and outcomes against predictions."""
+
+from collections.abc import Mapping, Sequence
+
+from fedsilo.core.one_line import format_count
+from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.measures.regression_metrics import OutcomeBin, pool_outcome_bins
+from fedsilo.pages.page import NONE, Picture, Table
+from fedsilo.pages.page_pictures import against_diagonal
+from fedsilo.reports.clinic import Examination, final_metrics
+from fedsilo.runs.finished_run import Shown
+
+_ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
+
+
+def result(run: Shown, site: str | None) -> str:
+    """Summarise the mean absolute error on test samples in one sentence, in the outcome's unit.
+
+    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    """
+    values: Mapping[str, float] = run.summary["mean"]
+    where = f"the mean over {format_count(len(run.silos), 'hospital')}"
+    if site:
+        values, where = run.summary["sites"].get(site, {}), site
+    if "mae" not in values:
+        return "No error on test data may be shown for this run."
+    explained = ""
+    if "r2" in values:
+        explained = f", and R² is {values['r2']:.2f}"
+    name = run.class_names()[0]
+    error = f"{values['mae']:.3g} on average (MAE, {where})"
+    return f"Predictions of {name} are off by {error}{explained}."
+
+
+def limit(run: Shown, site: str | None) -> str:
+    """Describe the main limit of ``result`` in one sentence; ``site`` is not used."""
+    if data_set(str(run.summary["dataset"])).origin == "made-up":
+        return "The data are made up: the result says nothing about patients."
+    if run.trust != SERVER:
+        return f"At 'trust: {run.trust}' no error of a single hospital is known, only the loss."
+    return "It was measured only at the hospitals that trained it."
+
+
+def sections(run: Shown) -> list[Examination]:
+    """Build the sections of the clinic's report: errors by site, and calibration."""
+    metrics = final_metrics(run)
+    return [_errors(metrics, run.class_names()[0]), _calibration(run, metrics)]
+
+
+def _errors(metrics: Mapping[str, Mapping[str, float]], name: str) -> Examination:
+    """Build the section with a row of errors per site; a metric that no site has is left out.
+
+    Args:
+        metrics: site -> metric -> value on test samples.
+        name: the name of the outcome, with its unit.
+    """
+    title = "How far it is off"
+    shown = [metric for metric in _ERRORS if any(metric in found for found in metrics.values())]
+    if not shown:
+        return Examination(title, ["No error on test samples may be shown."])
+    rows = []
+    for site, by_name in metrics.items():
+        cells = [f"{by_name[metric]:.3g}" if metric in by_name else NONE for metric in shown]
+        rows.append([site, *cells])
+    sentences = [
+        "MAE, the mean absolute error, and RMSE, the root mean square error, are in the unit of "
+        f"the outcome, {name}. R² is 1 for perfect predictions, and 0 for always predicting the "
+        "mean outcome of the site's test samples; it may be negative."
+    ]
+    columns = ["site", *(_ERRORS[metric] for metric in shown)]
+    table = Table("Errors on test samples, by site", columns, rows)
+    return Examination(title, sentences, tables=[table])
+
+
+def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
+    """Build the section with the mean outcome against the mean prediction, all sites together."""
+    title, name = "Whether its predictions can be trusted", run.class_names()[0]
+    bins = pool_outcome_bins(metrics.values())
+    if not bins:
+        sentence = "No group of predictions has enough test samples to be shown."
+        return Examination(title, [sentence])
+    sentences = [
+        "Test samples are grouped by their prediction. Where predictions can be trusted, the mean "
+        "outcome of a group equals its mean prediction: its point is on the dashed line. Groups "
+        f"with fewer than {run.floor} samples at a site are left out."
+    ]
+    return Examination(title, sentences, _picture(run, bins), [_bin_table(run, bins, name)])
+
+
+def _bin_table(run: Shown, bins: Sequence[OutcomeBin], name: str) -> Table:
+    """Build the table of the groups' sizes, mean predictions and mean outcomes."""
+    rows = []
+    for one in bins:
+        rows.append([f"{one.predicted:.3g}", f"{one.observed:.3g}", f"{one.count:,}"])
+    columns = [f"predicted {name}, mean", "observed, mean", run.noun(2)]
+    return Table("By prediction, all sites together", columns, rows)
+
+
+def _picture(run: Shown, bins: Sequence[OutcomeBin]) -> Picture:
+    points = [(one.predicted, one.observed) for one in bins]
+    name = run.class_names()[0]
+    svg = against_diagonal(
+        f"{run.name}-calibration", points, f"predicted {name}, mean", "observed, mean"
+    )
+    texts = [
+        f"{predicted:.3g} predicted, {observed:.3g} observed" for predicted, observed in points
+    ]
+    alt = f"Mean outcome against mean prediction. {'; '.join(texts)}."
+    return Picture(svg, alt, "Mean outcome by predicted outcome, all sites together.")
