@@ -12,7 +12,7 @@ CHASE_DB1 child are one patient, and so are a photograph's tiles. Nothing is dow
 docs/results/segmentation.csv is then made by
 
     fedsilo compare fedavg-retina fedprox-retina fedbn-retina ditto-retina local-retina mix-retina \
-        --seeds 3 --set data.dir=TARGET --csv docs/results/segmentation.csv
+        --seeds 3 --unequal --set data.dir=TARGET --csv docs/results/segmentation.csv
 """
 
 import csv

@@ -142,7 +142,8 @@ def evaluate(lab: Lab) -> RecordDict:
     """Measure the received model on validation and test data, and return the packed reply.
 
     Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
-    first. They stay at trust 'sums', because the metrics are then summed in secret too.
+    first. At trust 'sums' the secrets are not deleted, because the metrics are summed in secret
+    too.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
@@ -155,17 +156,23 @@ def evaluate(lab: Lab) -> RecordDict:
 def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
-    A trained network is measured on validation data first, if the server asks for metrics. Arrays
-    leave only if the server asks for them: those in ``outgoing.send``, or the network's arrays if
-    ``send`` is None. In secure aggregation they are masked.
+    If the server asks for metrics, the trained network is measured on validation data first. Arrays
+    leave only if the server asks for them. They are the arrays in ``outgoing.send``, or the
+    network's exchanged arrays if ``send`` is None. In secure aggregation they are masked. At trust
+    'sums' a masked array of counts then leaves even if the method sends no arrays, and also in the
+    final evaluation.
+
+    Args:
+        lab: the message's lab, with the metrics that were measured so far.
+        outgoing: the network, the arrays to send, and the arrays to store in ``keep``.
 
     Returns:
-        A metrics record, which also says whether state was stored, and an array record if arrays
-        leave.
+        A record of the metrics that may leave, which also says whether state was stored, and a
+        record of arrays if arrays leave.
 
     Raises:
-        FedsiloError: a stored array is not finite, a file cannot be written, or the mask is
-            refused.
+        FedsiloError: a stored array is not finite, a compressed update is not finite, a file cannot
+            be written, or the mask is refused.
     """
     network, session = outgoing.network, lab.session
     if network is not None and network is lab.trained and lab.instruction.evaluate:

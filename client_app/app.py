@@ -122,13 +122,13 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 def _phase(answering: Answering, final: bool = False) -> RecordDict:
-    # Imported here and below, because only the first message needs PyTorch, not importing the app
     """Answer a training phase or, if ``final``, the final evaluation.
 
     A hospital that declares its data opens the real data only here, and not in the phases of secure
     aggregation that exchange keys or unmask a sum. At any other site the session already has the
     data.
     """
+    # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_declared
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of

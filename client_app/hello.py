@@ -53,16 +53,15 @@ def site_facts(session: SiteSession) -> SiteFacts:
 
 
 def feature_sums(session: SiteSession) -> Sums | None:
-    """Return the count, sum and sum of squares of each feature, and of a numeric outcome.
+    """Compute the count, the sum and the sum of squares of each feature and of a numeric outcome.
 
-    They are over the training rows.
-
-    Missing values do not count. The server pools them into one mean and standard deviation. The
-    result is None if there are neither, or if 'data.standardise' is not 'pooled'.
+    The sums are over the training rows, without missing values. The server combines the sums of all
+    sites into one mean and standard deviation. Returns None if the data have neither features nor a
+    numeric outcome, or if 'data.standardise' is not 'pooled'.
 
     Raises:
         RefusedError: the site has fewer training rows than 'privacy.sums-min-count', or a feature
-            has known values, but fewer than that. A feature without any value passes.
+            has at least one known value but fewer than that number.
     """
     silo, settings = session.silo, session.settings
     columns = silo.columns()

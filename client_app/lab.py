@@ -81,16 +81,19 @@ class Lab:
         self.instruction = instruction  # the server's request
         self.content = content  # the message's records
         self.site = session.silo.name
-        tabular = session.silo.columns() and instruction.phase not in SECURING
-        # The site's data; the features of a table are standardised
-        self.silo = session.silo_for(content) if tabular else session.silo
+        # The site's data; the features of a table and a numeric outcome are standardised
+        self.silo = session.silo
+        if session.standardises and instruction.phase not in SECURING:
+            self.silo = session.silo_for(content)
         # The run's settings, overridden by the site's own folders and limits
         self.common = session.settings
         # The same with this site's own seed, for the order, choice and dropping of samples.
         # Values that all sites must share, such as initial weights, use the seed in ``common``
         self.sampling = session.sampling
         # The run's loss, labels and metrics, with the scale of a numeric outcome
-        self.task = session.task.scaled_by(self.silo.outcome)
+        self.task = session.task
+        if self.silo.outcome is not None:
+            self.task = self.task.scaled_by(self.silo.outcome)
         self.compute = session.compute  # device and precision
         self.metrics: dict[str, float] = {}  # the reply's metrics, by key of the MetricRecord
         # Each sample's contribution to metrics that leave with noise, by key of the MetricRecord
@@ -164,7 +167,7 @@ class Lab:
 
     @cached_property
     def stored_state(self) -> dict[str, Tensor]:
-        """The site's whole private state before this message, read once; empty if there is none."""
+        """The site's private state before this message, read once; empty if nothing was stored."""
         return self.state_files.load_before(self.instruction) or {}
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
@@ -174,7 +177,7 @@ class Lab:
             arrays: the network's weights by name; None for initial weights drawn from the seed.
                 Names with a '/' (``<kind>/<name>``) do not belong to the network and are ignored.
         """
-        network = initial_classifier(self.common, self.silo)
+        network = initial_classifier(self.common, self.silo, self.task)
         if arrays is not None:
             load_exchanged(network, {n: array for n, array in arrays.items() if "/" not in n})
         return self.compute.place(network)
@@ -186,8 +189,11 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model on validation and test data; add the results to ``metrics``.
 
-        The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``; empty splits have
-        none. Does nothing if the server did not ask for metrics.
+        The keys are ``incoming.val.<metric>`` and ``incoming.test.<metric>``. A split without
+        samples adds no metrics. If the server did not ask for metrics, nothing is measured.
+
+        Args:
+            network: the network of the received model, on the compute device.
         """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))

@@ -64,6 +64,10 @@ class SiteSession(OpenedSite):
     smallest_batch: int = field(kw_only=True, default=1)
     # The name of the site's folders
     folder: str = field(init=False)
+    # The run's task: its loss, labels and metrics
+    task: Task = field(init=False)
+    # Whether the site's numbers are standardised: a table's features, or a numeric outcome
+    standardises: bool = field(init=False)
     # Replaces ``LocalTraining.run`` for a round and site that was trained as one batch with others
     trainers: dict[Hashable, Callable[[LocalTraining], float]] = field(
         init=False, default_factory=dict
@@ -72,13 +76,10 @@ class SiteSession(OpenedSite):
     _standardised: dict[Hashable, Silo] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Find the name of the site's folders once, and not in each round."""
+        """Derive once, and not in each round, what follows from the data and the settings."""
         object.__setattr__(self, "folder", folder_name(self.silo.name))
-
-    @property
-    def task(self) -> Task:
-        """The run's task: its loss, labels and metrics."""
-        return task_of(self.settings)
+        object.__setattr__(self, "task", task_of(self.settings))
+        object.__setattr__(self, "standardises", bool(self.silo.columns()))
 
     @classmethod
     def from_context(cls, context: Context) -> SiteSession:
@@ -172,11 +173,14 @@ class SiteSession(OpenedSite):
         return tuple(splits)
 
     def silo_for(self, content: RecordDict) -> Silo:
-        """Return the site's table with standardised features; missing values become 0.
+        """Return the site's data, with a table's features standardised and missing values as 0.
 
-        The site's data must be a table. The last result is cached by the mean and standard
-        deviation. When a new result is made, columns that seem to be in another unit are named in
-        the site's own log.
+        Numeric outcomes stay in their unit, but the result records their mean and standard
+        deviation for the task. The last result is cached by the mean and standard deviation. When a
+        new result is made, columns that seem to be in another unit are named in the site's own log.
+
+        Args:
+            content: the message's records, which have the pooled statistics.
 
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
@@ -194,9 +198,9 @@ class SiteSession(OpenedSite):
     def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
         """Log which columns of this site's table differ much from the statistics that scale it.
 
-        The lines stay in the site's own log. Nothing is logged if the site is standardised by its
-        own statistics, which cannot differ. Nothing is logged either in a simulation with pooled
-        statistics, because there the server compares the sites.
+        The lines go only to the site's own log. Nothing is logged if the site is standardised by
+        its own statistics, which cannot differ. Nothing is logged either in a simulation with
+        pooled statistics, because there the server compares the sites.
         """
         settings = self.settings
         is_known = self.simulated and settings.standardise == "pooled"
@@ -235,7 +239,7 @@ class SiteSession(OpenedSite):
     def state_folder(self, instruction: Instruction) -> Path:
         """Return the folder for this site's private state in a run; the folder may not exist yet.
 
-        It is ``<state-dir>/<run>/<site>``; in a simulation without 'state-dir',
+        The folder is ``<state-dir>/<run>/<site>``. In a simulation without 'state-dir' it is
         ``<run-dir>/sites/<site>``. The last part is the site's ``folder_name``.
 
         Raises:
@@ -276,7 +280,7 @@ class SiteSession(OpenedSite):
                 "samples ('minimum-batch'): it takes no part"
             )
         if self.stand_in:
-            if self.silo.columns() and settings.standardise == "declared":
+            if self.standardises and settings.standardise == "declared":
                 # Raises a SettingError here, where it may leave, instead of inside the sum
                 find_standardisation(self.silo, settings, RecordDict())
             self._refuse_small_steps(sum(counts))
@@ -375,20 +379,21 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
     Raises:
         FedsiloError: the site cannot take part.
     """
-    if not is_simulated(context):
-        return SiteSession.from_context(context)
     configs = f"{context.node_config} {context.run_config}"
     # A hash, because the configs themselves are 15 KB per site
     key = context.run_id, context.node_id, hash(configs)
-    if again or key not in _sessions:
-        _sessions.pop(key, None)
-        _sessions[key] = SiteSession.from_context(context)
-        others = sum(session.held_bytes() for session in list(_sessions.values())[:-1])
-        # A large simulation would otherwise hold all silos in memory; the oldest session is dropped
-        # first
-        while others > _OTHERS:
-            others -= _sessions.popitem(last=False)[1].held_bytes()
-    _sessions.move_to_end(key)
+    # Only simulated sites have a cached session
+    if key in _sessions and not again:
+        _sessions.move_to_end(key)
+        return _sessions[key]
+    if not is_simulated(context):
+        return SiteSession.from_context(context)
+    _sessions.pop(key, None)
+    _sessions[key] = SiteSession.from_context(context)
+    others = sum(session.held_bytes() for session in list(_sessions.values())[:-1])
+    # The oldest sessions are dropped, because a large simulation would hold all silos in memory
+    while others > _OTHERS:
+        others -= _sessions.popitem(last=False)[1].held_bytes()
     return _sessions[key]
 
 

@@ -100,10 +100,14 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let all sites measure the final model if this is the last round; return no messages.
+        """Let all sites measure the final model if this is the last round; return an empty list.
 
-        In earlier rounds this does nothing, because sites measure while they train. It also does
-        nothing if no round has been configured. ``arrays`` and ``config`` are ignored.
+        The measuring happens inside this call, so Flower has no messages to send. Nothing happens
+        in earlier rounds, because sites measure while they train, or if ``configure_train`` was
+        never called. ``arrays`` and ``config`` are ignored.
+
+        Raises:
+            SiteError: too few sites gave a usable reply.
         """
         if server_round == self.rounds and self._loop:
             self._loop.evaluate()
@@ -186,7 +190,8 @@ class _MeanMetrics(Hook):
 def flower_strategy(name: str) -> type[FlowerStrategy]:
     """Create the Flower Strategy class for method ``name``, such as "uefl".
 
-    It is a subclass of ``FlowerStrategy`` with the method's docstring; each call makes a new class.
+    The class is a subclass of ``FlowerStrategy`` with the method's docstring. Each call makes a new
+    class.
 
     Raises:
         SettingError: no method has that name.

@@ -31,14 +31,23 @@ class DecentralisedSite(SiteMethod):
     """Mixes its own model with its neighbours', trains it and sends it."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the consensus model if one was sent, else with the own model."""
+        """Build the network with the received consensus model or, without it, the silo's own model.
+
+        Raises:
+            SiteError: no consensus model was sent, and the silo has no stored model.
+        """
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:
         """Measure the received mean model, then train from the mixture with the neighbours' models.
 
-        If no mean model was sent, the silo's own model is measured instead. The trained model is
-        sent, and also stored as the silo's own model.
+        If the server sent no mean model, the silo's own model is measured instead. The trained
+        model is sent, and it is also stored as the silo's own model for the next round.
+
+        Raises:
+            SiteError: there is no own model to start from, a mixing weight is missing, or the
+                training diverged.
+            RefusedError: the hospital's limits forbid the training.
         """
         network = lab.open()
         lab.measure(network)
@@ -47,13 +56,15 @@ class DecentralisedSite(SiteMethod):
         return send_and_keep(network)
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the mean of the silo's own model and its neighbours' models, by the mixing matrix.
+        """Return the weights to train from: the silo's own model mixed with its neighbours' models.
 
-        If no neighbours' models were sent, the own model is returned.
+        The own model is the stored one or, if none is stored, the received mean model. The message
+        has the weights of the mixture, one row of the mixing matrix. If the message has no
+        neighbours' models, the own model is returned unchanged.
 
         Raises:
-            SiteError: the silo has no own model and the server sent no mean model, or the message
-                has no weight for this silo.
+            SiteError: there is neither a stored nor a received model, or neighbours' models came
+                without a weight for this silo.
         """
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
@@ -75,7 +86,12 @@ class DecentralisedSite(SiteMethod):
 
 
 def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
-    """Return the own model to send, and to store together with the arrays ``keep``."""
+    """Return the silo's own model to send, and to store as ``own/<array>``.
+
+    Args:
+        network: the trained network.
+        keep: more arrays to store, by name; None for no more.
+    """
     own = with_prefix(OWN, exchanged_arrays(network))
     return Outgoing(network, keep=own | (keep or {}))
 

@@ -32,7 +32,10 @@ class DisTransSite(SiteMethod):
 
         The offset is this site's own: received, or stored if offsets stay at the sites.
         """
-        single, shape = initial_classifier(lab.common, lab.silo), lab.silo.shape.input_shape
+        single, shape = (
+            initial_classifier(lab.common, lab.silo, lab.task),
+            lab.silo.shape.input_shape,
+        )
         network = double_channels(single, lab.sampling, shape, lab.site)
         load_exchanged(network, self._weights(lab, network))
         return lab.compute.place(network)

@@ -45,11 +45,13 @@ class FedEvPromptSite(SiteMethod):
     settings: FedEvPromptSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Require a real hospital's consent if attention maps of single images leave it.
+        """Require a real hospital's consent if attention maps of single images would leave it.
+
+        No consent is needed if 'fedevprompt.distillation-weight' is 0, or at a simulated site.
 
         Raises:
-            RefusedError: 'fedevprompt.distillation-weight' is above 0, but the node config does not
-                set 'allow-embeddings=true'. Simulated sites pass.
+            RefusedError: consent is needed, but the node config does not set
+                'allow-embeddings=true'.
         """
         if self.settings.distillation_weight:
             session.require_consent(
@@ -64,7 +66,7 @@ class FedEvPromptSite(SiteMethod):
         The sources are the seed, the run's initial arrays, the site's stored arrays, and the
         received arrays.
         """
-        network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
+        network = cast(PromptedViT, initial_classifier(lab.common, lab.silo, lab.task))
         # Maps do not belong to the network, nor does the buffer in a finished run's model
         shared = {n: a for n, a in lab.arrays().items() if "/" not in n}
         arrays = exchanged_arrays(network) | lab.arrays(START) | lab.state(_NETWORK) | shared
@@ -72,10 +74,15 @@ class FedEvPromptSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with the evidential loss and the others' maps; send shared arrays and own maps.
+        """Measure the received network, train it, and send the shared arrays and this site's maps.
 
-        No maps are sent if 'fedevprompt.distillation-weight' is 0. Arrays that are not shared are
-        stored.
+        Training uses the evidential loss, plus the distillation loss if other sites' maps were
+        received. 'fedevprompt.shared-prompts' decides which arrays are shared; the other arrays are
+        stored at the site. If 'fedevprompt.distillation-weight' is 0, no maps are made or sent.
+
+        Raises:
+            SiteError: a received map is invalid, or the training diverged.
+            RefusedError: the hospital's limits forbid the training.
         """
         network = cast(PromptedViT, lab.open())
         lab.measure(network)
@@ -108,14 +115,16 @@ class FedEvPromptSite(SiteMethod):
         return loss
 
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
-        """Return the moments of the received attention maps by class, on the compute device.
+        """Summarise the received attention maps by class, for the distillation loss.
 
-        The maps of all sites are joined and scaled by 'fedevprompt.map-scale' first. Returns None
-        if no maps were received.
+        The maps of all other sites are scaled by 'fedevprompt.map-scale' and joined per class.
+
+        Returns:
+            The moments of the scaled maps on the compute device; None if no maps were received.
 
         Raises:
-            SiteError: a received entry has an unknown class or another shape, is invalid, or is
-                this site's own.
+            SiteError: a received array was made by this site, belongs to an unknown class, has
+                another shape, or has invalid maps.
         """
         by_class: dict[int, list[Tensor]] = {}
         for name, maps in lab.arrays(MAPS).items():

@@ -17,13 +17,16 @@ from fedsilo.models.methods.mix import PoolNotes
 
 
 class MixSite(SiteMethod):
-    """Trains on the pooled data of all sites if the server chose this site; else only measures."""
+    """Trains on the pooled data of all sites if the server chose this site; otherwise measures."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on the pooled data, for as many steps as all sites together would take.
+        """Train on the pooled data if this site is the trainer; otherwise only measure.
 
-        If the server expects no arrays, another site is the trainer. This site then only measures
-        the received model and its training loss, and sends no arrays.
+        The server chooses the trainer by asking one site for arrays. Every site first measures the
+        received model. The trainer then trains on the samples of all sites, with
+        'train.local-steps' times the number of sites as its steps, and sends the network. Any other
+        site measures the received model's loss on its own training samples, as
+        ``trained.train.loss``, and sends no arrays.
 
         Raises:
             SiteError: this site is the trainer, but this is not a simulation.

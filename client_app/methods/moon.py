@@ -32,7 +32,7 @@ class MoonSite(SiteMethod):
 
         Except in the final evaluation, it also has the projection head.
         """
-        network = initial_classifier(lab.common, lab.silo)
+        network = initial_classifier(lab.common, lab.silo, lab.task)
         if lab.instruction.phase != EVALUATE:
             head = build_projection(lab.common.seed, network.channels)
             network.add_module("projection", head)

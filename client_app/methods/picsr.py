@@ -96,10 +96,12 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure; in the router stage also with each expert's mean weight.
+        """Return a list with the network to measure.
 
-        The mean weights are measured only on splits with enough samples. In the router stage, the
-        prediction for a single sample also gets its expert weights, as ``weight.<site>``.
+        In the router stage two things are added. The metrics of a split include the mean weight
+        that the router gives each expert, if the split has enough samples:
+        'picsr.prototype-min-count' and the hospital's 'sums-min-count'. The prediction for a single
+        sample gets the weight of each expert, as ``weight.<site>``.
         """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]

@@ -49,7 +49,7 @@ class UEFLSite(SiteMethod):
 
     def open(self, lab: Lab) -> UEFLNetwork:
         """Build the network with the received weights and codebooks."""
-        arrays, classifier = lab.arrays(), initial_classifier(lab.common, lab.silo)
+        arrays, classifier = lab.arrays(), initial_classifier(lab.common, lab.silo, lab.task)
         load_exchanged(classifier, {n: a for n, a in arrays.items() if not n.startswith(CODEBOOK)})
         books = arrays_below(CODEBOOK, arrays)
         return lab.compute.place(UEFLNetwork(classifier, books, self.settings))

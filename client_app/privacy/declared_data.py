@@ -67,7 +67,7 @@ class DeclaredData:
         """Build the declaration for a silo, with its label counts rounded down.
 
         Counts keep three binary digits and become multiples of 4: 199 becomes 192, and 3 becomes 0.
-        The samples themselves are not stored. ``samples``, the digest of the settings, stays empty.
+        The samples themselves are not stored. ``samples``, the digest of the settings, is empty.
         """
         at_least = {}
         for split, counts in silo.label_counts().items():

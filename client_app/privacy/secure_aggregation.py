@@ -214,8 +214,8 @@ class SecureSite:
         """Return a digest of everything, except the data, that decides what this site masks.
 
         The digest covers the instruction (without the run's folder), the arrays and metrics to sum,
-        the received arrays, and the number of sites, which decides the quantisation. It is empty at
-        a site that does not declare its data.
+        the received arrays, and the number of sites, which decides the quantisation. At a site that
+        does not declare its data, the digest is empty.
         """
         if self.instruction is None:
             return ""
@@ -358,14 +358,22 @@ class SecureSite:
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
-        """Return this site's share of one secret per site, record the sum, and delete the secrets.
+        """Return one share per site, so that the server can remove the masks from the sum.
 
-        For a site whose weights arrived, the share of its own mask is returned. For any other site,
-        the share of its masking key is returned. A site whose shares cannot be opened is left out.
+        For a site whose weights arrived, it is the share of that site's own mask. For any other
+        site, it is the share of that site's masking key. Never both leave. A site whose sealed
+        share is missing or cannot be opened is left out. Before the record is made, the sum is
+        noted in the site's own books, and the round's secrets are deleted.
+
+        Returns:
+            A record with the sites' names in ``of`` and their shares in ``shares``, in the same
+            order.
 
         Raises:
-            RefusedError: this site has signed no list, or fewer sites than the threshold signed the
-                same list.
+            SiteError: the lists in the message are malformed, or the site has no keys for this
+                round.
+            RefusedError: this site has signed no list of sites yet, or fewer sites than the
+                threshold have validly signed the list that this site signed.
         """
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:

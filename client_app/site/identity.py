@@ -181,7 +181,7 @@ def _weights_by_name(settings: CommonSettings) -> str:
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
-    """Return the node config's 'site'; without one, the name of the silo number 'partition-id'.
+    """Return the node config's 'site' or, without it, the name of silo number 'partition-id'.
 
     Raises:
         SiteError: the node config has no 'site', and one of these holds: a real site's data set
@@ -226,10 +226,13 @@ def own_name(context: Context) -> str:
 
 @contextmanager
 def prefix_refusals(site: str) -> Iterator[None]:
-    """Put the site's name before the text of a refusal that the block raises.
+    """Put "site <name>: " before the text of a refusal that is raised in the ``with`` block.
 
-    At the hello the server does not know the name yet. A SettingError becomes a RefusedError. Other
-    errors pass unchanged.
+    The server needs the name, because at the hello it does not know yet which site answers.
+
+    Raises:
+        RefusedError: the block raised a RefusedError or a SettingError. Other errors pass
+            unchanged.
     """
     try:
         yield

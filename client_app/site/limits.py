@@ -187,10 +187,10 @@ NO_LIMITS = Limits(
 
 
 def limits_of(context: Context) -> Limits:
-    """Return a site's limits from its node config.
+    """Read a site's limits from its node config.
 
-    A key that the node config does not have gets its default. At a simulated site it gets a value
-    that limits nothing.
+    If a key is missing in the node config, a hospital gets the default of ``Limits``, and a
+    simulated site gets a value that limits nothing.
 
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.

@@ -42,7 +42,10 @@ def add_link(line: Mapping[str, Any], before: Link) -> dict[str, Any]:
 
 
 def link_of(line: Mapping[str, Any]) -> Link | None:
-    """Return a line's own place in the chain, unchecked; None for a line of an earlier version."""
+    """Return the number and the check value that a line has, without checking them.
+
+    Returns None if the line lacks one of the two, as lines of an earlier version do.
+    """
     number, check = line.get(NUMBER), line.get(CHECK)
     if isinstance(number, int) and isinstance(check, str):
         return Link(number, check)
@@ -61,12 +64,14 @@ def head_file(log: Path) -> Path:
 
 
 def read_head(log: Path) -> Link | None:
-    """Return the place of the log's last line from its head, the file next to the log.
+    """Read the place of a log's last line from the log's head, which is a file next to the log.
 
-    Returns None if the file is absent or damaged.
+    The place is the line's number and its check value.
+
+    Returns None if the head is missing, or is not JSON with a number and a check value.
 
     Raises:
-        OSError: the file exists but cannot be read.
+        OSError: the head exists but cannot be read.
     """
     try:
         content = json.loads(read_regular(head_file(log)))

@@ -55,9 +55,11 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
 @contextmanager
 def track_opening(opened: Opened) -> Iterator[None]:
-    """Let ``opened`` record, during the block, whether reading the patients' data has begun.
+    """Make ``opened`` the record that ``note_opening`` and ``forget_opening`` change in the block.
 
-    ``note_opening`` and ``forget_opening`` change it. The record belongs to the current thread.
+    ``opened.data`` tells whether reading the patients' data has begun. The record belongs to the
+    current thread, so other threads' messages do not change it. After the block, the earlier record
+    is in use again.
     """
     token = _message.set(opened)
     try:
@@ -116,7 +118,10 @@ def own_folder(context: Context, site: str) -> Path | None:
 
 
 def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
-    """Return the folder that a hospital keeps over all runs; see ``own_folder``."""
+    """Return the folder that a hospital keeps over all runs; None without a 'state-dir'.
+
+    See ``own_folder``, which takes Flower's context instead of the node config.
+    """
     if "state-dir" not in node_config:
         return None
     return Path(str(node_config["state-dir"])) / OWN / folder_name(site)

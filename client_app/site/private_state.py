@@ -169,7 +169,14 @@ _FREE = frozenset(
 )
 
 # Settings that version 0.1 lacked -> the value that does what it did. States of 0.1 open with it
-_ADDED: dict[str, Value] = {"fedefm.emd-gradient": False, "task": "classification"}
+_ADDED: dict[str, Value] = {
+    "fedefm.emd-gradient": False,
+    "glm.ties": "efron",
+    "glm.time": "",
+    "server.sites": "",
+    "task": "classification",
+    "train.dice-weight": 1.0,
+}
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:

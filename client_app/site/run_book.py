@@ -93,10 +93,11 @@ class RunRecord:
             )
 
     def enter(self, message: Instruction) -> None:
-        """Count a message and its phase; the caller has checked it and writes the record.
+        """Count a message in the record of its run, in total and by round and phase.
 
-        ``round`` becomes the highest round so far. Phase counts are stored only for the last two
-        rounds.
+        ``round`` becomes the highest round so far. Counts by phase are dropped for all rounds
+        except this highest round and the one before. The message is not checked, and nothing is
+        written to disk here; the caller does both.
         """
         self.messages += 1
         self.round = max(self.round, message.round)
@@ -144,7 +145,11 @@ class RunBook:
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
-        """Add the working time of a message to its run; does nothing if the run was forgotten."""
+        """Add the working time of a message to its run, unless the run is no longer in the record.
+
+        Raises:
+            CheckpointError: the record is damaged, or cannot be written.
+        """
         with self._change_runs() as runs:
             # A thousand other runs may have begun since, and then this one was dropped
             if run_name in runs:

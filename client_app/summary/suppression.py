@@ -84,9 +84,10 @@ def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
 
 
 def at_least(count: int, floor: int) -> int | None:
-    """Return ``count``, or None if it is below the floor, for a count that is not part of a table.
+    """Return a single count, or None if the count is below the floor.
 
-    A floor of 1 or less never gives None.
+    A floor of 1 or less suppresses nothing, so even a count of 0 is returned. The cells of a table
+    need ``suppress``, because a reader could compute a hidden cell from the total.
     """
     if floor > 1 and count < floor:
         return None

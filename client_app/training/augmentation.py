@@ -100,7 +100,9 @@ def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Ten
 
 @lru_cache(maxsize=4)
 def _parse_transforms(text: str) -> Transform:
-    """Build one composed transform from the text of 'train.augmentation'; cached by the text.
+    """Build one transform, which applies those in the text of 'train.augmentation' in turn.
+
+    The result is cached by the text.
 
     Raises:
         SettingError: the text is malformed, or torchvision lacks a transform or refuses its
@@ -160,11 +162,13 @@ def _refusal(name: str, error: Exception) -> SettingError:
 
 
 def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
-    """Check that a run's augmentation, if any, is for images and can be built.
+    """Check that a run's augmentation is for images and can be built.
+
+    Without 'train.augmentation' nothing is checked.
 
     Raises:
-        SettingError: the data set is a table, or torchvision refuses a transform. The error names
-            the transform.
+        SettingError: the data set is a table; or the text is malformed; or torchvision lacks a
+            transform or refuses its arguments.
     """
     if not settings.augmentation:
         return

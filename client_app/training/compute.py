@@ -91,7 +91,7 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: PyTorch's on a GPU, else this process's peak so far.
+        """Return the peak memory in bytes: of PyTorch on a GPU, of this process on a CPU.
 
         On a GPU the peak counts from the message's start, where ``Lab`` resets it; on a CPU it
         covers all work of the process.
@@ -217,10 +217,10 @@ def compute_of(settings: CommonSettings) -> Compute:
 
 
 def gpu_share() -> float:
-    """Return the share of a GPU's memory that the engine allows this process, 1 for all of it.
+    """Return the fraction of a GPU's memory that the engine allows this process; 1 means all of it.
 
-    It is read from the environment variable that ``GPU_SHARE`` names, and is 1 if this is missing
-    or not a number. Its range is not checked here.
+    The engine sets it in the environment variable whose name is the constant ``GPU_SHARE``. If the
+    variable is missing or is not a number, the result is 1. The range of the number is not checked.
     """
     try:
         return float(os.environ.get(GPU_SHARE, "1"))
@@ -259,12 +259,14 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 def collect_unrepeatable_operations(
     report: Callable[[str], None] = lambda line: None,
 ) -> Iterator[set[str]]:
-    """Collect in a set the names of operations that PyTorch calls non-deterministic.
+    """Yield a set that collects the operations that PyTorch calls non-deterministic in the block.
 
-    The yielded set fills while the block runs. Other warnings and errors pass unchanged.
+    The names come from PyTorch's warnings, which are not shown. Other warnings are shown as usual,
+    and other errors pass unchanged.
 
     Args:
-        report: called after the block with one line that has all names; not called without names.
+        report: called once with a line that lists the names, after the block has ended without an
+            error. It is not called if the set is empty.
 
     Raises:
         SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.

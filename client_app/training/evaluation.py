@@ -82,23 +82,21 @@ def measure(
     counts_from: int | None = None,
     task: Task | None = None,
 ) -> dict[str, float]:
-    """Measure a network on ``split``, with predictions averaged over MC-dropout passes.
+    """Measure a network on ``split``, and return its metrics by name.
 
-    The task of ``settings`` decides what a prediction is, and which metrics there are.
+    Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
+    dropout. The task decides what a prediction is, and which metrics there are.
 
     Args:
         network: placed on the compute device.
         split: the samples, at least one.
-        settings: the seed, and the number of passes 'train.mc-passes' (0 for one pass without
-            dropout).
+        settings: the seed, the number of passes, and the task.
         compute: the device and the precision.
         key: more keys of the dropout seed, such as (round, site).
-        probe: sees the tokens of every batch and adds its own metrics; None for no probe.
-        counts_from: the smallest outcome count to publish; None to publish no counts.
-        task: the task with the outcome's scale; None for the task of ``settings``.
-
-    Returns:
-        Metric -> value.
+        probe: sees the tokens of every batch, and its metrics are added; None for no probe.
+        counts_from: adds the task's further metrics (``Task.counts``), except values over fewer
+            samples than this number; None adds no further metrics.
+        task: the task with the outcome's scale; None for the task in ``settings``.
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     task = task or task_of(settings)
@@ -121,10 +119,10 @@ def measured_parts(
 ) -> dict[str, Tensor]:
     """Return each sample's part in the metrics that get noise: metric -> (n,) in [0, 1].
 
-    The task says which metrics these are, and how they are scaled to this range; the arguments are
-    those of ``measure``. Samples are measured one at a time. In a
-    batch, the last bits of a sample's output depend on the batch size, and malicious weights could
-    let these bits decide the sample's class. An empty split gives empty tensors.
+    The task decides which metrics these are, and how they are scaled to this range. Samples are
+    measured one at a time. In a batch, the last bits of a sample's output depend on the batch size,
+    and malicious weights could let these bits decide the sample's class. An empty split gives empty
+    tensors. The arguments are those of ``measure``.
     """
     task = task or task_of(settings)
     empty = torch.zeros(0, 2, dtype=torch.float64)
@@ -172,9 +170,9 @@ def predict_batches(
 ) -> Tensor:
     """Return the task's predictions (n, ...) for inputs in batches, float64 on the CPU.
 
-    They are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without dropout.
-    The batches are consumed one at a time. The dropout draws continue from batch to batch, so only
-    batches of the sizes that ``in_batches`` makes repeat the result of ``measure``.
+    Predictions are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without
+    dropout. The batches are consumed one at a time. The dropout draws continue from batch to batch,
+    so only batches of the sizes that ``in_batches`` makes repeat the result of ``measure``.
 
     Args:
         network: placed on the compute device.
@@ -218,9 +216,11 @@ def _in_parts(
     The results stay on the device. For images on a CPU a part has at most 128 inputs, because the
     activations then stay in the CPU's cache, which halves the time.
     """
-    size = batch_size(inputs[:1].numel())
+    numbers = max(1, inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
-        size = max(1, min(_IMAGES, _IN_CACHE // max(1, inputs[:1].numel())))
+        size = max(1, min(_IMAGES, _IN_CACHE // numbers))
+    else:
+        size = batch_size(numbers)
     return [function(float_inputs(compute.bring(part))) for part in torch.split(inputs, size)]
 
 

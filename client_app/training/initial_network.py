@@ -16,21 +16,26 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.models.maths.dirichlet import skewed_prior
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import TokenClassifier, evidences
-from fedsilo.models.tasks.task import task_of
+from fedsilo.models.tasks.task import Task
 
 
-def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
+def initial_classifier(
+    common: CommonSettings, silo: Silo, task: Task | None = None
+) -> TokenClassifier:
     """Build the run's network with initial weights drawn from the run's seed.
 
     If the run has a pretrained backbone, its weights are loaded. Class weights and, outside private
     runs, an evidential prior are set from the site's training labels.
 
+    Args:
+        common: the run's common settings.
+        silo: the site's data.
+        task: the task, with the scale of a numeric outcome; None for that of the settings.
+
     Raises:
         SettingError: the backbone's weights are missing or belong to another architecture.
     """
-    network = build_classifier(common, silo.shape)
-    if silo.outcome is not None:
-        network.criterion = task_of(common).scaled_by(silo.outcome).criterion()
+    network = build_classifier(common, silo.shape, task)
     if common.backbone_weights or common.network == "vit":
         load_backbone(network, common)
     if common.class_weights != "none":

@@ -157,13 +157,15 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
 
 
 def check_schedule(settings: CommonSettings) -> None:
-    """Check that the schedule fits the other settings, and that PyTorch can build it.
+    """Check that the learning rate's schedule can be built, and fits the other settings.
 
-    Without a schedule only the arguments are checked.
+    Without a schedule and a warm-up, only 'train.schedule-arguments' are checked.
 
     Raises:
-        SettingError: the schedule does not fit or cannot be built. The error names the setting to
-            change.
+        SettingError: the arguments are malformed or unknown to the schedule; or the schedule
+            contradicts 'train.rate-decay', the warm-up or 'rounds'; or PyTorch cannot build it; or
+            a rate would be negative or infinite. The error gives the first reason and the setting
+            to change.
     """
     arguments = _arguments(settings.schedule, settings.schedule_arguments)
     if is_scheduled(settings):

@@ -29,10 +29,14 @@ class PrivateMeans:
     counts: Sequence[int]
 
     def mean(self, rows: Tensor) -> Tensor:
-        """Return the noisy mean (d,) of all training samples' rows (n, d), float32.
+        """Compute the noisy mean (d,), float32, over the rows (n, d) of all training samples.
 
-        Each row is clipped, and the noisy sum is divided by the reported sample count (at least 1).
-        The ledger was charged before; a release can be used only once.
+        Each row is clipped, Gaussian noise is added to the sum, and the noisy sum is divided by the
+        reported number of samples, or by 1 if that number is 0. Every call uses one release, and
+        the ledger was charged for it before.
+
+        Raises:
+            RuntimeError: all charged releases are used up, which is a bug in the caller.
         """
         sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
         for number in range(len(rows)):

@@ -237,7 +237,7 @@ def _check_arrays(
 def _sample_fault(x: npt.NDArray[Any]) -> str:
     """Explain why ``x`` is not an array of samples; '' if it is valid.
 
-    It must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
+    The array must be float32 or uint8, with 3 or 4 dimensions, and finite. An empty array is valid.
     """
     if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
         return (
@@ -293,10 +293,10 @@ def write_arrays(
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Move the last axis of samples (n, ...) to the front if only that axis can be the channels.
+    """Move the last axis of image samples behind the first axis, if only it can be the channels.
 
-    This holds if the last axis has at most 4 entries and the second axis has more. Otherwise the
-    samples are returned unchanged.
+    Four axes are needed: the last one with at most 4 entries, and the second one with more than 4.
+    Otherwise ``x`` itself is returned, as for samples with three axes.
     """
     # 4 is the most channels an image has, so only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]

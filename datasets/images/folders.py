@@ -205,8 +205,8 @@ class FolderImages(ImageDataSet):
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
         """Describe the files that are not read, for the log: one sentence per folder and reason.
 
-        These are images next to folders, files in subfolders of a class, and files of other types.
-        The list is empty if every file is read.
+        Such files are images next to folders, files in subfolders of a class, and files of other
+        types. The list is empty if every file is read.
         """
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
@@ -285,15 +285,16 @@ def write_folder_manifests(
 
     Args:
         folder: the folder that ``read_folder`` reads.
-        labels: the name of a class's folder -> the class. A class that is not in it has the name of
-            its folder.
+        labels: the name of a class's folder -> the class. A folder that is not in ``labels`` gives
+            its own name to its class.
 
     Returns:
-        Manifest's path -> number of images per label.
+        For each manifest's path, the number of images with each label.
 
     Raises:
-        DataError: the errors of ``read_folder``, or one of the files exists, or a class name cannot
-            be written. Nothing is written in these cases.
+        DataError: ``read_folder`` refuses the folder, one of the files already exists, or a class
+            name begins with a space or has an invisible character. Nothing is written in these
+            cases.
     """
     sites = read_folder(folder)
     for site, images in sites.items():

@@ -122,8 +122,8 @@ class ImageDataSet(DataSet):
     def content(self, index: ImageIndex) -> list[Any]:
         """Return the facts that decide the pixels, as part of a cached silo's key.
 
-        They are the folder, and the size and modification time of each file (None for a missing
-        file).
+        The facts are the folder, and the size and modification time of each file (None for a
+        missing file).
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]

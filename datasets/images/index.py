@@ -59,7 +59,7 @@ class ImageIndex:
     def take(self, rows: Rows) -> ImageIndex:
         """Return an index of the images at the row numbers ``rows``, in that order.
 
-        If the index has no parts, neither has the result.
+        If this index has no parts or no masks, the result has none either.
         """
         return replace(
             self,
@@ -105,7 +105,7 @@ def index_images(
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
-    """Select texts by row number; an empty tuple (no image has such a text) stays empty."""
+    """Select texts by row number; from an empty tuple, an empty tuple."""
     if not texts:
         return texts
     return tuple(texts[row] for row in rows)
@@ -137,8 +137,9 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
     """Split an index into the silo's own images and the public images, in this order.
 
-    About ``share`` of the groups are public; ``in_public`` decides for each group by a hash of its
-    name. Share 0 makes none public, and share 1 all.
+    A group of images, such as a patient's, is either public or not. About ``share`` of the groups
+    are public, and a hash of each group's name decides which. With share 0 no group is public, and
+    with share 1 every group.
     """
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))

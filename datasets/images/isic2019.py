@@ -138,12 +138,12 @@ def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
 def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     """Read FLamby's listing: image -> (diagnosis, centre), both as numbers, in the file's order.
 
-    If ``available.csv`` exists, images that it does not list are left out.
+    If ``available.csv`` exists, images that are not in it are left out. The result is cached.
 
     Args:
         folder: the data set's folder.
-        stamps: the files' sizes and times, used only to renew the cached result when a file
-            changes.
+        stamps: the sizes and times of the files. They only renew the cached result after a file has
+            changed.
 
     Raises:
         DataError: a line has an invalid name or number, or an image is listed twice.

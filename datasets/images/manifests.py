@@ -196,9 +196,13 @@ class ManifestDataSet(ImageDataSet):
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether any manifest on this machine assigns images to the part 'val'.
+        """Return whether any manifest on this machine assigns an image to the part 'val'.
 
-        Manifests that are not on this machine are skipped.
+        Only images of the patients that 'split.sample-share' keeps count. Manifests that are not on
+        this machine are skipped.
+
+        Raises:
+            DataError: the declaration or a manifest on this machine is invalid.
         """
         folder = self.files_folder(places)
         for site, manifest in self.declaration(places).sites.items():
@@ -307,15 +311,15 @@ class Manifest:
     def mask(self, number: int, row: Mapping[str, str]) -> str:
         """Return the mask of the image in line ``number``, relative to the data directory.
 
-        It is "" here, because the images of a class have no masks.
+        The result is "" here, because images with a class have no masks.
         """
         return ""
 
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label of line ``number`` as the task has it.
 
-        It is the number of a class, a number, or 0 or 1 for each finding. The label of a class is
-        compared in its normal form, in which 1.0 equals 1.
+        The result is the number of a class, a number, or 0 or 1 for each finding. The label of a
+        class is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
             DataError: no class has this label, or a number or finding has an impossible value. The

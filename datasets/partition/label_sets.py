@@ -49,7 +49,7 @@ class _Plan:
     def error(self, share: float) -> float:
         """Return the largest distance between ``share`` and a silo's share of private labels.
 
-        It is rounded to 9 digits, so that equally good plans compare as equal.
+        The distance is rounded to 9 digits, so that equally good plans compare as equal.
         """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
@@ -135,7 +135,8 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
 def _describe_impossible(classes: int, silos: int, share: float) -> str:
     """Build the error text for an impossible share, with the nearest possible shares.
 
-    These are the nearest share at or below ``share``, and the nearest one above it if there is one.
+    The text names the nearest share at or below ``share``, and the nearest one above it if there is
+    one.
     """
     possible = sorted(set(_list_possible_shares(classes, silos)))
     above = bisect_right(possible, share)
@@ -189,11 +190,14 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
 
 
 def divide_evenly(need: int, limits: Sequence[int]) -> list[int]:
-    """Divide ``need`` into parts as equal as the upper ``limits`` allow.
+    """Divide ``need`` into parts that are as equal as the upper ``limits`` allow.
+
+    The larger limits get the remainder of a division, and among equal limits the later ones: 5 over
+    (9, 9) gives [2, 3].
 
     Returns:
-        One integer per limit, not above that limit. The parts sum to ``need``, or to the sum of all
-        limits if ``need`` is larger.
+        One integer for each limit, at most that limit. The sum of the parts is ``need``, or the sum
+        of all limits if ``need`` is larger.
     """
     parts = [0] * len(limits)
     smallest_first = sorted(range(len(limits)), key=limits.__getitem__)
@@ -284,14 +288,15 @@ class LabelCut:
         return silos
 
     def _deal_all_labels(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Deal every silo the same number of rows of each label, in consecutive slices.
+        """Give every silo the same number of rows of each label, as consecutive slices of the rows.
 
         Args:
-            rows: label -> rows of the pool.
-            counts: label -> number of rows per silo.
+            rows: for each label, the rows of the pool.
+            counts: for each label, the number of rows per silo. ``rows`` must have enough for all
+                silos.
 
         Returns:
-            Rows per silo, ascending.
+            The rows of each silo, ascending.
         """
         silos = []
         for place in range(len(self.sets)):
@@ -368,8 +373,8 @@ class LabelCut:
     def _training_size(self, size: int) -> int:
         """Return the number of training samples in a silo of ``size``; the rest are for validation.
 
-        All are for training if the pool has its own validation part; otherwise a tenth, rounded
-        down, is held out.
+        If the pool has its own validation part, all ``size`` samples are for training. Otherwise a
+        tenth of them, rounded down, is for validation.
         """
         if self._has("val"):
             return size

@@ -110,11 +110,13 @@ def _gaia() -> SiloSet:
 
 
 def _read_edges(path: Path) -> SiloSet:
-    """Read a CSV file of edges; silos are in the order of their first appearance.
+    """Read the silos and links of a set from a CSV file in which each line is an edge.
+
+    The silos are in the order of their first appearance. An edge has no direction.
 
     Raises:
-        DataError: a name or number is invalid, an edge is repeated or joins a silo with itself, or
-            the file has no edge.
+        DataError: a silo's name or a number is invalid, an edge is repeated or joins a silo with
+            itself, or the file has no edge.
     """
     names: dict[str, int] = {}
     links: dict[tuple[str, str], Link] = {}

@@ -180,7 +180,8 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 def _kind_fault(dataset: FileDataset) -> str:
     """Explain why a DICOM is not a single grey image; '' if it is one.
 
-    It must have pixel data, the header's size, bits and sign, one grey channel and one frame.
+    The DICOM must have pixel data, the header's size, bits and sign, one grey channel and one
+    frame.
     """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"
@@ -348,8 +349,8 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Return the smallest and the largest value that are possible after the modality step.
 
-    They follow from the header's lookup table, or else from the stored bits, the sign and the
-    rescaling, not from the pixels.
+    The two values follow from the header's lookup table, or else from the stored bits, the sign and
+    the rescaling, not from the pixels.
 
     Raises:
         ValueError: the rescale slope is not above 0.

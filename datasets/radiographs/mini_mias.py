@@ -93,10 +93,10 @@ class MiniMias(RadiographDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a new 8-bit file or DICOM like the site's own images.
 
-        The function returns int16 (1, size, size). The image is rendered with the profile of
-        ``site`` if 'data.intensity-profiles' is set and ``site`` is a tissue's name; any other
-        name, such as '', renders nothing. The file's name without its ending seeds the profile's
-        noise.
+        The function takes a path and returns int16 (1, size, size). If 'data.intensity-profiles' is
+        set and ``site`` is the name of a tissue, the image is rendered with that tissue's profile.
+        For any other ``site``, such as '', it is not rendered. The file's name without its suffix
+        seeds the profile's noise.
         """
         size = settings.image_size or self.own_size(places)
         profile = None

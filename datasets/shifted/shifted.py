@@ -176,8 +176,9 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 def _rotate(images: Tensor, angle: float) -> Tensor:
     """Return float32 ``images`` (n, channels, height, width) turned ``angle`` degrees.
 
-    They turn counter-clockwise around their centre, between pixels bilinearly, and black comes in
-    at the corners. Bit for bit this is torchvision's ``rotate``, which takes seconds to import.
+    The images turn counter-clockwise around their centre, between pixels bilinearly, and black
+    comes in at the corners. Bit for bit this is torchvision's ``rotate``, which takes seconds to
+    import.
     """
     import torch
 
@@ -238,10 +239,11 @@ class ShiftedImages(DataSet):
         return self.source.name
 
     def found(self, places: Places) -> str:
-        """Describe the files in the data directory, in any readable form; '' if there are no files.
+        """Describe the data set's files in the data directory; '' if no files are there.
 
-        For a source in several forms this is 'N files in FOLDER'. A data set without files of its
-        own gives 'comes with scikit-learn'.
+        A data set without files gives 'comes with scikit-learn'. If the source has several forms of
+        its files, the text is 'N files in FOLDER' for the form that is present. For any other
+        source it is 'K of N files in FOLDER'.
         """
         if not self.files:
             return "comes with scikit-learn"

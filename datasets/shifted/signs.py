@@ -92,11 +92,13 @@ def _csv_of(folder: Path) -> Path:
 
 
 def _training_signs(folder: Path) -> list[_Sign]:
-    """Read the signs in a class's training folder; [] if the folder is missing.
+    """Read the signs in a class's training folder; return [] if the folder does not exist.
+
+    The folder's name is the number of its class.
 
     Raises:
-        DataError: the folder's CSV is missing or unusable, or a ClassId differs from the folder's
-            class.
+        DataError: the folder has no CSV file, its CSV file is unusable, or a ClassId in the file
+            differs from the folder's class.
     """
     if not folder.is_dir():
         return []

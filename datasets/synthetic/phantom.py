@@ -25,16 +25,20 @@ from fedsilo.datasets.silo.silos import ImageReader
 def even_sequence(
     counts: Sequence[int], again: float, rng: np.random.Generator
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Order images so that every beginning of the order has the kinds in nearly their final shares.
+    """Order images so that each prefix has nearly the same shares of the kinds as the whole.
+
+    Each image is of the kind that is furthest behind its share; the first such kind wins a tie. An
+    image may instead repeat the kind and subject of the image before it.
 
     Args:
         counts: number of images of each kind.
-        again: probability that an image repeats the kind and subject of the image before it; an
-            image whose kind is used up does not.
-        rng: decides which images repeat a subject; it is advanced.
+        again: the probability of such a repetition. If all images of the kind are used up, the
+            image does not repeat it.
+        rng: decides which images repeat a subject; its state advances.
 
     Returns:
-        The kind of each image, and its subject's number, from 0 in order of appearance.
+        The kind of each image, and the number of each image's subject, from 0 in order of
+        appearance.
     """
     wanted = np.array(counts)
     # Drawn for all images at once, so that one image's kind does not change the draws of the next
@@ -70,7 +74,7 @@ class PhantomDataSet(ImageDataSet):
         key: part of every seed.
         counts: site -> number of images of each kind.
         subject: a word for the subject of an image, used in the names of groups.
-        again: share of images that show the same subject as the one before.
+        again: share of images that show the same subject as the image before.
         fewest: least number of images of a site, however small 'split.sample-share' is.
         version: raise it when the same number makes another image, so that no old cache is read.
     """

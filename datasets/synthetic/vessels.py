@@ -65,9 +65,10 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
         return 0
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Draw an image and its mask, uint8 (2, size, size); the mask is 0 or 1.
+        """Draw an image and its mask, as uint8 (2, size, size).
 
-        Images of one patient show the same vessels with other noise.
+        The mask is 1 in a vessel and 0 elsewhere. Images of the same patient show the same vessels,
+        but differ in their noise.
         """
         _, patient, view = self.generators(site, number)
         machine = _MACHINES[site]

@@ -131,12 +131,14 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     A site without any value is skipped.
 
     Returns:
-        The keys of a ``Column``: numeric, which is also the kind if no site has a value;
-        categorical with its levels; or ignored if the column has fewer than two distinct texts.
+        The keys and values of a ``Column``. A column of numbers has only its name, which means
+        numeric; this also holds if no site has a value. A column of texts has the kind
+        'categorical' and its sorted levels, or only the kind 'ignored' if it has fewer than two
+        distinct texts.
 
     Raises:
-        DataError: one site has numbers and another has texts, the type is unsuitable, or there are
-            more than 64 distinct texts.
+        DataError: one site has numbers and another has texts, the type is neither (such as dates),
+            a text cannot be printed on one line, or there are more than 64 distinct texts.
     """
     import pandas as pd
 
@@ -187,7 +189,8 @@ def _kind(name: str, values: Series[Any]) -> str:
 def _texts(name: str, values: Series[Any]) -> list[str]:
     """Return a column's distinct values as normalised texts; missing values are left out.
 
-    They are sorted as numbers if all are numbers, otherwise as texts. Doubtful texts are logged.
+    The texts are sorted as numbers if all are numbers, otherwise as texts. Doubtful texts are
+    logged.
 
     Raises:
         DataError: a text has a line break or an unprintable character.
@@ -240,7 +243,7 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column as the names of the classes.
 
-    They are sorted as numbers if all are numbers, otherwise as texts. Rows without a label are
+    The names are sorted as numbers if all are numbers, otherwise as texts. Rows without a label are
     ignored.
 
     Raises:

@@ -34,9 +34,9 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: class of each row, (n,) int64; its number, (n,) float32; or its time and event,
-            (n, 2) float32.
-        left_out: the number of rows that are not among them.
+        labels: class of each row, (n,) int64; its number, (n,) float32; or its time and event, (n,
+            2) float32.
+        left_out: the number of rows of the table that were left out.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
         notes: sentences for the site's own log.
@@ -226,7 +226,8 @@ class RowReader:
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
         """Return the columns whose value in a row (features,) is out of range.
 
-        The ends of a range are in range, and so is NaN. Columns without a range are skipped.
+        A value at an end of the range is in range. NaN is never out of range. Columns without a
+        range are skipped.
         """
         outside = []
         for place, column in self.ranged.items():
@@ -240,11 +241,14 @@ class RowReader:
     ) -> list[float]:
         """Parse a line to its features: numbers, then one-hot levels, then indicators.
 
+        A column without a value, and a number with a mark of an unmeasured value, become NaN. A
+        categorical column has a feature for each level except the first. A column with an indicator
+        also has the feature 1 if its value is missing or unmeasured, otherwise 0.
+
         Args:
-            number: the line, for errors.
+            number: the line's number, for errors.
             tokens: the line's cells by column.
-            lacking: columns without a value. Their features become NaN, and their indicator becomes
-                1; the same holds for values that were not measured.
+            lacking: the columns without a value in this line.
 
         Raises:
             DataError: a cell is not a number, or a level is not declared.
@@ -322,10 +326,10 @@ class RowReader:
         return self._class_number(number, tokens)
 
     def _time(self, number: int, tokens: Mapping[str, str]) -> float:
-        """Return the time to the event in a line.
+        """Parse the time to the event in line ``number``, from its cells by column (``tokens``).
 
         Raises:
-            DataError: it is negative, or is not a finite number.
+            DataError: the time is negative, or is not a finite number.
         """
         column = self.schema.label.time
         value = _as_number(tokens[column])

@@ -121,9 +121,9 @@ class TableDataSet(DataSet):
         return parse_table(lines, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read and split a site's table, and cache the silo.
+        """Read and split a site's table, or open the silo from the cache.
 
-        The file is read even if the silo is cached, because its lines are part of the cache's key.
+        The table is read in both cases, because its lines are part of the cache's key.
 
         Raises:
             DataError: the table is missing, invalid or too small.
@@ -184,8 +184,8 @@ class TableDataSet(DataSet):
     def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
         """Build the notes on a user's own table for the site's log; [] for a public table.
 
-        They are the table's own notes and, if there are copies of rows, one sentence with their
-        number.
+        The result has the table's own notes and, if rows have copies, a sentence with the number of
+        copies.
         """
         if self.origin != "own":
             return []

@@ -157,12 +157,13 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 
 
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
-    """Convert rows to numbered lines, from 1, with cells as texts.
+    """Convert rows to pairs: the line number, from 1, and the cells as texts.
 
-    Empty rows are kept and counted.
+    A missing value becomes ''. Empty rows are kept, so that the numbers match the file.
 
     Raises:
-        DataError: the texts together have more characters than allowed (by default 2^30).
+        DataError: all texts together have more characters than ``most_unpacked`` allows: 2^30 by
+            default.
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
     most = most_unpacked(path)

@@ -62,11 +62,12 @@ def backbone_digest(settings: CommonSettings) -> str:
     """Return an identifier of the backbone's weights, which must be equal at all sites of a run.
 
     Returns:
-        The file's SHA-256. If the weights are timm's or random, the model's name and origin. '' for
-        networks without a backbone and for a ResNet-22 that starts from the seed.
+        The SHA-256 of the weights file. For timm's weights and for random ones, the name of the
+        model and the weights' origin, such as 'NAME, random'. '' for networks without a backbone,
+        and for a ResNet-22 without backbone weights.
 
     Raises:
-        SettingError: the weights file is missing, or a ViT names no weights.
+        SettingError: the weights file is missing, or 'vit.backbone-weights' is empty for a ViT.
     """
     # A ViT always has a backbone to name; a ResNet-22 has one only if weights are given
     given = settings.network == "resnet22" and settings.backbone_weights
@@ -95,7 +96,7 @@ def _origin(settings: CommonSettings) -> str:
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
     """Load backbone weights into a ViT, or into a ResNet-22 if the settings name weights.
 
-    Other networks, and a ViT with 'random', stay unchanged. With classifier 'published' the
+    Other networks, and a ViT with 'random', are not changed. With classifier 'published' the
     ResNet-22 also gets the published head.
 
     Raises:

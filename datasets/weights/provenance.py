@@ -40,15 +40,18 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 
 
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
-    """Check that two runs have the same test images; runs on different data sets pass.
+    """Check that the weights of one run were not trained on the test images of another run.
+
+    The check passes if the data sets differ. Otherwise all settings of ``provenance_of`` must be
+    equal, because then both runs have the same test images.
 
     Args:
         here: settings of the run that tests.
         there: settings of the run that trained the weights.
-        what: the origin of the weights for errors.
+        what: a description of the weights, for the error.
 
     Raises:
-        SettingError: a setting of ``provenance_of`` differs.
+        SettingError: such a setting differs. The error names the first one in sorted order.
     """
     if here.dataset != there.dataset:
         return

@@ -156,18 +156,22 @@ def predict(
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
 
-    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. If the run's
-    task is segmentation, or ``run_dir`` is a folder that ``finetune`` wrote for it, ``out`` is a
-    folder of masks (PNG), and options that do not apply to masks are refused. ``watch`` is called
-    with two numbers: the cases done so far, and all cases.
+    Give exactly one source of cases: ``images``, ``manifest``, ``table`` or ``split``. The
+    predictions are written to the file ``out``, and a page about them to ``html``, if these are
+    given. ``watch`` is called with two numbers: the cases done so far, and all cases.
+
+    For segmentation, or if ``run_dir`` is a folder that ``finetune`` wrote for it, ``out`` must
+    name a new folder for masks (PNG), and options that do not apply to masks are refused.
 
     Returns:
         The predictions. For classes, ``frame()`` has the rows of the CSV file, with the columns
-        ``predicted``, ``p.<class>``, ``entropy`` and so on. Without ``out`` no CSV file is written.
+        ``predicted``, ``p.<class>``, ``entropy`` and so on. For segmentation, a
+        ``MaskPredictions``.
 
     Raises:
-        FedsiloError: not exactly one source is given, the model or the cases cannot be opened, a
-            file to write already exists, or the calibration is missing.
+        FedsiloError: not exactly one source is given, ``id`` is given without ``table``, an option
+            does not apply to masks, the model or the cases cannot be opened, a file to write
+            already exists, or the calibration is missing.
     """
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction

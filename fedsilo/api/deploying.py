@@ -209,10 +209,13 @@ def plan_deployed_run(
 
 @command
 def down(*, deployment: DeploymentFolder = _FOLDER) -> str:
-    """Stop all processes; the folder stays.
+    """Stop all processes of a deployment on this machine. The deployment's folder is kept.
 
     Returns:
         A sentence with the number of members that were running and the path of the folder.
+
+    Raises:
+        FedsiloError: the folder does not contain a deployment.
     """
     from fedsilo.deployment.commands import down
 
@@ -230,9 +233,9 @@ def backup(
 ) -> MadeBackup:
     """Write an encrypted backup of a deployment while it runs.
 
-    It has the keys, the registrations, the SuperLink's database, all run directories with their
-    checkpoints, and the private state of sites on this machine. Hospitals on other machines back up
-    their own folders.
+    The backup has the keys, the registrations, the SuperLink's database, all run directories with
+    their checkpoints, and the private state of sites on this machine. Hospitals on other machines
+    back up their own folders.
 
     Raises:
         FedsiloError: the file exists, the passphrase is unusable, the folder does not contain a
@@ -254,7 +257,7 @@ def restore(
 ) -> Restored:
     """Restore a deployment from a backup into a new folder.
 
-    Nothing is started: 'fedsilo deploy up' does that. An error writes nothing.
+    Nothing is started: 'fedsilo deploy up' does that. If an error is raised, nothing is written.
 
     Raises:
         FedsiloError: the backup is truncated, altered or of another version, the passphrase is not

@@ -185,9 +185,9 @@ def _describe_entry(file: SimulationFile, experiments: Mapping[str, Experiment])
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     """Format the data, silos, rounds and cost of experiments, and their ``purpose``, in one text.
 
-    An empty purpose is left out, and so is the cost if it is 'CPU' for every experiment. More than
-    three data sets are only counted. If an experiment cannot run, the text is only 'cannot run:'
-    and the reason.
+    An empty purpose is left out. The cost is left out if it is 'CPU' for every experiment. More
+    than three data sets are only counted. If an experiment cannot run, the text is only 'cannot
+    run:' and the reason.
     """
     # Dictionaries without values keep each text once and in order, which sets do not
     data: dict[str, None] = {}

@@ -222,19 +222,21 @@ def experiments(
 ) -> Iterator[str]:
     """List the experiments by method; or show one in full, or check all of them.
 
-    ``experiment``, ``method`` and ``check`` exclude each other.
+    ``experiment``, ``method`` and ``check`` exclude each other, and ``here`` excludes
+    ``experiment`` and ``check``.
 
     Args:
         experiment: show only this experiment, as the lines of its own simulation file.
         method: list only the experiments with this method.
         here: list only the experiments whose data are here, in $FEDSILO_DATA or in a package.
-        check: check all experiments of the file, and list only those that cannot run.
+        check: check all experiments of the file, and list only those that cannot run. If all can
+            run, one line says so.
         file: the simulation file; None for the one in the working folder or, if there is none,
             fedsilo's own.
 
     Raises:
-        SettingError: more than one of ``experiment``, ``method`` and ``check`` is given, a name is
-            unknown, the file is malformed, or ``check`` finds a mistake.
+        SettingError: arguments that exclude each other are given, a name is unknown, or the file is
+            malformed. After the last line of ``check``, also if an experiment cannot run.
     """
     from fedsilo.api.experiment_list import (
         check_all,

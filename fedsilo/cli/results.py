@@ -211,7 +211,11 @@ def deploy_renew(made: MadeKit | str) -> None:
 
 
 def deploy_backup(made: MadeBackup) -> None:
-    """Print the size of a backup and what it needs."""
+    """Print two lines about a new backup.
+
+    The first line has its path, its number of files and its size, and the second one tells the user
+    to keep the backup on another machine and its passphrase elsewhere.
+    """
     from fedsilo.server_app.records.progress import bytes_text
 
     files = format_count(len(made.manifest.files), "file")
@@ -243,7 +247,7 @@ def deploy_status(
         log = "-"
         if member.log and member.log.is_file():
             log = str(member.log)
-        rows.append((member.member, str(member.pid or "-"), member.sight, log))
+        rows.append((member.member, str(member.pid or "-"), member.last_seen, log))
     print_columns(("member", "process", "seen by the server", "log"), rows)
     run = look_at_deployment(Path(deployment)).run
     if run:
@@ -253,8 +257,8 @@ def deploy_status(
 def _print_findings(target: str) -> Callable[..., None]:
     """Make the function that prints the findings of ``doctor <target>`` and a summary.
 
-    With ``as_json`` the function prints one JSON document instead. It then exits with the findings'
-    exit code, unless that is 0.
+    With ``as_json`` the function prints one JSON document instead. In both cases it ends with a
+    ``typer.Exit`` if the findings' exit code is not 0.
     """
 
     def show(findings: Iterable[Finding], *, as_json: AsJson = False) -> None:
@@ -292,7 +296,11 @@ def audit(
     csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the chosen messages and the state of the chain; exit with 1 if it is broken."""
+    """Print the chosen messages and the state of the chain, or JSON; write a CSV file if asked.
+
+    Raises:
+        typer.Exit: the chain is broken. The exit code is 1.
+    """
     if as_json:
         print_json(found.document())
     else:

@@ -131,9 +131,9 @@ class Budget:
                 yield f"{times:.2g} times the {key}"
 
     def _ended_early(self) -> bool:
-        """Tell whether some run finished fewer rounds than its settings ask for.
+        """Return whether some run finished another number of rounds than its settings ask for.
 
-        Also true if no run is known.
+        The result is also True if no finished run is known.
         """
         return set(self.rounds) != {self.given["rounds"]}
 
@@ -151,8 +151,8 @@ class Budget:
     def cells(self) -> list[str]:
         """Format the budget as cells of a table row.
 
-        These are rounds, steps, samples, bytes to and from the sites, duration, and tuning points.
-        ``Budgets.lines`` adds the experiment before them and the differences after them.
+        The cells are rounds, steps, samples, bytes to and from the sites, duration, and tuning
+        points. ``Budgets.lines`` adds the experiment before them and the differences after them.
         """
         tuned = "-"
         if self.trials:
@@ -272,7 +272,8 @@ class Budgets:
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return a copy of a results table with ``MARK`` after the names of unequal experiments.
 
-        It changes the columns ``experiment`` and ``compared_with``, as far as the table has them.
+        The function changes the columns ``experiment`` and ``compared_with``, as far as the table
+        has them.
         """
         names = {}
         for name in self.unlike():
@@ -308,10 +309,10 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
 
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
-    """Build the budget of each experiment in ``plans``, name -> settings, before any run.
+    """Build the budgets of experiments before any run. ``plans`` maps each name to its settings.
 
-    The number of points that tuning tried is taken from the simulation file. If that declares none,
-    it is taken from a search in the same ``out`` (see ``tuned_over``).
+    The number of points that tuning tried comes from the simulation file. If the file declares
+    none, or 0, the number comes from a search in the same ``out`` (see ``tuned_over``).
     """
     budgets = {}
     for name, settings in plans.items():

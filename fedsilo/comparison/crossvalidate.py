@@ -59,7 +59,11 @@ class CrossValidation:
             yield f"{MARK.strip()} {remark}"
 
     def write(self, csv: Path | None, markdown: Path | None) -> None:
-        """Write the intervals to the file ``csv``, the tables to ``markdown``; None skips one."""
+        """Write the intervals to the CSV file ``csv``, and the tables to the file ``markdown``.
+
+        A path that is None is skipped. Existing files are replaced. The tables mark experiments
+        with unequal budgets, and a remark below explains each.
+        """
         if csv:
             write_atomically(csv, csv_text(self.intervals))
         if markdown:
@@ -280,9 +284,10 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 
 
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
-    """Explain the cells of a metric's table, and name the sites that its column 'all' leaves out.
+    """Explain the cells of a metric's table, and name the sites that are not in its column 'all'.
 
-    A site is left out if a run of any experiment lacks the metric there.
+    A site is not in 'all' if a run of any experiment lacks the metric there. For the pooled metric
+    no site is named. The text is one phrase without a full stop.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:

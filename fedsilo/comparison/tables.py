@@ -118,8 +118,8 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 def _next_to_published(spread: Any, median: bool) -> str:
     """Format a cell as ``spread_cell`` does, and add our population deviation in brackets.
 
-    It is added only if the paper has a deviation, because papers print population deviations here
-    (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
+    The deviation is added only if the paper has one, because papers print population deviations
+    here (PICSR's cannot be anything else). With ``median`` or a single seed, it is left out.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):

@@ -104,8 +104,8 @@ def search(
 ) -> Tuned:
     """Try the points of a plan, choose the best, and write ``chosen.json`` and ``trials.csv``.
 
-    If training fails at a point, for example because it diverges, the point is reported and not
-    chosen; the sampler gets score 0 for it.
+    If training fails at a point, for example because it diverges, the sampler gets score 0 for the
+    point. Such a point is never chosen, and the warnings in ``chosen.json`` name it.
 
     Args:
         plan: the settings, the grid and the budget.
@@ -116,7 +116,7 @@ def search(
         tell: takes a line about the progress.
 
     Raises:
-        FedsiloError: a run failed at every point, runs lack the metric, or Optuna is missing.
+        FedsiloError: training failed at every point, runs lack the metric, or Optuna is missing.
     """
     ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
@@ -160,7 +160,8 @@ def plan_search(
         experiment: the experiment's name.
         sources: the sources of settings that the command names.
         sampler: ``grid`` or ``tpe``.
-        given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps that.
+        given: field of ``Tuning`` -> number that overrides the simulation file's. With None, the
+            simulation file's number is used.
 
     Raises:
         SettingError: the grid is too small, a setting is wrong, or ``--set`` changes a setting of
@@ -191,7 +192,7 @@ def plan_search(
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold if the data set has its own validation part.
 
-    Otherwise the budget stays as it is.
+    Otherwise the budget is returned unchanged.
 
     Raises:
         SettingError: the data set does not come with a validation part, and the budget has fewer
@@ -212,7 +213,8 @@ def _run_search(
 ) -> tuple[list[Point], str]:
     """Try all points; return them with their scores, best first, and the deciding metric.
 
-    It writes ``trials.csv`` after each batch. Without ``metric``, ``deciding_metric`` decides.
+    The function writes ``trials.csv`` after each batch. Without ``metric``, ``deciding_metric``
+    decides.
 
     Raises:
         SettingError: a run that did not fail lacks the deciding metric.
@@ -281,7 +283,7 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
     """Check that all successful runs measured ``metric`` on validation samples.
 
     Raises:
-        SettingError: some did not. The message says how many.
+        SettingError: a successful run lacks the metric. The message has the number of such runs.
     """
     means = _validation_means(summaries)
     lacking = sum(metric not in values for values in means)
@@ -415,7 +417,12 @@ def chosen_document(
 
 
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
-    """Explain the choice in one line: the best score, its standard error, and the next score."""
+    """Explain in one line why the first of the ``ranked`` points was chosen.
+
+    The line has the best score, its standard error, the number of points, the budget, and the
+    second-best score. The second-best score is left out if there is only one point or all other
+    points failed.
+    """
     best = ranked[0]
     score = f"mean validation {metric} over sites"
     if metric == POOLED:

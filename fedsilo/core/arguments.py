@@ -73,7 +73,7 @@ class RunSources:
 
 
 def path_of(path: AnyPath | None) -> Path | None:
-    """Convert a path or a string to a ``Path``. None stays None. The path need not exist.
+    """Convert a path or a string to a ``Path``; None gives None. The path need not exist.
 
     Raises:
         SettingError: the value is of another type, such as a pandas frame.

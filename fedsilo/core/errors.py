@@ -37,7 +37,7 @@ class FedsiloError(Exception):
     def _render_traceback_(self) -> list[str]:
         """Build the lines that IPython and notebooks print in place of a traceback.
 
-        They are the error's line and then its notes.
+        The lines are the error's message and then its notes.
         """
         return [error_line(self), *getattr(self, "__notes__", ())]
 

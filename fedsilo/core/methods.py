@@ -240,8 +240,8 @@ def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot be private per patient; None if it can.
 
     The reason follows the method's name, as in "sends ...". A plugin with its own site class counts
-    as private only if that class sets ``bounded_per_patient``. A plugin without one has the answer
-    of the built-in method that it extends.
+    as private only if that class sets ``bounded_per_patient``. A plugin without its own site class
+    has the answer of the built-in method that it extends.
     """
     if name in OURS:
         return settings_class(name).why_not_private

@@ -64,7 +64,10 @@ def site_reason(text: object) -> str:
 
 
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Group (name, reason) pairs by reason: reason -> all its names, joined with commas."""
+    """Group (name, reason) pairs by reason: reason -> its names, joined with commas.
+
+    Reasons and names keep the order of their first occurrence; a name may occur twice.
+    """
     who: dict[str, list[str]] = {}
     for name, reason in reasons:
         who.setdefault(reason, []).append(name)
@@ -100,7 +103,10 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Format a number with its noun: ``1 site``, ``4 sites``, ``3 processes``."""
+    """Format a number with its noun: ``1 site``, ``4 sites``, ``1,000 sites``, ``3 processes``.
+
+    ``noun`` is the singular. The plural gets "es" after an "s", otherwise "s".
+    """
     if number == 1:
         return f"1 {noun}"
     ending = "es" if noun.endswith("s") else "s"
@@ -108,14 +114,20 @@ def format_count(number: int, noun: str) -> str:
 
 
 def as_word(path: Path) -> str:
-    """Quote a path for a shell. A path inside the working folder becomes relative to it."""
+    """Format a path as one word of a shell command, with quotes only if the shell needs them.
+
+    A path inside the working folder becomes relative to this folder.
+    """
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return shlex.quote(str(path))
 
 
 def reason_of(error: BaseException) -> str:
-    """Describe an error that foreign code raised, on one line: its class and its text."""
+    """Describe an error that foreign code raised, on one line: "Class: text".
+
+    The text is cut after 200 characters.
+    """
     return f"{type(error).__name__}: {one_line(error, 200)}"
 
 

@@ -62,7 +62,8 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 def plugin_part(server: type, room: str, suffix: str) -> Any:
     """Find a plugin's settings class or site class, in the module of its server class.
 
-    A settings class without a ``group`` gets its module's name as group.
+    The class's name is the name of the server class plus ``suffix``. A settings class that does not
+    set ``group`` itself gets the module's name, in kebab-case, as its group.
 
     Args:
         server: the plugin's server class.
@@ -73,9 +74,10 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
         The class; None if the module does not have a class of that name.
 
     Raises:
-        SettingError: the class does not extend the room's base class, lacks a function, or has a
-            field that was not declared by ``setting``. Or the class is missing, but the module has
-            such a class under a name that fits none of its server classes.
+        SettingError: the class does not extend the room's base class, does not define all abstract
+            functions, or is a settings class that is not a dataclass or has a field that was not
+            declared by ``setting``. The error is also raised if the class is missing, but the
+            module has such a class under a name that fits none of its server classes.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -97,12 +99,12 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
 
 
 def refuse_lacking(part: type, where: str) -> None:
-    """Check that the class ``part`` has no abstract functions left.
+    """Check that the class ``part`` defines all abstract functions of its base classes.
 
-    ``where`` names the module of the class in the error.
+    ``where`` describes the module of the class in the error, such as "module 'own'".
 
     Raises:
-        SettingError: lists the missing functions.
+        SettingError: an abstract function is not defined. The error lists these functions, sorted.
     """
     lacking = sorted(getattr(part, "__abstractmethods__", ()))
     if lacking:
@@ -116,7 +118,7 @@ def refuse_lacking(part: type, where: str) -> None:
 def _classes_in(module: ModuleType, base: type) -> list[type]:
     """Return the subclasses of ``base`` that are declared in a module or its submodules.
 
-    Classes that the module only imports from elsewhere are left out, and so is ``base`` itself,
+    Classes that the module only imports from elsewhere are left out. ``base`` itself is left out
     unless the module declares it. A class with two names occurs twice.
     """
     own = []

@@ -39,12 +39,19 @@ _COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 
 
 def plugin_entries(named: str) -> list[str]:
-    """Split the setting 'plugin' at its commas into entries, which are files and modules."""
+    """Split the setting 'plugin' at its commas into entries, which are files and modules.
+
+    Blanks around an entry are removed, and empty entries are left out.
+    """
     return [entry.strip() for entry in named.split(",") if entry.strip()]
 
 
 def module_of(entry: str) -> str:
-    """Return the module's name for an entry of 'plugin'. A file loses '.py' and its folders."""
+    """Return the module's name for an entry of 'plugin'.
+
+    For a file it is the file's name without its folders and '.py'. Any other entry is returned
+    unchanged.
+    """
     return Path(entry).stem if entry.endswith(".py") else entry
 
 
@@ -88,9 +95,9 @@ def read_plugin(path: Path) -> bytes:
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
     """Execute one plugin file, and register it in ``sys.modules`` under its name without '.py'.
 
-    The pin is compared first. If the same file with the same bytes is already loaded, nothing is
-    executed. A changed file is executed again and replaces its module. If its execution fails, no
-    module of that name is registered.
+    The pin is compared first. If the file is already loaded and its bytes have not changed, nothing
+    is executed. A changed file is executed again and replaces its module. If its execution fails,
+    no module of that name is registered.
 
     Args:
         path: the file FILE.py, as an absolute path.
@@ -149,8 +156,8 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
         ours: fedsilo's own names, which no package may take.
 
     Returns:
-        Name of the plugin -> ``module:object``, or only the module for a method. It is empty if no
-        package offers any. Nothing is imported.
+        Name of the plugin -> ``module:object``, or only the module for a method. The mapping is
+        empty if no package offers a plugin. Nothing is imported.
 
     Raises:
         SettingError: a package offers a name in ``ours``, or two packages offer different plugins
@@ -173,8 +180,8 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 def is_plugin_name(key: str, name: str) -> bool:
     """Return whether ``name`` can be a plugin's name for the setting ``key``, without importing it.
 
-    It can if it has the form ``module:object``, has the form ``timm:name`` (only for 'network'), or
-    is the name of an installed package's entry point. Whether the object exists is not checked.
+    A plugin's name has the form ``module:object`` or, for 'network', ``timm:name``, or is the name
+    of an installed package's entry point. Whether the object exists is not checked.
     """
     if key == "network" and _TIMM.fullmatch(name):
         return True
@@ -285,7 +292,14 @@ def _import_module(module: str, plugin: str) -> ModuleType:
 
 
 def wrong_plugin(key: str, name: str, found: Any, wanted: str) -> SettingError:
-    """Build the error for a plugin, ``found``, that is not the ``wanted`` kind of object."""
+    """Build the error for a plugin that is not the right kind of object. The caller raises it.
+
+    Args:
+        key: the setting that names the plugin, such as 'method'.
+        name: the plugin, as the setting names it.
+        found: the object that the name stands for.
+        wanted: the kind of object that is needed, as a noun without an article.
+    """
     given = getattr(found, "__name__", type(found).__name__)
     return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{given}'")
 
@@ -346,9 +360,11 @@ def import_plugin(module: str) -> None:
 
 
 def is_offered(module: str) -> bool:
-    """Return whether an installed package offers a plugin in this top-level module.
+    """Return whether an installed package offers a plugin in the module ``module``.
 
-    A package offers one by an entry point in one of fedsilo's groups. The module is not imported.
+    A package offers a plugin by an entry point in one of fedsilo's groups. Only the first part of
+    the entry point's module is compared, so ``module`` must be a top-level module. It is not
+    imported.
     """
     for group in _GROUPS.values():
         for entry in entry_points(group=group):
@@ -419,20 +435,21 @@ def stated_digests(text: str) -> dict[str, str]:
 
 
 def changed_plugins(digests: Mapping[str, str], text: str) -> list[str]:
-    """Return the modules whose digest differs from that in 'plugin-digests', sorted.
+    """Return the modules whose digest differs from the one in 'plugin-digests', sorted.
 
-    A module that only one of the two has counts as changed.
+    A module that has a digest in only one of the two arguments counts as changed. The format of
+    ``text`` is not checked: an entry without '=' is a module with an empty digest.
 
     Args:
-        digests: module -> SHA-256.
-        text: the value of 'plugin-digests'.
+        digests: module -> SHA-256 of the plugin now.
+        text: the value of 'plugin-digests', "module=digest, module=digest".
     """
     differing = digests.items() ^ stated_digests(text).items()
     return sorted({module for module, _ in differing})
 
 
 def other_version(modules: Iterable[str]) -> SettingError:
-    """Build the error for plugins whose bytes differ from those at the start of the run."""
+    """Build the error for plugins that have changed since the run began. The caller raises it."""
     return SettingError(
         f"plugin {' and '.join(modules)} differs from the version in 'plugin-digests', which the "
         "run began with: restore that version, or start a new run"
@@ -459,8 +476,8 @@ def module_digest(module: str) -> str:
     For a file of 'plugin', it is the digest of the bytes that were executed.
 
     Returns:
-        The digest of the module's file, or of all Python and text files of its package. It is an
-        empty string if the module does not exist or was not made from a file.
+        The digest of the module's file, or of all Python and text files of its package. If the
+        module does not exist or was not made from a file, the digest is an empty string.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:

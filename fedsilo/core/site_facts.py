@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,19 +93,26 @@ class SiteFacts:
         """Return the names of the numbers that ``sums`` are over: features, numeric outcome."""
         return numeric_columns(self.task, self.features, self.class_names)
 
+    @cached_property
     def sizes(self) -> dict[str, int]:
-        """Return split -> number of samples; empty if the site reveals only sums over sites."""
+        """Split -> number of samples; empty if the site reveals only sums over sites."""
         return {split: sum(counts) for split, counts in self.label_counts.items()}
 
+    @cached_property
     def measured_splits(self) -> list[str]:
-        """Return the splits that have samples and that the site sends measurements for.
+        """The splits that have samples and that the site sends measurements for.
 
-        If the site reveals only sums over sites, the sizes are unknown, and all splits that it
-        sends measurements for are returned.
+        They are in the order of the site's label counts. If the site reveals only sums over sites,
+        it has no label counts. The sizes are then unknown, so all splits in ``measured`` are
+        returned.
         """
         if not self.label_counts:
             return list(self.measured)
-        return [split for split, size in self.sizes().items() if size and split in self.measured]
+        splits = []
+        for split, counts in self.label_counts.items():
+            if sum(counts) > 0 and split in self.measured:
+                splits.append(split)
+        return splits
 
     def to_config(self) -> dict[str, Any]:
         """Convert the facts to ConfigRecord entries. Mappings and lists of strings become JSON.
@@ -125,7 +133,9 @@ class SiteFacts:
         """Build the facts from the entries of a ConfigRecord.
 
         Args:
-            config: the entries that ``to_config`` made. "software" and the sums may be missing.
+            config: the entries that ``to_config`` made. Some entries may be missing: then
+                ``software`` is empty, ``task`` is classification, and ``sums`` is None. All other
+                entries are required.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the

@@ -165,9 +165,10 @@ class Survey(Part):
     def _find_problems(self) -> Iterator[str]:
         """Yield a sentence for each part whose classes or features do not match ``about``.
 
-        Labels need one count per class, a histogram must have its declared cells, and means and
-        percentiles may have only named features. ``samples`` and ``left_out`` are not checked. A
-        part that the site withholds has no problems.
+        Labels need one count per class. A histogram must belong to a declared feature, and have as
+        many cells as that feature declares. Means and percentiles may have only declared features,
+        but need not have all of them. ``samples`` and ``left_out`` are not checked. A part that the
+        site withholds (None) is skipped.
         """
         about = self.about
         for cells in (self.labels or {}).values():

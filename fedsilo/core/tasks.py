@@ -14,8 +14,8 @@ class TaskEntry(NamedTuple):
 
     place: str  # ``module:Class``, a subclass of ``fedsilo.models.tasks.task.Task``
     description: str  # one sentence for lists of tasks
-    # The number of groups whose samples a site counts, and that are spread evenly over splits; 0
-    # for one group per output of the network, as with classes
+    # The number of groups whose samples a site counts, and that are spread evenly over splits. 0
+    # means one group per output of the network, such as a class
     strata: int
     # Whether a label is a number, which sites standardise together with the features of a table
     numeric: bool = False

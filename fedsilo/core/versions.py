@@ -23,7 +23,7 @@ _APP, _FLOWER = "fedsilo-version", "flower-version"
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions of fedsilo and Flower in this process, as ConfigRecord entries."""
+    """Return the versions of fedsilo and Flower in this process, as two ConfigRecord entries."""
     return {_APP: FEDSILO, _FLOWER: installed_version("flwr")}
 
 
@@ -41,7 +41,12 @@ def installed_version(package: str) -> str:
 def installed_software() -> dict[str, str]:
     """Return the versions of fedsilo, Flower and PyTorch on this machine, and the git revision.
 
-    The keys are "fedsilo", "revision", "flower" and "torch".
+    The keys are "fedsilo", "revision", "flower" and "torch". The revision is that of
+    ``git_revision``, which is "unknown" if the code is not in a git checkout and $FEDSILO_REVISION
+    is not set.
+
+    Raises:
+        PackageNotFoundError: Flower or PyTorch is not installed as a package.
     """
     return {
         "fedsilo": FEDSILO,

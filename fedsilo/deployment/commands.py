@@ -88,11 +88,11 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
     """Check that the options do not differ from the existing deployment.
 
     Options that were not given are not compared. Node config values are compared with those of the
-    first site, because all sites have the same (without sites, with none); the order of site names
-    does not matter.
+    first site, because all sites have the same values. In a deployment without sites, every
+    requested value differs. The order of site names does not matter.
 
     Raises:
-        SettingError: an option differs; the message names the first one.
+        SettingError: an option differs. The message names the first such option.
     """
     # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
@@ -120,7 +120,8 @@ def refuse_other_silos(deployment: Deployment, experiment: str, options: Deploym
     The check passes if ``plan_deployment`` would not take the sites from the experiment either.
 
     Raises:
-        SettingError: the silos are others, or the experiment is unknown.
+        SettingError: the experiment's silos are not the deployment's sites, or ``_silos`` refuses
+            the experiment.
     """
     count, sites = options.get("sites"), several(options.get("site"))
     if sites or (deployment.address and not deployment.sites and not count):
@@ -195,11 +196,12 @@ def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
 
     Args:
         experiment: an experiment of ``file``, or a method.
-        count: the requested number of silos; None or 0 for the experiment's own.
-        file: the simulation file; None for the usual one.
+        count: the requested number of silos; None or 0 for the experiment's own number.
+        file: the simulation file; None for the default file.
 
     Raises:
-        SettingError: the experiment is unknown, or its data do not give that many silos.
+        SettingError: the experiment or its settings are invalid, or the number of its silos is not
+            ``count``. A data set with natural sites, such as hospitals, always has its own number.
     """
     # PyTorch, which takes seconds that status, logs and down can spare
     from fedsilo.engines.planning import plan_run

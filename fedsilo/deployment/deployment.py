@@ -143,9 +143,10 @@ class Deployment:
         return self.home(member) / f"{folder_name(member)}.log"
 
     def choose_sites(self, names: Sequence[str]) -> list[str]:
-        """Return the named sites of this machine, or all of them if none is named.
+        """Check that ``names`` are sites on this machine, and return them.
 
-        The order and duplicates of ``names`` stay.
+        The returned names have the order of ``names``, duplicates included. If ``names`` is empty,
+        all sites on this machine are returned.
 
         Raises:
             SettingError: a name is not a site on this machine.
@@ -210,8 +211,8 @@ class Deployment:
     def superlink_command(self) -> list[str]:
         """Build the command that starts the server, Flower's SuperLink.
 
-        It uses TLS, admits only registered keys, and keeps its state in superlink.db. Hospitals
-        reach it at the Fleet API, commands only from this machine.
+        The server uses TLS, admits only registered keys, and keeps its state in superlink.db.
+        Hospitals reach it at the Fleet API. Commands reach it only from this machine.
 
         Raises:
             ProcessError: ``flower-superlink`` is not installed.
@@ -378,7 +379,7 @@ def plan(
     Raises:
         SettingError: ``sites`` and ``address`` are both empty, two sites have the same name, a name
             is not allowed, or ``shared`` has a key that differs between sites.
-        ValueError: there are more or fewer ports than that.
+        ValueError: the number of ``ports`` is not two more than the number of sites.
     """
     if not sites and not address:
         raise SettingError("a deployment needs at least one site, but none is named")

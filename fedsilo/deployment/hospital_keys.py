@@ -41,17 +41,19 @@ def find_own_folder(folder: Path) -> Path:
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
     """Mark some hospitals' keys as compared, and remove other hospitals from the list.
 
-    Changes before an error stay.
+    The entries are processed in order, first all of ``compared``. Changes before an error are kept.
 
     Args:
         folder: the hospital's own folder, as ``find_own_folder`` returns it.
-        compared: sites whose received key was compared, or SITE=CODE with the code read out, which
-            is then the expected key.
+        compared: sites whose received key was compared by telephone; or SITE=CODE, where CODE is
+            the code that SITE read out. Only a key with this code is then accepted.
         forget: sites to remove from the list.
 
     Raises:
-        SettingError: ``compared`` names this hospital itself, a malformed code, or, without a code,
-            a site whose key was not received or has changed since it was listed.
+        SettingError: ``compared`` names this hospital itself, an invalid site name or a malformed
+            code; or, without a code, a site whose key was not received, or has arrived or changed
+            since ``describe_keys`` listed it. Or ``forget`` names a site that is not in the list.
+        CheckpointError: the list is damaged, or cannot be written.
     """
     known = KnownKeys(folder)
     for text in compared:
@@ -64,11 +66,15 @@ def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> N
 
 
 def describe_keys(folder: Path) -> list[str]:
-    """Return one line for this hospital's key, then one for the key of each other hospital.
+    """Describe this hospital's key and every other known key, in one line each.
 
-    If no other key is known, a second line says how to enter one.
+    The line of this hospital comes first, and the other lines are sorted by site. If no other key
+    is known, a second line explains how to enter one. The received keys are stored as listed, so
+    that ``mark_keys`` accepts them without a code.
 
-    Listing a key also allows 'compared' without a code to mark it later.
+    Raises:
+        CheckpointError: the list of keys is damaged, or cannot be written.
+        RefusedError: this hospital's key file cannot be used.
     """
     known = KnownKeys(folder).show()
     own_site = site_of_folder(folder.name)

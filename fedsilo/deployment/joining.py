@@ -190,9 +190,12 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry and a kit for each site, and return the kits. An older kit is replaced.
+    """Write the registry, and a kit for each site in ``keys``; an older kit is replaced.
 
     ``keys`` maps each site to its private key.
+
+    Returns:
+        For each kit, its site, its path and its code, in the order of ``keys``.
     """
     deployment.write_registry()
     authority = (deployment.secrets / "ca.crt").read_bytes()
@@ -219,9 +222,13 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
-    """Unregister a node at the SuperLink, unless it is already unregistered.
+    """Unregister a node at the SuperLink, unless the SuperLink no longer has it as registered.
 
-    It is already unregistered after an interrupted call. The registry is not changed.
+    An interrupted call may have unregistered the node already. The registry file is not changed.
+    ``say`` prints the command before it runs.
+
+    Raises:
+        DeploymentError: a ``flwr`` command failed.
     """
     if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)

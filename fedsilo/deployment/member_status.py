@@ -20,7 +20,7 @@ class MemberStatus:
     times: NodeTimes | None = None  # the site's connections; None if unknown
 
     @property
-    def sight(self) -> str:
+    def last_seen(self) -> str:
         """The site's state and its time, in words; empty for the server itself.
 
         For example "online since 2026-03-03 09:41:07 UTC", "never connected" or "cannot start: data

@@ -51,7 +51,10 @@ def interval_for(check: str) -> float:
 
 
 def fault_of(interval: float | None) -> str:
-    """Return the failed check that a heartbeat interval stands for, or an empty text if none."""
+    """Return the failed check for which a heartbeat interval stands, or an empty text.
+
+    The text is empty for None, for an ordinary interval, and for a number that no check has.
+    """
     if interval is None:
         return ""
     place = int(interval - _FIRST)

@@ -187,10 +187,11 @@ class SimulationFile:
         return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
-        """Return the entry of this name, which the file must have; it is checked at the first call.
+        """Return the file's entry of exactly this name, which is checked at the first call.
 
         Raises:
             SettingError: the entry is malformed.
+            KeyError: the file has no such entry; callers check this before.
         """
         if name not in self._entries:
             self._entries |= check_content(

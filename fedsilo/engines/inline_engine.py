@@ -61,7 +61,10 @@ class InlineGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Create a message (deprecated in Flower; use the Message constructor)."""
+        """Create a message, but do not queue it.
+
+        Flower's grids have this method, and it is deprecated there in favour of ``Message(...)``.
+        """
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:

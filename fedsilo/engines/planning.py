@@ -64,7 +64,11 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine."""
+    """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine.
+
+    Raises:
+        SettingError: a source cannot be read, or a setting is wrong.
+    """
     declared = declared_experiment(experiment, sources)
     return _settings_over(declared, sources, overrides)
 
@@ -214,12 +218,17 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
 def engine_for(
     common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
 ) -> str:
-    """Return the engine to use: ``engine``, or for "auto" the quicker one, which is printed.
+    """Return the name of the engine: ``engine`` itself, or for "auto" the probably fastest one.
 
-    With a Ray address "auto" means Ray, and with 'machine.vectorised' above 1 it means inline.
-    Otherwise it means processes, unless only one process fits, sites have no share of the GPU, or a
-    run on tables is so short that starting processes takes longer (docs/engines.md). Nothing is
-    printed if Ray or a named engine is used.
+    With "auto", the first rule that applies decides:
+
+    - With a Ray address, the engine is "ray".
+    - With 'machine.vectorised' above 1, it is "inline".
+    - It is also "inline" if only one process fits, if sites have no share of the GPU, or if a run
+    on tables is so short that starting processes takes longer (docs/engines.md).
+    - Otherwise it is "processes".
+
+    The choice of "inline" or "processes" is printed with its reason.
     """
     if engine != "auto":
         return engine

@@ -86,9 +86,12 @@ def single_classifier(network: SiteNetwork) -> TokenClassifier:
 def _capture_input(
     layer: nn.Linear, classify: Callable[[Tensor], Tensor], inputs: Tensor
 ) -> Tensor:
-    """Return the input (batch, c) that ``layer`` receives when ``classify(inputs)`` is called.
+    """Call ``classify(inputs)``, and return the input (batch, c) that ``layer`` receives meanwhile.
 
-    If the layer is called several times, the input of the last call is returned.
+    If the layer is called several times, the input of its last call is returned.
+
+    Raises:
+        IndexError: the layer is not called.
     """
     layer_inputs: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: layer_inputs.append(inputs[0]))

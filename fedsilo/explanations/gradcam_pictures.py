@@ -58,11 +58,10 @@ def choose_rows_by_scenario(
 ) -> list[tuple[int, str]]:
     """Choose images by which of several runs predict them correctly.
 
-    The four scenarios of Fed-Align-CL (section V-d and figure 5) are, in this order: all runs are
-    right; all are wrong; only the first run is right ("ours against the federated ones"); the
-    second run is right and the first is wrong, whatever further runs predict ("Fed-Align against
-    ours"). For each scenario and true class, the first ``each`` fitting images of the split are
-    taken, so that nobody can pick convincing images.
+    The four scenarios of Fed-Align-CL (section V-d and figure 5) are, in this order: "all are
+    right"; "all are wrong"; "the first alone is right"; and "the second is right, the first is
+    not", whatever further runs predict. For each scenario and true class, the first ``each``
+    fitting images of the split are taken, so that nobody can pick convincing images.
 
     Args:
         truths: (n,), the true classes.
@@ -70,8 +69,8 @@ def choose_rows_by_scenario(
         each: the largest number of images per scenario and class.
 
     Returns:
-        Row and scenario of each chosen image, in the order of the scenarios, then by class, then
-        by row. Images that do not fit any scenario are left out.
+        The row and the scenario's name for each chosen image, in the order of the scenarios, then
+        by class, then by row. Images that do not fit any scenario are left out.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     # The paper compares its own method, the first run, with others

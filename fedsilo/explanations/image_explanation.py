@@ -99,8 +99,9 @@ class ImageExplanation:
     def lines(self) -> list[str]:
         """Format the explanation as lines of text.
 
-        These are the title, a line per class with its probability, and the most important place.
-        An evidential network also gets the belief in each class, and a line with the vacuity.
+        The lines are the title, a line per class with its probability, and the most important
+        place. An evidential network also gets the belief in each class, and a line with the
+        vacuity.
         """
         return [*self._answer_lines(), self.saliency.place]
 
@@ -150,12 +151,15 @@ def explain_logits(
 ) -> ImageExplanation:
     """Build the explanation of an image from its map and the network's outputs.
 
+    The probabilities are the softmax of ``logits``, also for an evidential network. Without a
+    ``prior``, the beliefs are an empty list and the vacuity is None.
+
     Args:
         title: a name for the image.
         image: (channels, height, width), as the silo stores it.
         saliency: the map of the image.
         classes: the names of the classes.
-        logits: (1, classes), on the CPU; log alpha if the network is evidential.
+        logits: (1, classes), on the CPU. Those of an evidential network are log alpha.
         prior: (classes,), the prior of an evidential network; None for other networks.
     """
     beliefs: list[float] = []

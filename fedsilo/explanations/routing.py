@@ -40,12 +40,12 @@ class PatientExplanation:
         return vars(self)
 
     def lines(self) -> list[str]:
-        """Format the explanation as text for a clinician: the title, then a line per hospital.
+        """Format the explanation as text for a clinician.
 
-        The hospitals are in descending order of the weight of their models. A line has the model's
-        weight, its probability, and the three features that contribute most to the
-        distance between the patient and the hospital's patients. The terms of the router's scores
-        are in the document and the picture.
+        The first line is the title. The second one says that the prediction is a weighted mean over
+        the hospitals' models. Then each hospital has a line, in descending order of the weight of
+        its model. The line has the model's weight, its probability, and the three features that
+        contribute most to the distance between the patient and the hospital's patients.
         """
         width = max(map(len, self.experts))
         hospitals = format_count(len(self.experts), "hospital")

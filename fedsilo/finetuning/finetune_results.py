@@ -178,8 +178,8 @@ def curves_csv(starts: Sequence[StartResult]) -> str:
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
     """Build the content of finetune.json.
 
-    It has the task, the data, the settings in use, the definition of each metric, and ``lines``, a
-    list with an entry for each starting point.
+    The document has the task, the data, the settings in use, the definition of each metric, and
+    ``lines``, a list with an entry for each starting point.
     """
     task, data = study.downstream, study.data
     return {

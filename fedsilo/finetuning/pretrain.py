@@ -117,10 +117,13 @@ def train_backbone(
 
 
 def _read_public_images(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Read the public images with their labels, and return them with the number of classes.
+    """Read the public images of the data set with their labels.
 
-    If the data set has several kinds of labels (setting 'data.target'), the recipe's ``target`` is
-    used.
+    If the data set has several kinds of labels (setting 'data.target'), the recipe's ``target``
+    chooses one.
+
+    Returns:
+        The images with labels, and the number of classes.
 
     Raises:
         DataError: there are fewer than 20 public images.

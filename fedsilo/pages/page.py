@@ -2,7 +2,7 @@
 
 Every page is a template of its own in ``templates``. The template extends ``base.html``, which has
 the only stylesheet, and gets values by name: texts, rows of tables, pictures. The same values give
-the same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
+the same text. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
 """
 
 from __future__ import annotations
@@ -118,15 +118,15 @@ def template_text(name: str) -> str:
 
 
 def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -> Path:
-    """Build a page and write it to the file ``out``, which is returned.
+    """Build a page, write it to the file ``out``, and return ``out``.
 
     Args:
         out: the file to write.
-        page: a function that builds the page; it is called only if the file may be written.
-        overwrite: whether to replace a file that exists.
+        page: a function that builds the page. It is called only if the file may be written.
+        overwrite: whether to replace an existing file.
 
     Raises:
-        SettingError: the file is a folder or exists; then nothing is written.
+        SettingError: ``out`` is a folder, or exists and ``overwrite`` is false. Nothing is written.
     """
     if out.is_dir():
         raise SettingError(f"{out} is a folder: name a file, such as {out / 'report.html'}")
@@ -178,7 +178,7 @@ def with_interval(estimate: Estimate | None) -> str:
 
 
 def at_most(bound: float) -> str:
-    """Format a bound such as epsilon with two decimals, rounded up so that it stays a bound."""
+    """Format a bound such as epsilon with two decimals, rounded up so that it is still a bound."""
     # Rounded to nearest, the text could be below what was spent
     return f"{math.ceil(100 * bound) / 100:,.2f}"
 

@@ -257,7 +257,7 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """Convert a figure to the text of one ``svg`` element; equal figures give equal bytes.
+    """Convert a figure to the text of one ``svg`` element; equal figures give equal texts.
 
     Text is kept as text rather than outlines, so that it can be searched and read aloud. All ids
     begin with ``name``, which must be unique on the page, so that two pictures never share an id.

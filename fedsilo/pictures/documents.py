@@ -144,7 +144,11 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 
 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
-    """Draw two heat maps of the distances between prototypes: of features, and of embeddings."""
+    """Draw two heat maps side by side, with the distances between the hospitals' prototypes.
+
+    The left map has the distances between features, ``distances["input"]``. The right map has those
+    between router embeddings, ``distances["embedded"]``. Rows and columns are the ``experts``.
+    """
     size = len(experts)
     figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
     titles = {"input": "between standardised features", "embedded": "between router embeddings"}

@@ -293,10 +293,9 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
 
 
 def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
-    """Write figures into the run directory by their file names, each as PNG and PDF.
+    """Write each figure into the run directory as a PNG and a PDF; return the paths of all files.
 
-    Returns:
-        The paths of all files.
+    ``pictures`` maps the PNG's file name to its figure. Existing files are replaced.
     """
     paths: list[Path] = []
     for name, figure in pictures.items():

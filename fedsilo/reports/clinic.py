@@ -46,8 +46,8 @@ class Examination:
 def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
     """Build the template variables of ``clinic.html`` for a run.
 
-    They are its sites, result and limit, and tables and pictures of accuracy by site, by class and
-    by certainty.
+    The variables are the run's sites, result and limit, and tables and pictures of accuracy by
+    site, by class and by certainty.
 
     Args:
         run: the run, without what its pages must not show.
@@ -167,7 +167,8 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build a table per site with a row per class, and a picture per class.
 
-    If no site reports counts of right or false predictions by class, all are left out.
+    If no site reports counts of right or false predictions by class, the tables and pictures are
+    left out.
     """
     tables = []
     is_reported = False
@@ -316,7 +317,8 @@ class ClassOutcome:
     def sensitivity(self) -> Estimate | None:
         """Return the share of the class's samples that are predicted as the class.
 
-        It is None if it is not reported, or if the number of the class's samples is 0.
+        The result is None if the count of right predictions is not reported, or if the number of
+        the class's samples is 0.
         """
         if self.right is None or not self.samples:
             return None
@@ -325,7 +327,8 @@ class ClassOutcome:
     def specificity(self) -> Estimate | None:
         """Return the share of the other classes' samples that are not predicted as the class.
 
-        It is None if it is not reported, or if all samples are of the class.
+        The result is None if the count of false predictions is not reported, or if all samples are
+        of the class.
         """
         if self.false is None or not self.others:
             return None
@@ -334,7 +337,7 @@ class ClassOutcome:
     def positive_predictive_value(self) -> Estimate | None:
         """Return the share of samples predicted as the class that are of the class.
 
-        It is None if a count is not reported, or if nothing is predicted as the class.
+        The result is None if a count is not reported, or if nothing is predicted as the class.
         """
         if self.right is None or self.false is None or not self.right + self.false:
             return None
@@ -343,7 +346,7 @@ class ClassOutcome:
     def negative_predictive_value(self) -> Estimate | None:
         """Return the share of samples predicted as other classes that are of other classes.
 
-        It is None if a count is not reported, or if everything is predicted as the class.
+        The result is None if a count is not reported, or if everything is predicted as the class.
         """
         if self.right is None or self.false is None:
             return None
@@ -360,7 +363,10 @@ class ClassOutcome:
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Format samples and estimates as text, in the order of ``COLUMNS``; "n/a" if missing."""
+        """Format the number of samples and the estimates in ``COLUMNS``, with intervals, as text.
+
+        The number of samples comes first. A missing estimate becomes "n/a".
+        """
         return [
             f"{self.samples:,}",
             with_interval(self.sensitivity()),
@@ -374,7 +380,7 @@ class ClassOutcome:
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
     """Return site -> metric -> value on test samples in the last round.
 
-    It includes the counts by class and by bin, but no metrics of a site's own trained model.
+    Counts by class and by bin are included. Metrics of a site's own trained model are left out.
     """
     metrics: dict[str, dict[str, float]] = {}
     for site, by_name in run.last_metrics("test").items():
@@ -389,16 +395,17 @@ def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
 def class_outcomes(
     metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Build the outcomes of a site's classes.
+    """Build the outcomes of a site's classes: samples, right and false predictions, and AUC.
 
-    Classes without samples, or with a hidden number, are left out. The result is empty if the task
-    counts other groups than classes, such as censored patients.
+    A class without samples, or with a hidden number of samples, is left out. A metric that the site
+    does not have is None. The result is empty if the numbers of names and counts differ. This is so
+    for tasks that count other groups than classes, such as censored patients.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.
         names: the names of the classes.
-        counts: the site's test samples by class; None for a hidden number.
-        total: the site's test samples of all classes.
+        counts: the site's test samples of each class; None for a hidden number.
+        total: the site's test samples of all classes together.
     """
     outcomes: list[ClassOutcome] = []
     if len(names) != len(counts):

@@ -65,7 +65,11 @@ class Regression:
         return rows
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield the table of coefficients, measures of fit, and differences between hospitals."""
+        """Yield the table of coefficients, a line with the measures of fit, and further results.
+
+        If at least two hospitals have fits of their own, a table of the differences between
+        hospitals follows. If some hospitals have no such fit, a sentence names them.
+        """
         yield _table(self._title(), self._columns(), self._cells())
         yield self._measures()
         rows = list(self._heterogeneity_cells())
@@ -122,7 +126,12 @@ class Regression:
             yield [*cells, interval, f"{row['statistic']:.2f}", format_p(row["p"])]
 
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
-        """Yield a row per column that at least two hospitals can fit."""
+        """Yield a row for each coefficient that at least two hospitals have fitted on their own.
+
+        The cells are its name, the number of these hospitals, the fixed effect and the random
+        effects (each with its 95 % interval), I² in percent, and the p-value of Q. Nothing is
+        yielded if the fit has no comparison of hospitals.
+        """
         for row in self.document.get("heterogeneity", []):
             if "fixed" not in row:
                 continue
@@ -135,7 +144,10 @@ class Regression:
             yield [*cells, f"{100 * row['i-squared']:.0f} %", format_p(row["p"])]
 
     def effect(self, estimate: float, error: float) -> tuple[float, float, float]:
-        """Return an estimate and its 95 % interval, as ratios if the family has them."""
+        """Return an estimate and the ends of its 95 % interval, (estimate, low, high).
+
+        If the family has ratios, such as odds ratios, all three values are exponentiated.
+        """
         from scipy.stats import norm
 
         width = float(norm.ppf(0.975)) * error
@@ -148,14 +160,21 @@ class Regression:
         return middle, low, high
 
     def write(self, csv_path: Path | None, latex_path: Path | None) -> None:
-        """Write the coefficients as CSV with all digits, and as a LaTeX table; None writes none."""
+        """Write the coefficients to a CSV file with all digits, and to a LaTeX file as a table.
+
+        A path that is None is skipped. Existing files are replaced.
+        """
         if csv_path is not None:
             write_atomically(csv_path, self.csv())
         if latex_path is not None:
             write_atomically(latex_path, self.latex())
 
     def csv(self) -> str:
-        """Return the coefficients as CSV, then each hospital's own, with all digits."""
+        """Return CSV text with a row for each coefficient, with all digits.
+
+        The column "hospital" is "all" for the coefficients of all hospitals together. The
+        coefficients that hospitals have fitted on their own follow, if the document has them.
+        """
         rows = [{"hospital": "all", **row} for row in self.coefficients]
         for row in self.document.get("heterogeneity", []):
             for site, own in row["sites"].items():

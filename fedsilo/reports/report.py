@@ -31,7 +31,7 @@ def report(
     audit_log: Path | None = None,
     site_file: Path | None = None,
 ) -> str:
-    """Build the report of finished runs as HTML; the same runs give the same bytes.
+    """Build the report of finished runs as HTML; the same runs always give the same text.
 
     Args:
         folders: run directories, or folders that contain run directories.
@@ -67,7 +67,8 @@ def report(
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
     """Build the variables of ``clinic.html``, with a section for each run.
 
-    ``examine`` builds further sections of a run from the sites' data; None adds none.
+    ``examine`` computes further parts of a run's section from the sites' data. If it is None, the
+    section has only the part from the run's own files.
     """
     sections = []
     for run in runs:

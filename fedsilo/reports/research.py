@@ -39,8 +39,8 @@ Line = dict[int, float]  # round -> value
 def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
-    They are the settings, curves, final metrics, costs, failures, and a comparison if the runs are
-    of several experiments. The metrics are on test samples; if all runs lack these, on
+    The variables are the settings, curves, final metrics, costs, failures, and a comparison if the
+    runs are of several experiments. The metrics are on test samples; if all runs lack these, on
     validation samples.
     """
     first = runs[0]
@@ -276,10 +276,11 @@ def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[st
 
 
 def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
-    """Yield a table for each experiment with headline metrics in the last round.
+    """Yield the template variables of a table for each experiment: its metrics in the last round.
 
-    Its rows are sites or groups of sites. With several seeds, cells are mean ± standard deviation;
-    a note names the sites that a mean leaves out.
+    An experiment without headline metrics has no table. The keys are "caption", "columns", "rows"
+    (sites or groups of sites) and "note". With several seeds, a cell is mean ± standard deviation.
+    The note names the sites that a mean leaves out, and is empty if there are none.
     """
     for experiment, summaries in experiments.items():
         shown = shown_of(next(iter(summaries.values())))
@@ -306,7 +307,12 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
 
 
 def _cost(run: Shown) -> list[str]:
-    """Build the row of a run's costs: steps, samples, seconds, bytes down and up, peak memory."""
+    """Build a run's row in the table of costs.
+
+    The cells are the run's name, optimiser steps, samples, seconds of the run, seconds of work at
+    all sites, bytes down, bytes up, and the largest peak memory of a site. Steps, samples, work and
+    memory are "n/a" if they are 0, because sites that do not report them send 0.
+    """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them
     steps = samples = 0

@@ -43,13 +43,16 @@ BySeed = Mapping[int, float]
 def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables that compare two or more experiments.
 
-    They are the tests of each headline metric, the unequal budgets, and a picture of the costs. If
-    the runs are on several data sets, metrics and costs are not compared.
-
     Args:
         runs: all runs of the page.
         summaries: the same runs, from ``summaries_by_seed``.
         split: the split of the samples, ``test`` or ``val``.
+
+    Returns:
+        The names of the data sets, the tests of each headline metric ("compared"), the unequal
+        budgets ("unequal"), a picture of the costs ("cost_picture", a list), and whether the runs
+        have one seed, the same seeds and the same split. If the runs are on several data sets, the
+        tests and the picture are empty lists.
     """
     experiments = experiments_of(runs)
     most_seeds = max(map(len, experiments.values()))

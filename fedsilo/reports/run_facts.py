@@ -77,7 +77,10 @@ def _run_directories(folder: Path) -> list[Path]:
 
 
 def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
-    """Return experiment -> seed -> run; of runs with the same seed, the last."""
+    """Group runs by experiment and seed: experiment -> seed -> run.
+
+    If several runs of an experiment have the same seed, only the last of them is kept.
+    """
     experiments: dict[str, dict[int, Shown]] = {}
     for run in runs:
         experiments.setdefault(run.experiment, {})[run.summary["seed"]] = run
@@ -189,7 +192,7 @@ def _unlike_columns(run: Shown) -> list[str]:
 
 
 def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:
-    """Format a site's counts; a hidden one, which is None, as below the ``floor``."""
+    """Format a site's counts as texts; a hidden count (None) is ``< 10`` if ``floor`` is 10."""
     return [hide_small_count(count, floor) for count in counts]
 
 
@@ -287,7 +290,10 @@ class TaskParts(Protocol):
 
 
 def task_parts(task: str) -> TaskParts | None:
-    """Import the task's parts of reports; None if it has those of classification."""
+    """Import the parts of reports that a task writes itself.
+
+    The result is None for classification, and for any other task without such a module.
+    """
     place = task_class(task).report
     if not place:
         return None
@@ -297,8 +303,9 @@ def task_parts(task: str) -> TaskParts | None:
 def result(run: Shown, site: str | None = None) -> str:
     """Summarise the accuracy on test samples in one sentence.
 
-    It has a 95 % interval if the page may show sample counts. It is about ``site`` only, or about
-    all sites together if ``site`` is None. Another task than classification has its own sentence.
+    The sentence has a 95 % interval if the page may show sample counts. It describes all sites
+    together, or only ``site`` if that is given. If no accuracy may be shown, the sentence says so.
+    A task with its own parts of reports (``task_parts``) writes the sentence itself.
     """
     parts = task_parts(run.task)
     if parts:
@@ -385,9 +392,9 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 def limit(run: Shown, site: str | None = None) -> str:
     """Describe the main limit of ``result`` in one sentence.
 
-    The sentence is on the first that applies: made-up data, a trust level that hides the metrics of
-    single sites, no tested site, too few samples to show, or the interval at the site with the
-    fewest test samples.
+    The sentence is about the first of these that applies: made-up data, a trust level that hides
+    the metrics of single sites, no tested site, the task's own limit (``task_parts``), too few
+    samples to show, or the interval at the site with the fewest test samples.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

@@ -55,7 +55,7 @@ def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
 
 
 def _normalise_rows(rows: Tensor) -> Tensor:
-    """Scale rows (..., n) so that each sums to 1."""
+    """Scale rows (..., n) so that each sums to 1. A row of zeros becomes uniform."""
     # A row whose mass was all on the prompts would be 0 / 0; with this number it becomes uniform
     tiny = 1e-12
     return (rows + tiny) / (rows.sum(dim=-1, keepdim=True) + tiny * rows.shape[-1])
@@ -143,15 +143,16 @@ def distillation_loss(
 ) -> Tensor:
     """Compute the batch mean of the distillation loss (eq. 7), a scalar with gradient for ``maps``.
 
-    A sample's loss is the sum of squared distances, at image resolution, from its map to the
-    buffer's maps of its class, divided by M. It is 0 if the buffer lacks maps of the class, but the
-    sample still counts in the mean.
+    The loss of a sample is a sum over the buffer's maps of its class, divided by M. Each term is
+    the squared distance between the sample's map and the buffer's map after both are upsampled to
+    image resolution. If the buffer has no maps of the class, the loss of the sample is 0, but the
+    sample still counts in the mean. Autocast is switched off.
 
     Args:
         maps: rollout maps a, (batch, cells).
-        labels: (batch,) int64.
-        moments: moments of the other sites' maps.
-        per_site: M, the number of maps per class that a site sends.
+        labels: class of each sample, (batch,) int64.
+        moments: the counts, means and spreads of the other sites' maps per class.
+        per_site: M, the number of maps per class that a site sends at most.
     """
     # Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and over n maps b_j
     #   sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean |U b_j|^2 - |U mean|^2).

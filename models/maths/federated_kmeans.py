@@ -69,12 +69,13 @@ def local_centroids(
 
 
 def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
-    """Compute the effective number of samples behind the mean of ``features`` (n, d).
+    """Compute the effective number of samples behind the mean of ``features`` (n, d), at least 1.
 
-    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|², where |f_i| sums the absolute rows of
-    sample i: the number of samples if all contribute equally, 1 if one sample contributes all. The
-    smallest coordinate decides; coordinates that are 0 everywhere do not count. ``samples`` (n,)
-    has the sample number of each row.
+    ``samples`` (n,) has the sample number of each row. Let a_i be the sum of |f| over the rows of
+    sample i, for one coordinate. The effective number for this coordinate is (Σ a_i)² / Σ a_i²: the
+    number of samples if all contribute equally, and 1 if one sample contributes everything. The
+    result is the smallest effective number over coordinates. Coordinates that are 0 in all rows are
+    ignored; if all coordinates are, the result is the number of distinct samples.
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))

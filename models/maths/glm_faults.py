@@ -20,10 +20,13 @@ from fedsilo.models.maths.glm import (
 
 
 def one_outcome_fault(family: Family, moments: Moments) -> str:
-    """Describe outcomes that are all alike.
+    """Describe outcomes that are so alike that no regression exists; empty if they are not.
+
+    A logistic model needs patients with both outcomes, a Poisson model at least one count above 0,
+    and Cox's model at least one event. A linear model has no such fault.
 
     Args:
-        family: the family.
+        family: the family of the regression.
         moments: the moments over all patients; the outcome is column 0.
     """
     total, patients = moments.totals[0], moments.patients
@@ -38,11 +41,14 @@ def one_outcome_fault(family: Family, moments: Moments) -> str:
 
 
 def constant_fault(names: Sequence[str], is_fit: npt.NDArray[np.bool_]) -> str:
-    """Describe columns that have the same value for all patients.
+    """Describe the columns, and the outcome, that have the same value for all patients.
 
     Args:
         names: the names of the outcome and of the columns.
-        is_fit: whether each of them varies, in the same order.
+        is_fit: for each name, in the same order, whether its values vary enough for a regression.
+
+    Returns:
+        One line for the error, with the names that do not vary; empty if all vary.
     """
     constant = join_names([name for name, fit in zip(names, is_fit, strict=True) if not fit])
     if not constant:
@@ -51,11 +57,14 @@ def constant_fault(names: Sequence[str], is_fit: npt.NDArray[np.bool_]) -> str:
 
 
 def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
-    """Describe columns that follow from the columns before them.
+    """Describe columns that are linear combinations of the columns before them; empty if none is.
 
     Args:
         names: the coefficients' names.
         hessian: the Hessian over all patients, (k, k).
+
+    Returns:
+        One line for the error, with the names of these columns.
     """
     redundant = find_redundant(hessian)
     if not redundant:
@@ -68,12 +77,15 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
 
 def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
-    """Describe a coefficient of a standardised column that is beyond what data can determine.
+    """Describe the largest coefficient if it is beyond what data can determine; empty otherwise.
+
+    Such a coefficient grows in every step, because its column separates the outcomes. The intercept
+    is not checked.
 
     Args:
         family: the family; coefficients of a linear model may have any size.
         names: the coefficients' names.
-        beta: the coefficients, (k,).
+        beta: the coefficients of standardised columns, (k,).
     """
     first = int(has_intercept(family))
     sizes = np.abs(beta[first:])

@@ -183,20 +183,21 @@ def compare_with(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at a site differ from pooled or declared statistics.
 
-    The rules are those of ``compare_sites``: means that differ by a factor of five, or that a known
-    change of unit converts.
+    A column is compared by the two rules of ``_is_unlike``: its mean differs by a factor of five or
+    more, or a known change of unit converts one mean to the other.
 
-    Features of categories are skipped, and so are columns with only 0 and 1 whose other mean is
-    from 0 to 1.
+    Three kinds of columns are skipped: levels of a category (names with '='), columns with too few
+    values, and columns that have only 0 and 1 at this site if the other mean is from 0 to 1.
 
     Args:
         features: names of the table's features.
         own: sums over the site's training rows, (features,) each.
-        others: the statistics to compare with, (features,) each.
-        floor: columns with fewer values at the site than this, or none, are not compared.
+        others: the means and standard deviations to compare with, (features,) each.
+        floor: a column is skipped if the site has fewer known values of it. A column without any
+            values is skipped even if ``floor`` is 0.
 
     Returns:
-        The unlike columns, in the order of ``features``, without a site's name.
+        The unlike columns, in the order of ``features``, with an empty ``site``.
     """
     found = []
     for place, feature in enumerate(features):
@@ -250,11 +251,16 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _is_unlike(first: Spread, second: Spread) -> bool:
-    """Return whether two spreads differ so much that the unit may differ.
+    """Return whether the spreads of a column at two sites differ so much that the units may differ.
 
-    Either the means differ by a factor of five, and are more than one standard deviation apart or
-    differ by the same factor (up to 2) as the deviations. Or the means are more than three standard
-    deviations apart, and a known change of unit converts one spread to the other.
+    There are two rules, and either one is enough. "Deviation" means the larger of the two standard
+    deviations, and ratios compare absolute values.
+
+    - The means differ by a factor of five or more. In addition, they are more than one deviation
+      apart, or the standard deviations differ in the same direction and by about the same factor
+      (within a factor of 2).
+    - The means differ by a smaller factor, but are more than three deviations apart, and a known
+      change of unit converts one spread to the other.
     """
     means = _ratio(first.mean, second.mean)
     apart = abs(first.mean - second.mean)

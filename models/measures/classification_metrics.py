@@ -42,7 +42,8 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
     """Compute the expected calibration error over bins of the largest probability, 0 to 1.
 
-    It is the mean gap between confidence and accuracy in a bin, weighted by the bin's samples.
+    The error is the mean gap between confidence and accuracy in a bin, weighted by the samples in
+    the bin.
 
     Args:
         probabilities: (n, classes), rows summing to 1.

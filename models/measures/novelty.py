@@ -130,8 +130,8 @@ def estimate_region(
 ) -> Familiar:
     """Estimate the region that the training samples fill.
 
-    It is described by the mean of each group, the groups' shared covariance, the distance that 99 %
-    of the samples stay within, and how often each feature is missing.
+    The region is described by the mean of each group, the groups' shared covariance, the distance
+    that 99 % of the samples stay within, and how often each feature is missing.
 
     Args:
         samples: (n, f) training samples: standardised and imputed rows, or a network's features.

@@ -204,7 +204,7 @@ def integrated_brier_score(times: Floats, events: Floats, risks: Floats) -> floa
     # A common shift of all risks moves the baseline only, and exp of a large risk would overflow
     centred = np.clip(risks - risks.mean(), -50.0, 50.0)
     distinct, hazard = baseline_hazard(times, events, centred)
-    # At the last time nobody is followed any more, so the weights there are not defined
+    # Nobody is followed beyond the last time, so the weights are not defined there
     followed = distinct < times.max(initial=-np.inf)
     horizons, hazard = distinct[followed], hazard[followed]
     if len(horizons) < 2:

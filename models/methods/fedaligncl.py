@@ -280,7 +280,7 @@ def perturb_arrays(
     privacy: nothing is clipped, so the sensitivity is unbounded.
 
     Args:
-        arrays: array by name. It is not changed.
+        arrays: the arrays by name; they are not changed.
         names: the arrays that get noise; all must be in ``arrays``.
         settings: 'noise-variance' and 'noise-scale'.
         rng: the generator, or None for noise from the operating system, which nobody can repeat.

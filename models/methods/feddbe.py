@@ -48,7 +48,7 @@ class FedDBESettings(OwnSettings):
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
         """Return the reason why a site's mean feature must not leave it, or None if it may."""
-        return why_mean_stays(facts.sizes().get("train", 0), facts.floor)
+        return why_mean_stays(facts.sizes.get("train", 0), facts.floor)
 
 
 def why_mean_stays(samples: int, floor: int) -> str | None:

@@ -100,10 +100,11 @@ class FedEvPromptSettings(OwnSettings):
 
 
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
-    """Select which of the exchanged arrays in ``names`` are averaged over sites.
+    """Select the arrays that are averaged over sites, from the exchanged arrays in ``names``.
 
-    'fedevprompt.shared-prompts' decides: ``all`` selects all names, ``b`` only 'prompts.b' (if it
-    is in ``names``), and ``none`` no name.
+    The setting 'fedevprompt.shared-prompts' decides. If it is ``all``, the list ``names`` itself is
+    returned. If it is ``b``, the result is ['prompts.b'], or an empty list if ``names`` lacks it.
+    If it is ``none``, the list is empty.
     """
     if settings.shared_prompts == "all":
         return names

@@ -38,10 +38,14 @@ def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor
 
 
 def linear_term(weights: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-    """Compute the inner product of weights and slopes over all tensors, a scalar.
+    """Compute the inner product of weights and slopes over all tensors, a scalar tensor.
 
-    Its gradient with respect to the weights is the slopes, so it adds them to a step's
-    gradient. Both lists have tensors of the same shapes in the same order.
+    The gradient of this scalar with respect to the weights is ``slopes``, so adding it to a loss
+    adds ``slopes`` to the gradient of a step. Both sequences have tensors of the same shapes in the
+    same order, at least one each.
+
+    Raises:
+        ValueError: the sequences have different lengths.
     """
     products = []
     for w, slope in zip(weights, slopes, strict=True):

@@ -29,14 +29,14 @@ class FedRepSettings(FedPerSettings):
     def head_steps(self, steps: int) -> int:
         """Return the number of a round's ``steps`` (at least 2) that train the head.
 
-        It is 'fedrep.head-share' of the steps, rounded (a half to the even number), but at least 1
-        and at most ``steps`` - 1.
+        The number is 'fedrep.head-share' of the steps, rounded (a half to the even number), but at
+        least 1 and at most ``steps`` - 1.
         """
         # Whatever the rounding, head and body each get at least one step
         return min(max(round(self.head_share * steps), 1), steps - 1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that a round can have two steps, because head and body take turns.
+        """Check that a round has two steps or more: one for the head, one for the other layers.
 
         Args:
             common: the run's common settings.

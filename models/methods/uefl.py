@@ -111,7 +111,11 @@ class UEFLSettings(OwnSettings):
         return self.refresh == "kmeans"
 
     def list_disclosures(self) -> list[str]:
-        """List the data that a site sends, one phrase for each kind, for privacy.json."""
+        """List the data that a site sends, one phrase for each kind, for privacy.json.
+
+        The list has the weights and codebooks of each round and, if the settings ask for K-means,
+        the centroids.
+        """
         sentences = [
             "all weights and batch-norm statistics of the network, each round",
             "the codebooks that the site may use, trained, each round",
@@ -141,10 +145,16 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Return whether ``round_`` is the last of ``iteration`` (from 1) and an iteration follows.
+        """Return whether ``round_`` ends an iteration, and another iteration follows.
 
-        An iteration does not follow the 'uefl.max-iterations'-th one, nor the run's last round.
-        ``rounds`` is the run's number of rounds.
+        The first iteration has 'uefl.iteration-rounds' rounds, and each later one
+        'uefl.extension-rounds'. No iteration follows the last allowed one ('uefl.max-iterations'),
+        and no iteration follows the last round of the run.
+
+        Args:
+            iteration: the number of the iteration, from 1.
+            round_: the number of the round, from 1.
+            rounds: the number of rounds in the run.
         """
         # The first iteration has a length of its own; all later ones have ``extension_rounds``
         end = self.iteration_rounds + (iteration - 1) * self.extension_rounds
@@ -190,10 +200,12 @@ class UEFLSettings(OwnSettings):
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
         """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        The caller shows it. These are sites with fewer than 'uefl.codes' times
-        'uefl.centroid-min-count' training features. The warning names the smallest site.
-        ``features`` is site -> number of training features. The list is empty without such sites,
-        or if no setting asks for K-means.
+        This concerns sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
+        features. The warning gives their number, and names the site with the fewest features. The
+        list is empty if there are no such sites, or if no setting asks for K-means.
+
+        Args:
+            features: site -> number of training features.
         """
         # Clusters are seldom of equal size, so even this number is optimistic
         wanted = self.codes * self.centroid_min_count

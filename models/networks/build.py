@@ -26,22 +26,31 @@ from fedsilo.models.privacy.dp_sgd import with_group_norm
 from fedsilo.models.tasks.task import Task, task_of
 
 
-def build_classifier(settings: CommonSettings, shape: NetworkShape) -> TokenClassifier:
-    """Build the network that the settings name, with initial weights keyed on the seed.
+def build_classifier(
+    settings: CommonSettings, shape: NetworkShape, task: Task | None = None
+) -> TokenClassifier:
+    """Build the network that the settings name, with initial weights drawn from the seed.
 
-    The run's task decides the loss, and may bring a network of its own (``Task.network``).
-    A classifier is evidential if 'train.loss' is 'evidential', or is 'auto' and the network is a
-    ViT. If training is private per patient, group norm replaces batch norm.
+    The run's task decides the loss. If the task has a network of its own (``Task.network``), that
+    network is built instead of the one in the settings. A classifier is evidential if 'train.loss'
+    is 'evidential'. It is also evidential if 'train.loss' is 'auto', the network is a ViT and the
+    task has an evidential loss. If training is private per patient, group norm replaces batch norm.
+
+    Args:
+        settings: the run's common settings.
+        shape: the input shape and the number of outputs.
+        task: the task, with the scale of a numeric outcome; None for that of the settings.
 
     Returns:
         The network in training mode, on torch's default device. A ViT's backbone may still lack its
-        weights, which ``load_backbone`` loads. Torch's global generators are left as they were.
+        pretrained weights, which ``load_backbone`` loads. The state of torch's global random
+        generators is unchanged.
 
     Raises:
-        SettingError: the network does not take such data, the images are too small for it, or a
-            plugin does not build a network.
+        SettingError: the network does not suit the kind of data, the images are too small for it,
+            or a plugin's network cannot be built or used.
     """
-    task = task_of(settings)
+    task = task or task_of(settings)
     if task.network:
         return _build_for_task(task, settings, shape)
     kind = network_kind(settings, shape)

@@ -14,7 +14,7 @@ SEGMENTATION_NETWORKS = ("unet", "swin", "swinunet", "vit", "transunet")
 # Any other name is a plugin's or timm's
 OWN_NETWORKS = frozenset({"auto", *IMAGE_NETWORKS, *ROW_NETWORKS, *SEGMENTATION_NETWORKS})
 TIMM = "timm:"  # prefix of the name of a timm classifier
-# For UEFL's data sets in colour, 'auto' means VGG16. They are listed by name: a rule by channels
+# 'auto' means VGG16 for UEFL's data sets in colour. They are listed by name: a rule by channels
 # would change the network of every run on a hospital's own photographs
 AUTO_NETWORKS = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
 # Setting -> the only network that reads it

@@ -299,7 +299,7 @@ def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
 def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
     """Describe why arrays cannot replace a network's arrays, as a clause; None if they can.
 
-    They can if all have the names and shapes of ``wanted`` and are finite.
+    The arrays of ``given`` must have the names and shapes of ``wanted`` and be finite.
     """
     for name in sorted(given.keys() | wanted.keys()):
         is_known = name in given and name in wanted
@@ -318,7 +318,7 @@ def _try_module(name: str, module: nn.Module, shape: NetworkShape, split: bool) 
 
     Args:
         name: the network's name, for errors.
-        module: the network. It is in training mode afterwards.
+        module: the network, which is in training mode afterwards.
         shape: the shape of an input and the number of classes.
         split: whether the features come from ``forward_features``; otherwise they are the logits.
 

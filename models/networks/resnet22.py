@@ -164,17 +164,18 @@ def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
 
 
 def build_published_head(channels: int, classes: int) -> nn.Sequential:
-    """Build the classifier of the published weights: one hidden layer with ReLU, then logits.
+    """Build the classifier of the published weights: a hidden layer, ReLU, and two logits.
 
-    Its weights are still random; ``fill_published_head`` loads them.
+    The hidden layer has as many units as its input. The weights are random, drawn from torch's
+    global generator, until ``fill_published_head`` loads the published ones.
 
     Args:
-        channels: the number of features, which is also the width of the hidden layer.
-        classes: the number of classes of the data.
+        channels: the number of features, and of units in the hidden layer.
+        classes: the number of classes of the data, which must be 2.
 
     Raises:
-        SettingError: the data do not have exactly two classes; the weights have two, malignant or
-            not.
+        SettingError: the data do not have exactly two classes, but the published classifier tells
+            malignant from not malignant.
     """
     if classes != 2:
         raise SettingError(

@@ -123,11 +123,11 @@ class _Layer(nn.Module):
         return self.of_sites(self._rows.split(inputs)).flatten(0, 1)
 
     def of_sites(self, inputs: Tensor) -> Tensor:
-        """Map rows (sites, most, ...) to the layer's outputs, each site by its own weights.
+        """Map rows (sites, most, ...) to outputs (sites, most, ...), by each site's own weights.
 
-        ``most`` is the largest number of rows of a site; the rows of smaller sites are padded.
-
-        The sites are the first ones of the stack, as many as the current batch has.
+        ``most`` is the largest number of rows of a site; the rows of smaller sites are padded, and
+        their padding is mapped like other rows. The first axis has the sites of the current batch,
+        which are the first sites of the stack.
         """
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:

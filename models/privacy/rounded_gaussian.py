@@ -71,19 +71,20 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
 
 def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
-    """Draw ``pairs`` random points in the square, and convert those in the unit circle to numbers.
+    """Draw random points in a square, and convert those inside the unit circle to Gaussian numbers.
 
-    Each such point (about pi / 4 of all) gives two Gaussian numbers with standard deviation
-    ``deviation``, rounded to whole numbers.
+    The square is [-1, 1]^2, so on average pi / 4 of the points are inside the circle. Such a point
+    gives two independent numbers with mean 0 and standard deviation ``deviation``, each rounded
+    exactly to a whole number (polar method). The points outside are dropped.
 
     Args:
         deviation: the standard deviation, at most ``LARGEST_DEVIATION``.
-        pairs: the number of points.
-        random_bytes: a function of n that returns n random bytes. A point whose rounding is
-            undecided draws more.
+        pairs: the number of points to draw.
+        random_bytes: a function of n that returns n random bytes. If float64 cannot decide the
+            rounding for a point, more bytes are drawn for it.
 
     Returns:
-        int64 of one dimension, in which the two numbers of a point are adjacent.
+        int64 numbers, (2 * points inside the circle,); the two numbers of a point are adjacent.
     """
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)

@@ -92,7 +92,7 @@ class MultiLabel(Task):
         return {"truth": _present(labels, names)}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Return how many samples have each finding with a probability of at least 0.5."""
+        """Count the samples that have each finding with a probability of at least 0.5."""
         counts = (predictions >= _THRESHOLD).sum(dim=0).tolist()
         return ", ".join(f"{count} {name}" for count, name in zip(counts, names, strict=True))
 

@@ -46,10 +46,12 @@ class Regression(Task):
     label_noun = "outcome"
 
     def criterion(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """Return the squared error or, with 'train.loss' "huber", Huber's, of standardised numbers.
+        """Return the training loss, a function of outputs (batch, 1) and labels (batch,).
 
-        Huber's loss is half the squared error up to one standard deviation and grows linearly
-        beyond, so a single far outcome pulls less.
+        The function returns the mean over the batch, a scalar. The labels are standardised first,
+        because the outputs are in standard deviations. The loss is Huber's if 'train.loss' is
+        "huber", otherwise the squared error. Huber's loss is half the squared error up to one
+        standard deviation and grows linearly beyond, so a single far outcome pulls less.
         """
 
         def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -63,11 +65,17 @@ class Regression(Task):
         return outputs.double() * deviation + mean
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return ``mae`` and ``rmse`` in the outcome's unit, ``r2`` and ``loss``.
+        """Return the metrics ``mae``, ``rmse``, ``loss`` and, if it is defined, ``r2``.
 
-        ``r2`` is 1 minus the ratio of the squared errors to the squared deviations from the
-        samples' own mean. It is absent if all outcomes are equal. ``loss`` is the training loss,
-        without dropout, in standard deviations.
+        ``mae`` and ``rmse``, the mean absolute error and the root mean square error, are in the
+        outcome's unit. ``r2`` is 1 minus the sum of squared errors divided by the sum of squared
+        deviations of the outcomes from their mean over these samples. If all outcomes are equal,
+        ``r2`` is left out. ``loss`` is the mean training loss over samples (squared error or
+        Huber), computed on standardised predictions and outcomes.
+
+        Args:
+            predictions: predicted numbers in the outcome's unit, (n, 1).
+            labels: outcomes in the same unit, (n,).
         """
         predicted, observed = predictions[:, 0].double(), labels.double()
         errors = predicted - observed
@@ -82,25 +90,31 @@ class Regression(Task):
         return values
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return mean prediction and outcome by tenths of the predictions (``outcome_bins``)."""
+        """Compute the mean prediction and outcome in tenths of predictions (``outcome_bins``).
+
+        A tenth with fewer than ``minimum`` samples is left out.
+        """
         from fedsilo.models.measures.regression_metrics import outcome_bins
 
         return outcome_bins(predictions[:, 0].double(), labels.double(), self.scale, minimum)
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the name of the outcome, with its unit, as "a number: days"."""
+        """Describe the prediction by the outcome's name and unit, as "a number: days"."""
         return f"a number: {', '.join(names)}"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the predicted number as "predicted", in the outcome's unit."""
+        """Return one column: "predicted", the predicted numbers in the outcome's unit."""
         return {"predicted": predictions[:, 0].tolist()}
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the outcome as "truth"."""
+        """Return one column: "truth", the outcomes in their unit."""
         return {"truth": labels.tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Return the smallest, median and largest prediction."""
+        """Summarise the predictions in a clause: the smallest, the largest and the median.
+
+        Without predictions, the clause is only the outcome's name.
+        """
         if not len(predictions):
             return names[0]
         numbers = predictions[:, 0].double()
@@ -108,13 +122,16 @@ class Regression(Task):
         return f"{names[0]} from {low:.4g} to {high:.4g}, median {middle:.4g}"
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Return zeros, one for each declared sample."""
+        """Return as many zeros as there are declared samples, (n,) float32."""
         import torch
 
         return torch.zeros(sum(counts))
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return each sample's loss divided by its bound, 3; it is 1 if a prediction is NaN."""
+        """Return each sample's loss, divided by its bound of 3 and clipped to 0..1, as "loss".
+
+        The part is 1 if the loss is NaN.
+        """
         import torch
 
         predicted, observed = predictions[:, 0].double(), labels.double()
@@ -122,7 +139,7 @@ class Regression(Task):
         return {"loss": torch.nan_to_num(losses / LOSS_BOUND, nan=1.0).clamp(0.0, 1.0)}
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the bound of a sample's loss."""
+        """Return the bound of a sample's loss, as "loss"."""
         return {"loss": LOSS_BOUND}
 
     def _standardise(self, values: Tensor) -> Tensor:
@@ -130,7 +147,10 @@ class Regression(Task):
         return (values - mean) / deviation
 
     def _losses(self, predicted: Tensor, observed: Tensor) -> Tensor:
-        """Return the loss of each sample, (n,), of standardised numbers (n,)."""
+        """Return each sample's loss, (n,), for standardised predictions and outcomes, (n,) each.
+
+        The loss is Huber's if 'train.loss' is 'huber', otherwise the squared error.
+        """
         from torch.nn.functional import huber_loss, mse_loss
 
         if self.settings.loss == "huber":

@@ -48,14 +48,15 @@ class Segmentation(Task):
     )
 
     def check(self, is_table: bool) -> None:
-        """Check the run's settings as for every task, and that its metrics are those of masks.
+        """Check that the run's settings, and the metric of early stopping, suit the task.
 
         Args:
-            is_table: whether the data set is a table.
+            is_table: ignored.
 
         Raises:
-            SettingError: a setting contradicts the task, or 'server.early-stopping-metric' is a
-                metric of another task.
+            SettingError: 'train.loss' is not a loss of the task, class weights are set, sites are
+                trained as one, training is private, or 'server.early-stopping-metric' is neither
+                "none" nor a metric that the task shows.
         """
         super().check(is_table)
         metric = self.settings.early_stopping_metric
@@ -76,10 +77,11 @@ class Segmentation(Task):
         return outputs.softmax(dim=1)
 
     def metrics(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
-        """Return the loss, and the metrics of ``overall_metrics`` that the masks define.
+        """Return ``loss`` and the mask metrics of ``overall_metrics``, by name.
 
         ``loss`` is the mean negative log-likelihood of the pixels' classes, in nats, without the
-        Dice loss.
+        Dice loss. If no predicted and no true mask has a class besides the background, ``loss`` is
+        the only metric.
         """
         from torch.nn.functional import nll_loss
 
@@ -90,26 +92,37 @@ class Segmentation(Task):
         return {"loss": loss} | overall_metrics(predictions.argmax(dim=1), labels, classes)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return ``class.<c>.<metric>`` for each class that at least ``minimum`` images have."""
+        """Return ``class.<c>.<metric>`` for each class besides the background.
+
+        A class that fewer than ``minimum`` images have, in the predicted or the true mask, is left
+        out.
+        """
         from fedsilo.models.measures.mask_metrics import class_metrics
 
         classes = predictions.shape[1]
         return class_metrics(predictions.argmax(dim=1), labels, classes, minimum)
 
     def strata(self, labels: Tensor) -> Tensor:
-        """Return each mask's class with the most pixels besides the background, (n,) int64."""
+        """Return the stratum of each mask, (n,) int64: the class with the most pixels.
+
+        The background does not count. An empty mask has stratum 0.
+        """
         from fedsilo.models.measures.mask_metrics import dominant_classes
 
         return dominant_classes(labels)
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Tell whether all training masks are empty, so that the site learns only background."""
+        """Return "all training masks are empty" if that is so, and an empty string otherwise.
+
+        A site with only empty masks learns only the background. Unknown (empty) ``counts`` give an
+        empty string.
+        """
         if counts and sum(counts) == counts[0]:
             return "all training masks are empty"
         return ""
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the classes, as "the class of each pixel: background, vessel"."""
+        """Describe the prediction in a clause: "the class of each pixel: background, vessel"."""
         return f"the class of each pixel: {', '.join(names)}"
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:

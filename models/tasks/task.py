@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """What a run learns, with the settings that belong to it.
+    """The task of a run: its loss, labels, metrics and what reports show.
 
     In the tensors below, n is a number of samples, and ``outputs`` is the number of outputs of the
     network (``NetworkShape.outputs``).
@@ -84,13 +84,12 @@ class Task(ABC):
     # Mean and standard deviation of a numeric outcome, by which it is standardised in training
     scale: tuple[float, float] = (0.0, 1.0)
 
-    def scaled_by(self, outcome: FeatureStatistics | None) -> Task:
-        """Return the task for an outcome with these statistics, (1,) each.
+    def scaled_by(self, outcome: FeatureStatistics) -> Task:
+        """Return a copy of the task whose ``scale`` is that of a numeric outcome.
 
-        The task is returned unchanged if ``outcome`` is None, as for labels that are no numbers.
+        Args:
+            outcome: the outcome's mean and standard deviation, (1,) each.
         """
-        if outcome is None:
-            return self
         return replace(self, scale=(float(outcome.mean[0]), float(outcome.std[0])))
 
     @abstractmethod
@@ -118,14 +117,16 @@ class Task(ABC):
         """
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute the further metrics that leave once, of the final model on test samples.
+        """Compute further metrics, which leave only once, for the final model on test samples.
 
-        The default has none. Names are members of a family of ``fedsilo.core.metric_names``.
+        The default is an empty mapping. The names belong to families of
+        ``fedsilo.core.metric_names``.
 
         Args:
             predictions: (n, ...) float64 on the CPU.
             labels: (n, ...).
-            minimum: the smallest number of samples behind a value; others are left out.
+            minimum: the smallest number of samples behind a value. Values over fewer samples are
+                left out.
         """
         return {}
 
@@ -140,11 +141,18 @@ class Task(ABC):
         return torch.zeros(len(labels), dtype=torch.int64)
 
     def stratum_count(self, outputs: int) -> int:
-        """Return the number of groups of ``strata``, by the table of tasks."""
+        """Return the number of strata, from the table of tasks.
+
+        Args:
+            outputs: the number of outputs of the network, which is the result for a task with a
+                stratum per output.
+        """
         return count_strata(self.name, outputs)
 
     def odd_counts(self, counts: Sequence[int]) -> str:
         """Describe unusual training samples of a site, as a clause; empty if nothing is unusual.
+
+        The default is an empty string.
 
         Args:
             counts: the number of the site's training samples in each stratum; empty if they are
@@ -153,10 +161,15 @@ class Task(ABC):
         return ""
 
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
-        """Return whether samples with these counts by stratum can define a metric.
+        """Return whether samples with these counts can define a metric.
 
-        The default is True for the metrics in ``shown`` and ``always``. It decides whether early
-        stopping by the metric could ever act.
+        The answer decides whether early stopping by the metric could ever act. The default does not
+        look at the counts: it is True for the metrics in ``shown`` and ``always``.
+
+        Args:
+            metric: the metric's name.
+            counts: the number of samples in each stratum.
+            outputs: the number of outputs of the network.
         """
         return metric in (*self.shown, *self.always)
 
@@ -182,7 +195,7 @@ class Task(ABC):
         return ""
 
     def describe(self, names: Sequence[str]) -> str:
-        """Describe what the model predicts, as a clause such as "which of: benign, malignant"."""
+        """Describe the prediction in a clause, such as "which of: benign, malignant"."""
         return ", ".join(names)
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -200,7 +213,14 @@ class Task(ABC):
         raise SettingError(f"task '{self.name}' has no table of predictions")
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the columns of known labels (n, ...), to stand beside the answers."""
+        """Return the columns of known labels, to stand beside the answers: title -> values.
+
+        The default is an empty mapping.
+
+        Args:
+            labels: (n, ...).
+            names: the names of classes or findings, or of a numeric outcome.
+        """
         return {}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
@@ -208,7 +228,9 @@ class Task(ABC):
         return ", ".join(names)
 
     def stratum_names(self, names: Sequence[str]) -> list[str]:
-        """Return a name for each group of ``strata``, for people.
+        """Return a name for each stratum, for people: each output's name, or only "samples".
+
+        The result is ["samples"] if the task has a fixed number of strata.
 
         Args:
             names: the names of the network's outputs.
@@ -227,13 +249,20 @@ class Task(ABC):
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compute each sample's part in the metrics that leave with noise: metric -> (n,) in 0..1.
 
-        The default has none, so a private run of the task measures nothing. A part must be finite
-        even if a prediction is not, because one sample would otherwise show in the sum.
+        The default is an empty mapping, so a private run of the task measures nothing. A part must
+        be finite even if a prediction is not, because one sample would otherwise show in the sum.
+
+        Args:
+            predictions: (n, ...) float64 on the CPU.
+            labels: (n, ...).
         """
         return {}
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the value that a part of 1 stands for: metric of ``parts`` -> value."""
+        """Return the value that a part of 1 stands for: metric of ``parts`` -> value.
+
+        The default is an empty mapping, like that of ``parts``.
+        """
         return {}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
@@ -291,7 +320,10 @@ def task_class(name: str) -> type[Task]:
 
 
 def curve_label(metric: str) -> str:
-    """Return the label of a metric's axis, by the first task that has it; else the metric."""
+    """Return the label of a metric's axis, from the first task with a curve of this metric.
+
+    If no task has one, the metric's own name is returned.
+    """
     for name in TASKS:
         curves = task_class(name).curves
         if metric in curves:
@@ -300,7 +332,9 @@ def curve_label(metric: str) -> str:
 
 
 def task_of(settings: CommonSettings) -> Task:
-    """Return the task of a run, by the setting 'task'.
+    """Create the task that the setting 'task' names, such as classification, with these settings.
+
+    The module of the task is imported when it is first needed.
 
     Raises:
         SettingError: no task has that name.

@@ -47,11 +47,11 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Read the operator's two files: the registry and the agreed weights.
+    """Read the operator's two files: the registry of sites, and the agreed weights of sites.
 
-    The registry's path is $FEDSILO_SITE_REGISTRY, and the path of the weights is
-    'run.site-weights'. In the returned ``Terms``, the content of a file that is not named is None.
-    A '~' in a path is expanded.
+    $FEDSILO_SITE_REGISTRY names the registry, and 'run.site-weights' names the file of weights. A
+    '~' in these paths is expanded. If a path is empty or missing, its value in the returned
+    ``Terms`` is None.
 
     Raises:
         SettingError: a named file cannot be used.

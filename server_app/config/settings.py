@@ -50,6 +50,13 @@ CIRCUMSTANCES = frozenset(
     + keys_with(CommonSettings, "files")
     + ("plugin", "plugin-settings")
 )
+# Settings that came after 0.1, with their defaults, under which a run is as it was without them
+_ADDED: dict[str, Value] = {
+    plugins.PINS: "",
+    "server.sites": "",
+    "task": "classification",
+    "train.dice-weight": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -73,28 +80,28 @@ class RunSettings(Mapping[str, Value]):
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
-        """Return the settings that decide the result, by key. A resumed run must repeat them.
+        """Return the settings that decide the result, by key; a resumed run must repeat them.
 
-        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. So are an empty
-        'plugin-digests' and an empty 'server.sites'.
+        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. A key in ``_ADDED`` is
+        left out if it has its default, because checkpoints of older runs lack it.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
             decisive.pop(key, None)
-        # Left out if empty, because older runs have no such keys
-        for key in (plugins.PINS, "server.sites"):
-            if not decisive[key]:
+        for key, default in _ADDED.items():
+            if decisive[key] == default:
                 del decisive[key]
         return decisive
 
     def run_config(self) -> dict[str, Any]:
         """Return the settings as the run config of ``flwr run``, with groups as nested tables.
 
-        ``flwr run`` accepts only the keys in pyproject.toml. So the settings of a plugin's method
-        are combined into one JSON string, 'plugin-settings'.
+        ``flwr run`` accepts only the keys in pyproject.toml. All other settings of a plugin's
+        method are therefore left out of their groups. They form one JSON text, full key -> value,
+        under 'plugin-settings' at the top level.
 
         Returns:
-            A mapping with a mapping for each group, and values without a group at the top.
+            A mapping with a mapping for each group. Values without a group are at the top level.
         """
         values = self.as_mapping()
         foreign, declared = {}, declared_defaults()
@@ -262,13 +269,13 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build and check the settings in a run directory, which an untrusted person may have written.
 
-    The run's plugins are executed only if the reader trusts them: they are named by --plugin, were
-    run by this user with the same bytes, or are installed. Meanwhile the working folder is not on
-    the import path, because it may be the run directory itself. Former keys are read without a
-    note.
+    A plugin of the run is executed only if the reader trusts it: --plugin names it, this user has
+    run a file with identical content before, or it is installed. While plugins are loaded, the
+    working folder is not on the import path, because it may be the run directory itself. Former
+    keys become current keys, without a note in the log.
 
     Raises:
-        SettingError: a setting is not valid, settings contradict each other, or a plugin may not be
+        SettingError: a setting is invalid, settings contradict each other, or a plugin may not be
             executed.
     """
     # Keys are renamed first, so that a plugin under a former key is not overlooked
@@ -293,7 +300,7 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return key -> default for each setting of a plugin's method.
+    """Return the defaults of the settings that a plugin's method declares, by full key.
 
     Args:
         method: the name of the plugin.
@@ -301,7 +308,7 @@ def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value
 
     Raises:
         SettingError: the method's group of settings has the name of one of fedsilo's groups or
-            methods. A settings class that is part of fedsilo is exempt.
+            methods. A settings class that is part of fedsilo may use such a name.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -344,9 +351,9 @@ def _refuse_foreign_keys(
 def read_toml(path: Path) -> dict[str, Value]:
     """Read the settings of a TOML file, such as a run directory's config.toml, by key.
 
-    The entries "format", "launch" and "environment" of a config.toml are left out. Former keys
-    become current keys, with a note in the log unless the file is a config.toml. Whether the keys
-    exist is not checked.
+    The entries "format", "launch" and "environment" are left out. Former keys become current keys.
+    The log has a note about them, unless the file has the entry "format", as every config.toml has.
+    Keys that do not exist are returned too.
 
     Raises:
         SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting
@@ -374,11 +381,12 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(config: Path) -> RunConfig:
-    """Read a run directory's config.toml. Former keys of settings become current keys.
+    """Read a run directory's config.toml, with the current names of renamed settings.
 
     Returns:
         The settings by key, ``launch`` (engine and resources) and ``environment`` (versions). A
-        missing table is an empty mapping. Whether the settings are valid is not checked.
+        table that the file lacks becomes an empty mapping. The values of the settings are not
+        checked.
 
     Raises:
         RunDirectoryError: another version of fedsilo wrote the file, or one of its tables is
@@ -429,9 +437,9 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 def parse_assignment(text: str) -> tuple[str, Value]:
     """Parse ``key=value`` from ``--set`` into a key and a value.
 
-    The value is read as TOML; what is not valid TOML is taken as a string, and so is a date. A list
-    becomes JSON if the setting takes a YAML string. A former key becomes its current key. Whether
-    the key exists is not checked.
+    The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
+    a string. A list becomes JSON if the setting takes a YAML string. A former key becomes its
+    current key. Whether the key exists is not checked.
 
     Raises:
         SettingError: there is no '=', the key is empty, the value is a table, or the value is a

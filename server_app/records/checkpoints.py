@@ -272,7 +272,7 @@ class BestRound(Hook):
             return reported[ALL]
         samples, total = 0, 0.0
         for site, value in reported.items():
-            size = facts[site].sizes().get("val", 0)
+            size = facts[site].sizes.get("val", 0)
             samples += size
             total += size * value
         if not samples:

@@ -2,7 +2,8 @@
 
 Anybody may have written a run directory, so a file is checked as a whole when it is read. Each
 value must have its type, and every key that all runs write must be there. Readers can therefore use
-the keys without checking them again. Unknown keys pass, because later versions may add some.
+the keys without checking them again. Unknown keys are accepted, because later versions may
+add some.
 """
 
 import json
@@ -42,11 +43,11 @@ class Content(dict[str, Any]):
 def read_content(text: str, path: Path) -> Any:
     """Parse the text of a JSON file, and check its content if ``FORMS`` has the file's name.
 
-    Only the last part of ``path`` decides the form; the file itself is not read. Mappings in the
-    result are ``Content`` objects, which name the file when a key is missing.
+    ``FORMS`` is looked up by the last part of ``path``. The file itself is not read. Every JSON
+    object in the result is a ``Content``, whose error for a missing key names ``path``.
 
     Raises:
-        RunDirectoryError: the content is not of the expected form.
+        RunDirectoryError: the content does not have the form in ``FORMS``.
         ValueError: the text is not valid JSON.
     """
     content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))
@@ -134,10 +135,9 @@ def _is_possible(metric: str, value: float) -> bool:
     """Return whether a metric can have this value.
 
     A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15, or
-    from -10^15 if it is a number in the unit of the outcome. A
-    score that is at most 1, such as accuracy, must be from -10^15 to 10^15, because noise
-    may move it beyond 1. NaN is not possible for these. Every other metric may have any value, also
-    NaN or infinity.
+    from -10^15 if it is a number in the unit of the outcome. A score that is at most 1, such as
+    accuracy, must be from -10^15 to 10^15, because noise may move it beyond 1. NaN is not possible
+    for these. Every other metric may have any value, including NaN and infinity.
     """
     # The limits exclude numbers that pages and plots could not show
     if metric.startswith(f"{OUTCOME}."):
@@ -189,7 +189,7 @@ def _check_setting(value: Any) -> Any:
 class RunObject(BaseModel):
     """Base of an object in a run's file: kebab-case keys, and values of the declared types.
 
-    Unknown keys pass. A field that may be None here may also be absent in the file.
+    Unknown keys are accepted. A field that may be None here may also be absent in the file.
     """
 
     model_config = ConfigDict(

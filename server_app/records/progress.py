@@ -160,7 +160,7 @@ def mark_interrupted(folder: Path) -> None:
     """Change the state in the progress files from "running" to "interrupted".
 
     Call this only if the run's process was killed before it could write this state itself. Any
-    other state stays, and nothing happens if there are no progress files.
+    other state is kept, and nothing happens if there are no progress files.
 
     Raises:
         RunDirectoryError: progress.json cannot be read.
@@ -210,9 +210,9 @@ def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
 
 
 def _list_metrics(progress: Progress) -> Iterator[Metric]:
-    """Yield (name, help text, samples) for each Prometheus metric; samples are (labels, value).
+    """Yield (name, help text, samples) for each Prometheus metric; a sample is (labels, value).
 
-    A metric may have no samples.
+    A cost that no site has reported has an empty list of samples, and so has an unknown time left.
     """
     about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]

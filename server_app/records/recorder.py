@@ -298,11 +298,11 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return the values for a checkpoint, all of which JSON can represent.
+        """Return the recorder's state for a checkpoint, in values that JSON can represent.
 
-        The keys are "metrics" and "traffic" (bytes and CRC-32 of each file's final rows), "open"
-        and "last" (rows), "sites" (bytes down, bytes up and seconds of each), "peak-memory",
-        "unrepeatable" and "failures".
+        The keys are "metrics" and "traffic" (the number of bytes and the CRC-32 of each file's
+        final rows), "open" and "last" (rows), "sites" (each site's bytes down, bytes up and
+        seconds), "peak-memory", "unrepeatable" and "failures".
         """
         return {
             "metrics": self.metrics.final,

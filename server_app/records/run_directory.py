@@ -105,11 +105,12 @@ class RunDirectory:
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file of the run, and return one mapping per row, column -> cell as a string.
 
-        For metrics.csv and traffic.csv, missing columns are an error. In any file, cells that a
-        known column cannot have are one.
+        metrics.csv and traffic.csv must have all their columns. In every file, the cells of columns
+        with a known name must be possible values.
 
         Raises:
-            RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
+            RunDirectoryError: the file is missing, cannot be read, lacks a column, or has an
+                impossible cell.
         """
         path = self.file(name)
         try:
@@ -202,13 +203,12 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 
 @contextmanager
 def free_name(settings: RunSettings) -> Iterator[RunSettings]:
-    """Yield the settings with a run name that no directory has, and hold it while the block runs.
+    """Yield the settings with a free run name, which is reserved while the ``with`` block runs.
 
-    No other process that uses this function gets the name meanwhile.
-
-    If the name is taken, or another process is about to use it, the first free number from 2 is
-    appended, such as ``hearts-2``, and a line is printed. The name of a resumed run and an invalid
-    name are not changed.
+    If a directory of the name exists, or another process is about to use the name, the first free
+    number from 2 is appended, such as ``hearts-2``, and a line says so. Until the block ends, no
+    other process that calls this function gets the name. Settings of a resumed run, or with an
+    invalid name, are yielded unchanged.
     """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
@@ -229,7 +229,12 @@ def free_name(settings: RunSettings) -> Iterator[RunSettings]:
 
 
 def _is_free_for_us(path: Path, held: ExitStack) -> bool:
-    """Return whether a new run may use ``path``, and then hold its name until ``held`` closes."""
+    """Check that a new run may use directory ``path``, and hold its name until ``held`` closes.
+
+    Returns:
+        False if the directory is taken (see ``_is_taken``) or if another process holds its name.
+        Then the name is not held.
+    """
     with ExitStack() as trial:
         is_free = trial.enter_context(hold_name(path)) and not _is_taken(path)
         if is_free:
@@ -256,8 +261,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
         resume: whether the run continues in an existing directory.
 
     Raises:
-        RunDirectoryError: the name is invalid, the directory of a new run is taken, the directory
-            of a resumed run is missing, or the directory contains a link out of it.
+        RunDirectoryError: the name is invalid, or the directory contains a link that leads out of
+            it. For a new run: the path exists, even as an empty folder. Only the remains of a run
+            that died before its start are accepted. For a resumed run: the directory is missing.
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder
@@ -302,7 +308,7 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     An empty ``launch`` is left out.
 
     Args:
-        settings: the run's settings, all of which are written, also those with their defaults.
+        settings: the run's settings. All are written, including those with their default values.
         launch: the engine and resources, which ``fedsilo resume`` uses again.
     """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
@@ -345,7 +351,7 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     for site, facts in participants.facts.items():
         document[site] = {
             "distribution": facts.distribution,
-            "sizes": facts.sizes(),
+            "sizes": facts.sizes,
             "label_counts": facts.label_counts,
             "fingerprints": facts.fingerprints,
             "dropped": facts.dropped,
@@ -367,7 +373,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
     If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
-    deleted. After any other exception it stays. A lock file stays in the directory.
+    deleted. After any other exception it is kept. The lock file remains in the directory.
 
     Args:
         directory: the run directory.

@@ -2,7 +2,7 @@
 
 With the floor f, the run's 'privacy.sums-min-count':
 
-- A count below f is hidden, and so is a true zero. If the count of one class follows from the
+- A count below f is hidden, also a true zero. If the count of one class follows from the
   total, that of another class is hidden as well (``client_app.summary.suppression``).
 - For a split with fewer than f samples, everything is hidden.
 - Balanced accuracy, AUC and average precision rest on every class. They are shown only if each
@@ -129,8 +129,8 @@ class Floors:
     def shown_silos(self) -> Document:
         """Return the content of silos.json with None in place of each hidden count.
 
-        A hidden label count becomes None, and so do all label counts of a split below the floor. A
-        size or number of dropped samples below the floor becomes None too.
+        A hidden label count becomes None. All label counts of a split below the floor become None
+        too. A size or number of dropped samples below the floor becomes None too.
         """
         from fedsilo.client_app.summary.suppression import at_least
 
@@ -250,16 +250,19 @@ class Floors:
     ) -> bool:
         """Return whether an accuracy reveals that at most one sample is right, or is wrong.
 
-        The samples are those of the whole split. In the last round the metrics by class are shown
-        too, and with them the accuracy reveals how many samples of the ``hidden`` classes are
-        right. So for the plain metric 'accuracy' in the last round, these samples are checked too.
+        The accuracy times the split's number of samples gives the number of right samples. The
+        result is True if this number or the number of wrong samples is 0 or 1.
+
+        In the last round, the metrics by class are shown too. Subtracting them from the metric
+        'accuracy' reveals the number of right samples in the ``hidden`` classes. So the same rule
+        is then applied to these samples, unless no class is shown or a shown class has no metric.
 
         Args:
             at: the round of the accuracy.
-            site: the site's name. It must have sent label counts.
+            site: the site's name. The site must have sent label counts.
             split: the split.
             metric: the metric's name, which may have a prefix such as ``trained-``.
-            value: the accuracy, 0 to 1.
+            value: the accuracy, from 0 to 1.
             hidden: the numbers of the classes whose counts are hidden.
         """
         counts = self.silos[site]["label_counts"][split]

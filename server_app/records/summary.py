@@ -209,7 +209,8 @@ def summary_lines(
 ) -> Iterator[Table | str]:
     """Yield the test results of a finished run for printing.
 
-    They are one table, or, if the run knows only means over sites, a title and a line of means.
+    The results are one table, or, if the run knows only means over sites, a title and a line of
+    means.
 
     Args:
         summary: the content of summary.json, possibly without values that must stay hidden.

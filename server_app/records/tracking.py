@@ -60,9 +60,10 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    The tracker is a generator, which gets lists of values by ``send`` and writes them at once;
-    closing it closes the files. TensorBoard hides the events of an earlier attempt, whose files
-    stay. The settings are written as a table. ``resumed`` is ignored.
+    The tracker is a generator: ``send`` gives it a list of (name, round, value), which it writes at
+    once, and closing it closes the files. The settings are written first, as a Markdown table.
+    TensorBoard hides the events of an earlier attempt in the same folder, but their files stay.
+    ``resumed`` is ignored.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -81,10 +82,13 @@ def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Track
 def _open_mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
 
-    Without that variable, it writes to ``mlflow.db`` beside the run directory. The tracker is a
-    generator, which gets lists of values by ``send``; closing it ends the MLflow run. If
-    ``resumed``, the MLflow run whose tag is the run directory continues, and receives only the
-    values that it lacks. If there is no such MLflow run, a new one begins.
+    Without that variable, the tracker writes to ``mlflow.db`` in the folder that contains the run
+    directory. The tracker is a generator: ``send`` gives it a list of (name, round, value), and
+    closing it ends the MLflow run. Characters that MLflow does not allow in a name become "_".
+
+    If ``resumed``, the tracker continues the MLflow run that is tagged with the run directory. It
+    then skips as many values per name and round as that run already has. In all other cases it
+    makes a new MLflow run with the settings as parameters.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -173,9 +177,9 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 def _open_wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes a run to the project ``fedsilo`` of Weights & Biases.
 
-    The tracker is a generator, which gets lists of values by ``send``; closing it ends the run.
-    Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
-    ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
+    The tracker is a generator: ``send`` gives it a list of (name, round, value), and closing it
+    ends the run. Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay
+    in ``<run-dir>/wandb`` until the user runs ``wandb sync``. No code, git state, console output or
     machine data is sent. If ``resumed``, the same W&B run continues.
     """
     import wandb
@@ -259,7 +263,7 @@ class TrackingHook(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Take the counts of the sites that have joined, which decide what is sent of them."""
+        """Store the facts of all sites, with the new ones: they decide which rows may be sent."""
         self.silos = silos_document(participants)
 
     def round_ended(self, state: State) -> None:

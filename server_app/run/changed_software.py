@@ -62,10 +62,11 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_site_software(directory: RunDirectory, participants: Participants) -> Iterator[str]:
-    """Yield a line for each change of software at sites since silos.json was written.
+    """Yield a line for each set of software changes at sites since silos.json was written.
 
-    A line names the sites that have this change. Simulated sites, new sites, and sites that state
-    no software have no line, and neither has any site of a run without silos.json.
+    A line lists all changes at a site, and names every site with exactly the same changes. Sites
+    without a change have no line. Neither have new sites, sites that do not answer now, and sites
+    that state no software, such as simulated sites. Without silos.json nothing is yielded.
 
     Args:
         directory: the directory of a resumed run, before silos.json is written anew.

@@ -157,7 +157,7 @@ def check_ray_address(plan: Plan) -> Problem:
 
 
 def check_first_silo(plan: Plan) -> Problem:
-    """For Ray, check that the first silo's data and the initial weights load. Always returns None.
+    """For engine Ray, check that the first silo's data and the initial weights load; return None.
 
     Inside a Ray process, the same error would come late and be hard to read. Nothing is checked for
     other engines, for made-up data sets, or if the data set does not know its silos' names. Initial
@@ -256,7 +256,7 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    Everything in silos.json, which the run wrote when it began, is compared but the sites'
+    Everything in silos.json, which the run wrote when it began, is compared, except the sites'
     software, because hospitals may install a release meanwhile. If the method lets sites join late,
     new sites are accepted, but a missing site never is. The result is None if nothing differs, for
     a new run, without a run directory, and without silos.json.
@@ -298,7 +298,7 @@ def check_early_stopping(beginning: Beginning) -> Problem:
     # Sites without validation samples never report, so they do not count here
     measuring = []
     for facts in beginning.participants.facts.values():
-        if "val" in facts.measured_splits():
+        if "val" in facts.measured_splits:
             measuring.append(facts)
     if metric == "none" or any(_may_report(metric, facts, common) for facts in measuring):
         return None
@@ -339,11 +339,11 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 
 
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line that names the silos that do not take part, or nothing if all do.
+    """Yield one line that names the silos that do not take part, or nothing if all take part.
 
-    If the server does not know the silos' names, none counts as missing, and a silo that the run
-    does not name ('server.sites') does not either. In a simulation, the data set's own notices come
-    first, for example about centres without images.
+    If 'server.sites' names the run's sites, other silos do not count as missing. If the server does
+    not know the silos' names, no silo counts as missing. In a simulation, the data set's own
+    notices come first, for example about centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
@@ -394,7 +394,7 @@ def own_silos(participants: Participants, common: CommonSettings) -> Iterator[st
     for site, facts in participants.facts.items():
         if not facts.label_counts:
             continue
-        sizes = facts.sizes()
+        sizes = facts.sizes
         samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
         names = facts.class_names
         if not names:
@@ -418,7 +418,7 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
     """
     sizes = {}
     for name, facts in participants.facts.items():
-        sizes[name] = facts.sizes().get("train", 0)
+        sizes[name] = facts.sizes.get("train", 0)
     site, total = max(sizes, key=sizes.__getitem__), sum(sizes.values())
     if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
         yield (
@@ -465,7 +465,7 @@ def _has_test(facts: SiteFacts) -> bool:
     """
     if not facts.label_counts:
         return "test" in facts.measured
-    return bool(facts.sizes().get("test"))
+    return bool(facts.sizes.get("test"))
 
 
 Notice = Callable[[Participants, CommonSettings], Iterator[str]]

@@ -55,9 +55,10 @@ class Meeting:
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
     """Ask the sites for their facts, and check whether a run with these settings could begin.
 
-    Nothing is trained, and no run directory is made. A problem that would stop the run becomes the
-    meeting's ``fault``, and is not raised. ``leaves`` and ``noise`` are then empty. If no site can
-    take part, nothing is checked, and only ``refused`` has reasons.
+    Nothing is trained, and no run directory is made. The text of an error that would stop the run
+    becomes the meeting's ``fault``, and ``leaves`` and ``noise`` are then empty. If no site can
+    take part, no check runs: ``sites`` is empty, ``refused`` has the reasons, and ``fault`` is
+    empty too.
 
     Raises:
         FedsiloError: too few or too many sites are connected, or an operator's file is unusable.

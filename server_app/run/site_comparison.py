@@ -97,12 +97,12 @@ def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> l
 
 
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield one line with the number of samples that more than one site has, if there are any.
+    """Yield a line with the number of samples that more than one site has; nothing if it is 0.
 
     The line names neither samples nor sites. Real sites are compared by the digests of whole
     splits. Simulated sites with the user's own data are also compared sample by sample, and the
-    larger number counts. Nothing is yielded unless the level of trust is 'server', because at other
-    levels sites send no digests.
+    larger of the two numbers counts. Nothing is yielded unless the level of trust is 'server',
+    because at other levels sites send no digests.
     """
     if common.trust != SERVER:
         return
@@ -127,7 +127,7 @@ def _count_in_equal_splits(participants: Participants) -> int:
     sizes: dict[str, int] = {}
     for site, facts in participants.facts.items():
         for split, digest in facts.fingerprints.items():
-            size = facts.sizes().get(split, 0)
+            size = facts.sizes.get(split, 0)
             if size:
                 owners.setdefault(digest, set()).add(site)
                 sizes[digest] = size

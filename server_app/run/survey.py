@@ -58,9 +58,10 @@ def run_survey(
 def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any]:
     """Build survey.json: each site's answer, the distances between sites, and the refused nodes.
 
-    The keys are "version" (1), "run", "dataset", "asked" (UTC time), "sites" (site -> its answer),
-    "columns" (title and level names of each column, from this machine's schema), "distances" (split
-    -> the result of ``distances``) and "refused" (a line for each).
+    The keys are "version" (1), "run" (the run's name), "dataset", "asked" (the UTC time now),
+    "sites" (site -> its answer), "columns" (column -> its title and the words for its levels, from
+    this machine's schema), "distances" (split -> the result of ``distances``) and "refused" (a line
+    for each refused node).
 
     Args:
         surveyed: the sites' answers, and the refused nodes.

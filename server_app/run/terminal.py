@@ -173,12 +173,13 @@ def _measure_table(widths: Sequence[int]) -> int:
 def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
     """Draw progress bars for rounds and sites while the ``with`` block runs.
 
-    A thread reads the progress and redraws the bars every half second, and they disappear at the
-    end. Nothing is drawn if the output is not a terminal.
+    A thread reads the progress and redraws the bars every half second. It ignores a FedsiloError
+    from ``read``. The bars disappear at the end. Nothing is drawn if the output is not a terminal.
+    The sites' bar starts anew with each phase of a round.
 
     Args:
         console: the console. The bars are drawn below the lines that it prints.
-        read: returns the progress of the run, or None before the run has begun.
+        read: returns the run's progress, or None before the run has begun; None changes nothing.
     """
     if not console.is_terminal:
         yield

@@ -138,6 +138,7 @@ class Method(ABC):
         common: the run's common settings.
         settings: the method's own settings.
         participants: the sites that take part; replaced when a site joins late.
+        task: the run's task: its loss, labels and metrics.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities()
@@ -148,11 +149,7 @@ class Method(ABC):
         self.common = common
         self.settings = settings
         self.participants = participants
-
-    @property
-    def task(self) -> Task:
-        """The run's task: its loss, labels and metrics."""
-        return task_of(self.common)
+        self.task: Task = task_of(common)
 
     @property
     def shape(self) -> NetworkShape:
@@ -173,7 +170,8 @@ class Method(ABC):
     def starting_weights(self) -> dict[str, NDArray]:
         """Return the network's exchanged arrays at the start of a run.
 
-        They are drawn from the seed, or read from 'train.initial-weights' and the backbone's file.
+        The arrays are drawn from the seed, or read from 'train.initial-weights' and the backbone's
+        file.
 
         Raises:
             SettingError: a file of weights is missing or belongs to another network.
@@ -218,9 +216,9 @@ class Method(ABC):
         return model
 
     def why_finished(self, state: Any) -> str | None:
-        """Return the reason to end the run before its last round.
+        """Return the reason to end the run before its last round; None if the run continues.
 
-        The value None means that the run continues.
+        The default is None.
         """
         return None
 
@@ -261,7 +259,7 @@ class Method(ABC):
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
-            every[site] = facts.sizes().get("train", 1)
+            every[site] = facts.sizes.get("train", 1)
         every |= self.participants.agreed_samples()
         weights = float(sum(every[site] for site in replies))
         if replies.failed:  # nobody knows which sites failed, so the mean weight is taken off
@@ -271,7 +269,7 @@ class Method(ABC):
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
         """Return the initial weights to send to a site for its own network, as ``start/<name>``.
 
-        Returns no arrays if the site already keeps state. Also returns none if
+        The mapping is empty if the site already stores state. It is also empty if
         'train.initial-weights' is empty, because the site then draws the same weights from the
         seed.
 
@@ -327,13 +325,14 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 
 
 def starting_network(common: CommonSettings, shape: NetworkShape) -> TokenClassifier:
-    """Build the network that a run starts from, drawn from the seed or read from weight files.
+    """Build the network that a run starts from, with weights from the seed or from files.
 
-    Pretrained backbone weights are loaded only if the sites exchange the backbone or the network is
-    "resnet22". 'train.initial-weights', unless it is empty, is loaded over them.
+    The weights are drawn from the seed first. If the sites exchange the backbone, or the network is
+    "resnet22", the pretrained backbone is loaded over them. If 'train.initial-weights' names a
+    file, its weights are loaded last.
 
     Raises:
-        SettingError: the weights are missing or belong to another architecture.
+        SettingError: a file of weights is missing or belongs to another architecture.
     """
     network = build_classifier(common, shape)
     if common.train_backbone or common.network == "resnet22":

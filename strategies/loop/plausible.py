@@ -115,7 +115,7 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     if common.is_private():
         # A size is a sum over the classes, and each class has noise of its own
         hidden = math.ceil(_TAIL * statistics_noise(common) * math.sqrt(facts.classes))
-    return {split: size + hidden for split, size in facts.sizes().items()}
+    return {split: size + hidden for split, size in facts.sizes.items()}
 
 
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
@@ -157,16 +157,17 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
 def metric_fault(
     key: str, value: float, classes: int, most: Mapping[str, int] | None = None
 ) -> str | None:
-    """Explain why a metric's value is out of range, or return None if it is in range.
+    """Explain in a clause why a metric's value is out of range, or return None if it is in range.
 
-    Counts must be whole numbers. Any other metric may exceed its range by 1e-6, to allow for
-    rounding errors.
+    The range is that of ``metric_range``, with both ends allowed. A count must also be a whole
+    number. Any other metric may be outside its range by 1e-6, to allow for rounding errors. NaN is
+    out of every range.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
         value: the reported value.
         classes: the number of classes.
-        most: the largest number of samples by split; None for no limit.
+        most: split -> the largest number of samples; None if counts have no such limit.
     """
     allowed = metric_range(key, classes, most)
     if allowed.whole:

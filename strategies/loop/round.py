@@ -95,8 +95,9 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        A site whose reply says so is recorded as keeping state from this step on. The hooks are
-        called for each event. A question without sites sends nothing and returns no replies.
+        If a reply says that the site stores state, ``stateful_sites`` records this step for the
+        site. The hooks are called for each failure, and once after the phase. A question without
+        sites sends nothing and returns no replies.
 
         Raises:
             SiteError: the method asks a site that does not take part, or fewer than 'run.min-sites'
@@ -297,18 +298,25 @@ class Round(Ask):
         return usable
 
     def _find_fault(self, question: Question, reply: Reply) -> str | None:
-        """Explain why a decoded reply is unusable, or return None if it is usable.
+        """Explain in one line why a decoded reply is unusable, or return None if it is usable.
 
-        All required metrics must be present and plausible. Except at trust 'sums', the number of
-        samples must equal the number that the site reported. Then the method's own rule is applied,
-        and last the hooks' objections.
+        The checks come in this order, and the first fault is returned:
+
+        - All required metrics are present: those of the phase (except at trust 'sums'), time and
+          memory (at trust 'server'), and those that the question asks for.
+        - Every metric's value is possible (``metric_fault``), and the metrics name only existing
+          classes and sites (``names_fault``).
+        - Except at trust 'sums', the reply's number of training samples is above 0 and equals the
+          number that the site reported before.
+        - The method's own rule, ``question.fault``, accepts the reply.
+        - No hook objects.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]
         # A server that learns only sums gets neither times nor memory of a single site
         needed: list[str] = []
         if common.trust != SUMS:
-            needed += [NUM_EXAMPLES, *self._needed_metrics(question.phase, own.measured_splits())]
+            needed += [NUM_EXAMPLES, *self._needed_metrics(question.phase, own.measured_splits)]
         if common.trust == SERVER:
             needed += [SECONDS, PEAK_MEMORY]
         for key in (*needed, *question.metrics):
@@ -323,7 +331,7 @@ class Round(Ask):
         fault = names_fault(metrics, own.classes, facts.keys())
         if fault:
             return one_line(fault)
-        samples = own.sizes().get("train")
+        samples = own.sizes.get("train")
         if common.trust != SUMS and not 0 < metrics[NUM_EXAMPLES] == samples:
             said = metrics[NUM_EXAMPLES]
             return f"metric '{NUM_EXAMPLES}' is {said:g}; the site has {samples} samples"

@@ -177,13 +177,18 @@ class SecureAsk(Ask):
         return sent
 
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
-        """Ask ``sites`` the question of a protocol phase, and return the usable replies.
+        """Ask ``sites`` a question of the protocol, and return the usable replies.
 
-        The messages hold a secure aggregation record, but no arrays. A reply with an invalid record
-        is not usable (``_find_fault``).
+        Each message holds the record that the site needs in this phase, but no arrays. A reply is
+        unusable if ``_find_fault`` finds a fault in its record.
+
+        Args:
+            sum_: the secure sum, which makes the records and checks the replies.
+            phase: a phase of secure aggregation that trains nothing.
+            sites: the names of the sites to ask.
 
         Raises:
-            SiteError: fewer than 'run.min-sites' replies are usable.
+            SiteError: fewer replies are usable than 'run.min-sites' demands.
         """
         records = {site: sum_.record(phase, site) for site in sites}
         nothing: dict[str, Arrays] = dict.fromkeys(records, MappingProxyType({}))

@@ -160,16 +160,16 @@ class SecureSum:
         return ConfigRecord(values)
 
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sites' public keys and signatures, and work out what depends on who answered.
+        """Store the sites' public keys and signatures, and derive the values that depend on them.
 
-        This is the threshold, the agreed samples, the sites' common splits, and the context that
-        binds keys to this run and round. The signatures are not verified here, but when the replies
-        arrive (``SecureAsk``).
+        These values are the threshold, the samples that the site files agree on, the splits that
+        all these sites measure, and the context, which binds the keys to this run and round. The
+        signatures are checked before, when each reply arrives (``SecureAsk``).
 
         Raises:
             SettingError: the quantisation is too coarse for this number of sites.
-            SiteError: too few sites have sent keys, or their 'secure-samples' differ or are below
-                1.
+            SiteError: there are fewer than three sites, 'secure.threshold' does not fit their
+                number, or their 'secure-samples' differ or are below 1.
         """
         try:
             self.threshold = needed_sites(self.common, len(replies))
@@ -258,22 +258,24 @@ class SecureSum:
     def mean(
         self, replies: Mapping[str, Reply], before: Arrays
     ) -> tuple[dict[str, NDArray], dict[str, float]]:
-        """Remove the masks and return the means of the trained arrays and of the metrics.
+        """Remove the masks from the sums, and return the mean arrays and the mean metrics.
 
-        ``failed`` becomes the number of sites in the sum that could not answer. Variances of batch
-        norm are raised to 0 if rounding made them negative.
+        The sites sent updates, so the mean update is added to ``before``. Variances of batch norm
+        are raised to 0 if rounding made them negative. ``failed`` is set to the number of sites in
+        the sum that could not answer, and ``exact`` to the sum before it is rounded to float32.
 
         Args:
-            replies: the replies of phase ``secure-unmask``.
+            replies: the replies of phase ``secure-unmask``, which have the shares.
             before: the arrays that the sites started from, by name.
 
         Returns:
-            The arrays by name, float32, and the metrics by name; both are weighted by samples.
+            The arrays by name, float32, and the metrics by name. Both are means over samples. A
+            metric without a finite value at any site is left out.
 
         Raises:
-            SettingError: the quantisation is too coarse for these samples.
-            SiteError: too few sites replied, their shares do not restore the mask keys, or the
-                unmasked sum is impossible.
+            SettingError: the quantisation is too coarse for this number of samples.
+            SiteError: fewer sites than the threshold replied, their shares do not restore a secret,
+                or the unmasked counts or updates are impossible.
         """
         self._refuse_few(replies, "helped to remove the masks")
         sums = mask_arrays(self._sums, *self._remaining_mask_keys(replies))
@@ -395,17 +397,21 @@ class SecureSum:
         return public_half(secret) == self.keys[site][0]
 
     def _refuse_counts(self, samples: int, metric_samples: Words) -> None:
-        """Check that the unmasked counts are possible if all sites are honest.
+        """Check that the unmasked counts are possible.
 
-        There may not be more failed sites than sites. No count may exceed the number of sites times
-        'secure-samples'. ``samples`` may not be 0, but the count of a metric may.
+        Masks that do not cancel leave random counts.
+
+        At most as many sites may have failed (``failed``) as are in the sum. No count may exceed
+        the number of sites times the agreed 'secure-samples'. ``samples`` must be above 0, but the
+        count of a metric may be 0.
 
         Args:
-            samples: the training samples of all sites together.
-            metric_samples: for each metric, the samples of all sites together.
+            samples: the training samples of all sites in the sum together.
+            metric_samples: for each metric, the samples of these sites together.
 
         Raises:
-            SiteError: a count is impossible, or no site could answer.
+            SiteError: a count is impossible; or all sites in the sum failed, so there are no
+                samples.
         """
         sites = len(self.replies)
         if self.failed == sites and samples == 0:

@@ -155,7 +155,7 @@ def check_sums(facts: SiteFacts) -> str | None:
         return None
     if not facts.columns():  # images have none, and statistics over no column would fail
         return "it sends 'sums-count' but names no 'features'"
-    rows = facts.sizes().get("train", 0)
+    rows = facts.sizes.get("train", 0)
     if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
         return f"'sums-count' are not whole numbers of at most its {rows} training rows"
     if (abs(sums.total) > _SUM).any() or (sums.squares > _SUM**2).any():
@@ -261,7 +261,7 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
-        if facts[site].sizes().get("train") and "train" in facts[site].fingerprints:
+        if facts[site].sizes.get("train") and "train" in facts[site].fingerprints:
             owners.setdefault(facts[site].fingerprints["train"], []).append(site)
     refused: Refused = {}
     for sites in owners.values():

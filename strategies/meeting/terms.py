@@ -51,7 +51,7 @@ class AgreedWeights:
         The site needs an agreed number, and must not report more samples than that number.
         Reporting fewer samples is not a fault.
         """
-        site, said = facts.site, facts.sizes()["train"]
+        site, said = facts.site, facts.sizes["train"]
         if site not in self.samples:
             return f"site {site} has no entry in 'run.site-weights' {self.path}: add one"
         if said > self.samples[site]:

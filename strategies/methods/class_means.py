@@ -73,8 +73,7 @@ class ClassMeans(Local):
     def disclosures(self) -> Disclosures:
         """Describe the class means that a site sends.
 
-        If every class at every site is too small to send, return one sentence that says no mean is
-        sent, and why.
+        If no site sends a mean, because every class is too small, one sentence says so.
         """
         if any(map(self.sent_classes, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
@@ -83,7 +82,10 @@ class ClassMeans(Local):
 
     @abstractmethod
     def means_that_leave(self) -> list[str]:
-        """Return sentences on the data sent by a site that sends means."""
+        """Return sentences on the class means that leave a site.
+
+        At least one site must send a mean.
+        """
 
     def sample_condition(self) -> str:
         """Return the condition for a site to send a class mean, as the end of a sentence.
@@ -124,10 +126,11 @@ class ClassMeans(Local):
 class FedProto(ClassMeans):
     """Stores the global prototypes (Tan et al. 2022).
 
-    ``train`` sends ``prototype/<class>`` (d,) for every class with a global prototype; none in
-    round 1. The reply holds ``prototype/<class>`` (d,) for each class in ``sent_classes``.
-    ``evaluate`` sends prototypes only if they classify (``inference``). A site that sends none
-    receives none. d is the tokens times the channels of the network.
+    ``train`` sends ``prototype/<class>`` (d,) for every class with a global prototype; in round 1
+    there are no prototypes. The reply holds ``prototype/<class>`` (d,) for each class in
+    ``sent_classes``. ``evaluate`` sends prototypes only if they classify (``inference``). A site
+    that sends no prototype receives no prototypes. d is the tokens times the channels of the
+    network.
 
     A global prototype is the mean of the prototypes received in the last round, weighted by the
     sites' counts of the class (eq. 6). Its further division by the number of sites is left out,
@@ -221,7 +224,7 @@ class FedProto(ClassMeans):
         count, agreed = self.sent_classes(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
             return count
-        return count * agreed[site] / self.participants.facts[site].sizes()["train"]
+        return count * agreed[site] / self.participants.facts[site].sizes["train"]
 
     @property
     def size(self) -> int:
@@ -233,8 +236,9 @@ class FedDistill(ClassMeans):
     """Stores each site's mean logits and sends every site the other sites' mean.
 
     This is Seo et al. 2022, after Jeong et al. 2018. ``train`` sends ``logits/<class>`` (classes,),
-    the unweighted mean over all other sites that send the class; none in round 1. The reply holds
-    ``logits/<class>`` (classes,) for each class in ``sent_classes``. ``evaluate`` sends nothing.
+    the unweighted mean over all other sites that send the class; in round 1 there are no logits.
+    The reply holds ``logits/<class>`` (classes,) for each class in ``sent_classes``. ``evaluate``
+    sends nothing.
 
     The state holds each site's logits as ``logits/<site>/<class>`` until the site sends newer ones,
     so a site that misses a round still counts for the others.
@@ -244,10 +248,10 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Return one sentence: who gets the mean logits, and the fewest samples behind any.
+        """Return one sentence: the fewest samples behind mean logits, and who gets the means.
 
-        With one site nobody gets them, and with two the other site gets them unchanged. At least
-        one site must send a mean.
+        With one site nobody gets the mean logits. With two sites, each gets the other's unchanged.
+        At least one site must send a mean.
         """
         recipients = {1: "nobody gets them", 2: "the other site gets them unchanged"}
         means = (
@@ -276,10 +280,11 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """For each class that ``site`` also sends, return the mean of the other sites' logits.
+        """Return the mean logits for ``site``, (classes,) float32, named ``logits/<class>``.
 
-        The mean is unweighted and float32, by name ``logits/<class>``. Classes that no other site
-        has sent yet are omitted.
+        There is one array for each class that the site itself sends. The array is the unweighted
+        mean over all other sites that have sent logits of this class, in this round or earlier. A
+        class that no other site has sent is left out.
         """
         mean_logits = {}
         # The site's own logits are left out: they would only pull it towards its own answers

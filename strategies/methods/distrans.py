@@ -98,8 +98,8 @@ class DisTrans(FedAvg):
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the network and the offset for ``site``.
 
-        With 'offset-aggregation' "none" only the network is returned, because offsets then stay at
-        the sites and the state has none.
+        With 'offset-aggregation' "none" only the network is returned, because the sites then keep
+        their offsets, and the state has no offsets.
         """
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")

@@ -161,7 +161,7 @@ class FedAlignCL(FedAvg):
         asks = state.round + 2  # embeddings that arrive in a round are used in the next one
         if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):
             return 0
-        return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
+        return min(self.settings.shared_embeddings, self.participants.facts[site].sizes["train"])
 
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
         """Return the specs of the arrays that a site sends in addition to the weights.

@@ -54,11 +54,12 @@ class FedEFM(Decentralised):
     state_class = FedEFMState
 
     def initial_state(self) -> Any:
-        """Return the weights that every silo starts from, as ``model/<array>``.
+        """Return the state before round 1: every silo's starting weights, named ``model/<array>``.
 
         Raises:
-            SettingError: the topology is invalid, or 'fedefm.emd-solver' is "cvxpylayers" and the
-                network's feature map has too many cells for it.
+            SettingError: the topology is not connected or names other silos than take part, a file
+                of weights is not usable, or 'fedefm.emd-solver' is "cvxpylayers" and the network's
+                feature map has too many cells for it.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.shape)
@@ -142,7 +143,7 @@ class FedEFM(Decentralised):
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:
-        """For each host, (total seconds of its overseas phases, number of visitors trained)."""
+        """The work of each host: host -> (seconds of overseas phases, visitors trained)."""
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
@@ -160,8 +161,8 @@ class FedEFM(Decentralised):
         """Return topology.json and closeness.json: file name -> content for JSON.
 
         closeness.json has "owner<-host" -> round -> mean closeness, from -1 to 1, of the model that
-        the host trained for the owner. It is left out if no round was recorded, and empty if none
-        of them measured closeness.
+        the host trained for the owner. If the state has no rounds with closeness, the file is left
+        out. If these rounds have no values, the file has an empty mapping.
         """
         documents = super().documents(state, values)
         if state.closeness:

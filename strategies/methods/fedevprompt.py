@@ -110,8 +110,8 @@ class FedEvPrompt(Method):
         """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
         A class with n training samples has an array (min(n, 'buffer-maps'), cells); a class without
-        samples has none. The mapping is empty if 'distillation-weight' is 0, because maps are not
-        used then.
+        samples has no array. The mapping is empty if 'distillation-weight' is 0, because maps are
+        not used then.
         """
         if not self.settings.distillation_weight:
             return {}
@@ -152,10 +152,10 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 
 
 def _fault_of_maps(reply: Reply) -> str | None:
-    """Explain why a reply's first invalid attention map array is invalid; None if all are valid.
+    """Describe the first fault in the attention maps of a reply; None if all maps are valid.
 
-    Maps must be finite and not negative, and each must sum to 1 within 0.001. Other arrays are not
-    checked. A reply without maps is valid.
+    Each map must be finite, not negative, and sum to 1 within 0.001. The text begins with the name
+    of the array. Other arrays are not checked, and a reply without maps is valid.
     """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):

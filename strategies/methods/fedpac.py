@@ -142,7 +142,7 @@ class FedPAC(FedProto):
         p(y) is the class's share of the site's training samples, and E[f | y] the mean embedding
         that the site sent. A class that the site does not send counts as 0.
         """
-        classes, samples = self.shape.outputs, self.participants.facts[site].sizes()["train"]
+        classes, samples = self.shape.outputs, self.participants.facts[site].sizes["train"]
         means, squares = np.zeros((classes, self.size)), np.zeros(classes)
         shares = np.zeros(classes)
         for label, count in self.sent_classes(site).items():

@@ -135,10 +135,10 @@ class GLM(Method):
         return self.column_names
 
     def initial_state(self) -> GLMState:
-        """Return coefficients of 0.
+        """Return the state before round 1, with unknown units and without coefficients.
 
         Raises:
-            FitError: the label has more than two classes, or is no number.
+            FitError: the outcome is the label, but the label does not suit the family.
         """
         settings, classes = self.settings, self.shape.outputs
         is_time = self.common.task == SURVIVAL and settings.family == "cox"
@@ -152,10 +152,24 @@ class GLM(Method):
         return GLMState(centers=[0.0] * size, deviations=[1.0] * size, scale=_FIRST_SCALE)
 
     def round(self, state: GLMState, ask: Ask) -> GLMState:
-        """Ask for the columns' units, then for sums at coefficients, then for the sites' own fits.
+        """Ask all sites for sums, and return the state after the step that the sums allow.
+
+        The state decides which step comes next:
+
+        - While ``beta`` is empty, the sites are asked for the columns' moments. The moments give
+          better units or, once the units fit, the first coefficients.
+        - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
+          of Newton's method.
+        - Once ``sums`` is set, each site is asked for its own fit, and the run ends. This step
+          comes only at trust 'server' with 'glm.heterogeneity'; otherwise the run ends with
+          convergence.
+
+        If a site had to clip its numbers, its sums are not used. The next round then asks again
+        with a larger ``scale``.
 
         Raises:
-            FitError: the columns or outcomes of all sites determine no coefficients.
+            FitError: the columns or outcomes determine no coefficients, a site could not answer,
+                the sums are too large to send, or the steps have not converged in the last round.
         """
         if state.sums:
             return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
@@ -175,12 +189,17 @@ class GLM(Method):
         return self._step(state, sums)
 
     def _find_units(self, state: GLMState, moments: Moments) -> GLMState:
-        """Return new units, in which columns have about mean 0 and deviation 1, or a first beta.
+        """Return the state with new units or, if the current units fit, with coefficients.
 
-        The first coefficients are those of the model with only an intercept.
+        In units that fit, each column has a mean near 0 and a deviation near 1. The first
+        coefficients are those of the model with only an intercept.
+
+        Args:
+            state: the state, whose units the moments are in.
+            moments: the moments of the outcome and the columns over all sites.
 
         Raises:
-            FitError: a column or the outcome is constant.
+            FitError: all outcomes are alike, or a column has the same value for all patients.
         """
         means, deviations = moments.means(), moments.deviations()
         sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))
@@ -203,7 +222,7 @@ class GLM(Method):
         centers = np.array(state.centers) + before * means
         return replace(
             state,
-            # As sites receive them: the same numbers at both ends
+            # Rounded to float32 here too, because sites receive them so
             centers=centers.astype(np.float32).tolist(),
             deviations=(before * shrunk).astype(np.float32).tolist(),
             units_asked=state.units_asked + 1,
@@ -211,10 +230,16 @@ class GLM(Method):
         )
 
     def _step(self, state: GLMState, sums: GLMSums) -> GLMState:
-        """Take a step of Newton's method, or half of the last step if that was too long.
+        """Take a step of Newton's method, or halve the last step if it was too long.
+
+        The last step was too long if the objective is now lower than before it. The new
+        coefficients are then the mean of the current ones and those before. Otherwise a full step
+        is taken. If the full step is very small, the coefficients have converged. The state then
+        gets ``sums``, and ``ended`` unless the sites' own fits are still to be asked for.
 
         Raises:
-            FitError: a coefficient grows without end, or this was the last round.
+            FitError: a coefficient is beyond what data can determine, or a full step in the last
+                round did not converge.
         """
         beta = np.array(state.beta)
         slack = _TOLERANCE * (1 + abs(sums.objective))
@@ -235,9 +260,9 @@ class GLM(Method):
         return moved
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
-        """Return moments, or sums at ``state.beta``, over all sites.
+        """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``; return the total.
 
-        The result is None if a site had to clip its numbers.
+        Returns None if a site had to clip its numbers, because the total is then wrong.
 
         Raises:
             FitError: a site could not answer.
@@ -285,7 +310,10 @@ class GLM(Method):
         return grid_of(quantisation(secure, sites, SAMPLES), sites)
 
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
-        """Return each site's own coefficients and their variances; empty lists without a fit."""
+        """Ask each site for its own fit: site -> [coefficients, variances].
+
+        A site has two empty lists if it has no fit, or if a variance is not above 0.
+        """
         spec = ArraySpec((len(self.names),))
         expect = {ESTIMATES: spec, VARIANCES: spec, USABLE: ArraySpec((1,))}
         replies = ask(
@@ -305,18 +333,32 @@ class GLM(Method):
         return fits
 
     def why_finished(self, state: GLMState) -> str | None:
-        """End the run once the coefficients have converged and all sites' own fits are here."""
+        """Return the reason to end the run, or None if the fit is not finished.
+
+        The fit is finished once the coefficients have converged and the sites' own fits, if the run
+        asks for them, have arrived.
+        """
         if state.ended:
             return f"the coefficients have converged after {state.round} rounds"
         return None
 
     def evaluate(self, state: GLMState, ask: Ask) -> None:
-        """Ask nothing: there is no network to measure."""
+        """Do nothing, because there is no network to measure."""
 
     def documents(
         self, state: GLMState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return ``fit.json``: coefficients with standard errors, fit measures, sites' own fits."""
+        """Return the content of ``fit.json`` by its file name: the fitted model and the run.
+
+        The file has the coefficients in the columns' own units with standard errors, the measures
+        of fit, and the sites' own fits. Further keys are the outcome, data set, trust, treatment of
+        missing values, hospitals and number of rounds; Cox's model has a few more. ``values`` is
+        not used.
+
+        Args:
+            state: the state after convergence.
+            values: ignored.
+        """
         sums = GLMSums.from_vector(np.array(state.sums), len(state.beta))
         fitted = Fitted(self.settings.family, self.names, np.array(state.beta), sums, state.sites)
         document = results_document(fitted, self._units(state))
@@ -339,7 +381,7 @@ class GLM(Method):
         }
 
     def _units(self, state: GLMState) -> Units:
-        """Return the units of the coefficients."""
+        """Collect centres and deviations, to convert coefficients to the columns' own units."""
         centers, deviations = np.array(state.centers), np.array(state.deviations)
         return Units(
             centers[1:],
@@ -350,7 +392,7 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return the entries of ``fit.json`` that only Cox's model has."""
+        """Return "time", "ties" and "strata" for ``fit.json``; empty unless the family is Cox."""
         if self.settings.family != "cox":
             return {}
         return {
@@ -360,7 +402,10 @@ class GLM(Method):
         }
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: sums over its patients, and its own fit."""
+        """List the data sent by a site: sums over its patients in each round.
+
+        At trust 'server' with 'glm.heterogeneity', the site's own fit is listed too.
+        """
         sums = (
             "each round: the sums over all its patients of the log-likelihood's gradient and "
             "Hessian, its number of patients and the sum of their outcomes"
@@ -374,7 +419,7 @@ class GLM(Method):
 
 
 def _units_arrays(state: GLMState) -> dict[str, Any]:
-    """Return the units as sites receive them."""
+    """Return the centres and the deviations of outcome and columns as arrays to send, float32."""
     return {
         CENTERS: np.array(state.centers, np.float32),
         DEVIATIONS: np.array(state.deviations, np.float32),

@@ -82,7 +82,14 @@ class PICSR(Method):
         return Disclosures(*sentences)
 
     def initial_state(self) -> PersonalState:
-        """Return FedAvg's initial weights for finetuned experts; else an empty state."""
+        """Return the state before round 1.
+
+        Finetuned experts start from common weights, as in FedAvg, so the state has the starting
+        weights. For local experts the state has no arrays.
+
+        Raises:
+            SettingError: a file of weights is missing or belongs to another network.
+        """
         if self.settings.experts == "local":
             return PersonalState()
         return PersonalState(self.starting_weights())
@@ -151,9 +158,11 @@ class PICSR(Method):
         return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Explain that an expert's output for its own prototype is not finite, or return None.
+        """Describe the fault of a reply whose expert is not usable, or return None if it is usable.
 
-        The output is not checked otherwise.
+        The reply's expert is built and applied to the prototype in the same reply. The expert is
+        unusable if any logit is infinite or NaN. Finite weights can be so large that this happens.
+        The size of the logits is not checked.
         """
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.shape)
@@ -182,10 +191,10 @@ class PICSR(Method):
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
     def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        """Return the experts and prototypes from the replies, and a new router's weights.
+        """Return the experts and prototypes of the replies, and the weights of a new router.
 
-        They are named ``expert_array(site, ...)``, ``PROTOTYPE<site>`` and ``ROUTER...``. The
-        router is drawn from the seed, with one output per reply.
+        The arrays are named ``expert_array(site, ...)``, ``PROTOTYPE<site>`` and ``ROUTER...``. The
+        router's weights are drawn from the seed, and the router has one output per reply.
         """
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.shape.input_shape, len(replies), self.common.seed)

@@ -85,8 +85,8 @@ class UEFL(Method):
                 codebook has codewords.
         """
         for site, facts in self.participants.facts.items():
-            features = facts.sizes()["train"] * self._features
-            self.settings.refuse_small(site, facts.sizes(), features)
+            features = facts.sizes["train"] * self._features
+            self.settings.refuse_small(site, facts.sizes, features)
         arrays = self.starting_weights()
         dimension = segment_dimension(self.blueprint.channels, self.settings.segments)
         first = gaussian_codebook(self.settings.codes, dimension, self.common.seed, 0)
@@ -94,15 +94,14 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Return at most one warning: some sites' clusters are probably too small to be sent.
+        """Return a list with one warning if some sites' clusters are probably too small to send.
 
-        A site has too few training features if it has fewer than 'uefl.codes' times
-        'uefl.centroid-min-count'. The list is empty without such sites, or if no setting asks for
-        K-means.
+        This concerns sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
+        features. The list is empty if there are no such sites, or if no setting asks for K-means.
         """
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
-            features[site] = facts.sizes()["train"] * self._features
+            features[site] = facts.sizes["train"] * self._features
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
@@ -135,9 +134,10 @@ class UEFL(Method):
         return self._refresh_first_book(self._extend_books(state, found), found)
 
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
-        """Ask ``sites`` for centroids of their features, and return the replies with new codewords.
+        """Ask ``sites`` for centroids of their features; return the replies that have codewords.
 
-        Sites run K-means (section 3.2). A site that found no codeword is left out.
+        Each site runs K-means (section 3.2). The reply of a site that found no codeword is left
+        out.
         """
         expect: dict[str, Specs] = {}
         notes: dict[str, CentroidNotes] = {}
@@ -254,7 +254,7 @@ class UEFL(Method):
 
     def _fault_of_centroids(self, reply: Reply) -> str | None:
         found, codes = reply.metrics[NEW_CODEWORDS], self.settings.codes
-        features = self.participants.facts[reply.site].sizes()["train"] * self._features
+        features = self.participants.facts[reply.site].sizes["train"] * self._features
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
@@ -276,10 +276,11 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return a note for each round that changed the codebooks: round -> text.
+        """Return the codebook events of a run, for the log and the curves: round -> text.
 
-        A round changes the codebooks if it adds one or re-initialises the first one. A round that
-        found no codewords for a new codebook also has a note.
+        There are three events: a new codebook for some sites, a new codebook that got no codewords
+        because no cluster was large enough, and a re-initialised first codebook. If a round has two
+        events, a semicolon joins them. Rounds without an event are left out.
         """
         return round_marks(state.extended, state.refreshed)
 

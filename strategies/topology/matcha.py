@@ -54,9 +54,9 @@ class Matcha:
     def matrix(self, active: Sequence[bool]) -> Matrix:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
 
-        It is I - step * (sum of their Laplacians). The step is alpha, but at most 1 / (the largest
-        number of links that a site uses), because otherwise that site's own model would get a
-        negative weight.
+        The matrix is I - step * (sum of the Laplacians of these matchings). The step is alpha, but
+        at most 1 / (the largest number of links that a site uses), because otherwise that site's
+        own model would get a negative weight.
         """
         total = np.zeros((self.size, self.size))
         for is_used, part in zip(active, laplacians(self.size, self.matchings), strict=True):
@@ -179,11 +179,16 @@ def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
 def activation_probabilities(
     size: int, matchings: Sequence[Sequence[Edge]], budget: float
 ) -> tuple[float, ...]:
-    """Return the probability that a round uses each of the M matchings, rounded to 6 digits.
+    """Compute the probability that a round uses each of the M matchings, rounded to 6 digits.
 
-    With p_j the probability and L_j the Laplacian of matching j, they maximise lambda_2(sum p_j
-    L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M and 0 <= p_j <=
-    1. ``size`` is the number of sites, and the edges in ``matchings`` join their positions.
+    With p_j the probability and L_j the Laplacian of matching j, the probabilities maximise
+    lambda_2(sum p_j L_j), the second smallest eigenvalue. The constraints are sum p_j <= budget * M
+    and 0 <= p_j <= 1.
+
+    Args:
+        size: the number of sites.
+        matchings: the edges of each matching, which join the positions of sites.
+        budget: the mean share of matchings that a round uses, above 0 and at most 1.
 
     Raises:
         SettingError: the budget is so small that some sites would never meet, or the solver found
@@ -238,12 +243,16 @@ def algebraic_connectivity(
 def step_size(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
-    """Return alpha, the step size that makes sites agree fastest, rounded to 6 digits.
+    """Compute alpha, the step size that makes sites agree fastest, rounded to 6 digits.
 
-    It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
+    alpha minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I.
     Here L is the Laplacian of a round, and J has 1 / n everywhere. The program maximises 1 - rho,
-    in units of E[L]'s scale, because a small budget makes E[L] tiny. ``matchings`` and
-    ``probabilities`` are those of ``Matcha``, for ``size`` sites.
+    in units of E[L]'s scale, because a small budget makes E[L] tiny.
+
+    Args:
+        size: the number of sites, n.
+        matchings: the edges of each matching.
+        probabilities: the probability of each matching.
 
     Raises:
         SettingError: the solver found no optimum.

@@ -75,9 +75,9 @@ class Compression:
     def pack_weights(self, arrays: Arrays, packed: Packed) -> None:
         """Put the weights into the cache ``packed`` as bfloat16 if 'server.wire-down' is "bf16".
 
-        ``to_record`` then sends the cached form. Arrays that are already in the cache are skipped,
-        and so are arrays that are not float32 or are batch norm statistics. With "fp32" this does
-        nothing.
+        ``to_record`` then sends the cached form. Three kinds of arrays are skipped: arrays in the
+        cache already, arrays that are not float32, and batch norm statistics. If the setting is
+        "fp32", the cache does not change.
         """
         if self.down != "bf16":
             return
@@ -89,7 +89,8 @@ class Compression:
     def unpack_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return the received arrays, with bfloat16 bits converted back to float32.
 
-        With 'server.wire-down' "bf16" every uint16 array is converted. Otherwise nothing is.
+        If 'server.wire-down' is "bf16", every uint16 array counts as bfloat16 bits and is
+        converted. Otherwise all arrays are returned unchanged.
         """
         usable: dict[str, NDArray] = dict(arrays)
         if self.down == "bf16":
@@ -167,7 +168,7 @@ class Compression:
         return replace(reply, arrays=arrays)
 
     def _update(self, data: bytes) -> Floats:
-        """Convert the bytes of an update to float32 numbers."""
+        """Convert the bytes of an update, in 'server.wire-precision', to float32 numbers (n,)."""
         values = np.frombuffer(data, _VALUES[self.precision])
         if self.precision == "bf16":
             return from_bf16(values)

@@ -114,6 +114,6 @@ def _share(parts: list[bytes]) -> Tensor:
 
 
 def unpack(parcel: Parcel) -> Message:
-    """Return the message in a parcel."""
+    """Unpickle the message in a parcel. Large parts are copied from shared memory."""
     message: Message = _Unpickler(*parcel).load()
     return message

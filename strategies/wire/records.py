@@ -101,10 +101,13 @@ def from_record(record: ArrayRecord) -> dict[str, NDArray]:
 
 
 def read_header(packed: Array) -> Header:
-    """Read the header of a serialised array, and check that the number of bytes fits its shape.
+    """Read type, shape and offset from a serialised array, and check that its size fits them.
+
+    The values are not read.
 
     Raises:
-        ArrayError: the bytes are not an array of numbers, or are too many or too few.
+        ArrayError: the array is not serialised by numpy, its header is damaged, its type is not a
+            number, or it has more or fewer bytes than type and shape need.
     """
     if packed.stype != _SERIALISED:
         raise ArrayError(f"it is of kind '{one_line(packed.stype, 40)}', not '{_SERIALISED}'")

@@ -75,19 +75,20 @@ Check = Callable[[Reply], str | None]
 
 
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
-    """Decode a reply, and check its metrics, and the names, types and shapes of its arrays.
+    """Decode a site's message into a reply, and check its metrics and its arrays.
 
-    The reply's ``examples`` stays 1; the caller sets it. ``bytes_up`` counts a bundle's arrays as
-    if they were sent one by one.
+    ``examples`` of the reply is 1 until the caller sets it. ``bytes_up`` counts bundled arrays as
+    if they were sent one by one, so simulations and deployments report comparable sizes.
 
     Args:
         site: the site that sent the reply.
         content: the content of the site's message.
-        expected: the type and shape of each array; the reply must have exactly these arrays.
+        expected: name -> type and shape. The reply must have exactly these arrays.
 
     Raises:
-        SiteError: the reply does not have the expected form, or a metric or array is not finite;
-            one line.
+        SiteError: the message does not have the expected records, a metric or a value of an array
+            is not finite, or an array is missing, unexpected or of another type or shape. The error
+            is one line.
     """
     refuse_many_records(content.array_records)
     record = content.array_records.get(ARRAYS, ArrayRecord())
@@ -134,7 +135,8 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Unpack the arrays of a reply, after checking that it has exactly the expected arrays.
 
-    They may be separate or one bundle. They are returned in the order of ``expected``.
+    The record may have separate arrays or one bundle. The arrays are returned by name, in the order
+    of ``expected``.
 
     Raises:
         SiteError: an array is missing, unexpected, or does not fit its spec, or a bundle is
@@ -246,7 +248,7 @@ class Spill:
             ) from None
 
     def close(self) -> None:
-        """Delete the file, if there is one."""
+        """Close the file, which deletes it, because it has no name. Without a file, do nothing."""
         if self._file:
             self._file.close()
 

@@ -13,7 +13,13 @@ import pytest
 
 from fedsilo.client_app.methods.glm_patients import Patients
 from fedsilo.core.messages import ARRAYS, TRAIN
-from fedsilo.models.maths.glm import GLMSums, sums_at, sums_length
+from fedsilo.models.maths.glm import (
+    GLMSums,
+    effective_patients,
+    sums_at,
+    sums_length,
+    weights_and_residuals,
+)
 from fedsilo.models.methods.glm import (
     BETA,
     BETA_REST,
@@ -201,6 +207,26 @@ def test_a_shifted_mean_would_read_the_one_patient_who_lacks_a_value() -> None:
     # Only the known values have moved, by 1
     everybody = columns[:, 1].sum()
     assert everybody - (sums[0] - sums[1]) == pytest.approx(columns[7, 1])
+
+
+def test_differences_of_seven_allowed_answers_read_an_outlier() -> None:
+    """The attack works, and no rule prevents it: docs/fit.md says so."""
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(240), rng.normal(size=(240, 4))])
+    x[0, 2] = 6.0
+    y, steps, hessians = (rng.random(240) < 0.5) * 1.0, np.linspace(0.1, 0.6, 7), []
+    for step in steps:
+        beta = np.array([0.0, 0.0, step, 0.0, 0.0])
+        spread = weights_and_residuals("logistic", x, y, beta)
+        assert min(map(effective_patients, spread)) > 10
+        exact = sums_at("logistic", x, y, beta).hessian
+        # At the precision of a secret sum
+        hessians.append(exact * (1 + 1e-8 * rng.normal(size=exact.shape)))
+    # The combination in which all powers of the column below the twelfth cancel
+    powers = steps[:, None] ** (2 * np.arange(7))
+    combination = np.linalg.solve(powers.T, np.eye(7)[6])
+    found = np.tensordot(combination, hessians, 1)[0]
+    np.testing.assert_allclose(found / found[0], x[0], atol=0.1)
 
 
 FIT = {key: value for key, value in RUN.items() if not key.startswith(("train.", "network."))} | {

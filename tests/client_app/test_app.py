@@ -55,6 +55,7 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
         *("simulated", "features", "dropped", "schema", "backbone", "class-names"),
         "floor",
         "measured",
+        "task",
     }
     assert (json.loads(facts["features"]), facts["dropped"], facts["schema"]) == ([], 0, "")
     assert facts["floor"] == 10

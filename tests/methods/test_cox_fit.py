@@ -10,8 +10,10 @@ import pytest
 
 import fedsilo
 from fedsilo.client_app.methods.glm_patients import read_patients
+from fedsilo.client_app.site.limits import Limits
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.datasets.registry import load_silo
+from fedsilo.engines.regressions import RegressionModel, regression_changes
 from fedsilo.models.maths.cox import FollowUp, cox_sums
 from fedsilo.models.methods.glm import GLMSettings
 from fedsilo.server_app.config.settings import resolve
@@ -146,3 +148,14 @@ def test_options_that_contradict_each_other_are_refused(tmp_path, options):
 def test_only_a_cox_regression_has_a_time():
     with pytest.raises(SettingError):
         fedsilo.fit("logistic", dataset="heart-synthetic", time="age")
+
+
+@pytest.mark.parametrize("trust", ["server", "sums"])
+def test_a_regression_meets_the_default_rules_of_a_hospital(trust):
+    model = RegressionModel("cox", time="months")
+    texts = dict(change.split("=", 1) for change in regression_changes(model, trust))
+    numbers = {"rounds": int(texts.pop("rounds")), "server.evaluate-every": 0}
+    if trust == "sums":
+        numbers["secure.clip-norm"] = float(texts.pop("secure.clip-norm"))
+    common = resolve({"method": "glm", "dataset": "table", **texts, **numbers}).common
+    Limits().refuse_settings(common)

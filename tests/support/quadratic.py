@@ -125,7 +125,7 @@ def rounds_of(
     """
     start, method_file = {"w": np.float32(START)}, "fedsilo.strategies.loop.method"
     monkeypatch.setattr(
-        "fedsilo.client_app.lab.initial_classifier", lambda _, silo: Quadratic(silo.name)
+        "fedsilo.client_app.lab.initial_classifier", lambda _, silo, task: Quadratic(silo.name)
     )
     monkeypatch.setattr(f"{method_file}.starting_network", lambda *_: None)
     monkeypatch.setattr(f"{method_file}.initial_weights", lambda _: start)

@@ -27,10 +27,11 @@ _NO_LETTERS = "Last"
 
 @contextmanager
 def fonts_for(figure: Figure) -> Iterator[None]:
-    """Give the texts of a figure fonts that have their letters, and draw it within the block.
+    """Give the texts of a figure fonts that have their letters; draw the figure within the block.
 
-    A figure that needs only the usual font is not changed. If the machine has no font with a
-    letter, the picture shows a box in its place, and one line in the log says what to install.
+    If the usual font has all letters, the figure is not changed. If no font of the machine has a
+    letter, the picture shows a box in its place, and one warning in the log says what to install.
+    Matplotlib's own warnings about missing letters are hidden within the block.
     """
     texts = [text for text in _list_texts(figure) if not text.get_text().isascii()]
     missing = _find_missing("".join(text.get_text() for text in texts))
@@ -55,7 +56,10 @@ def _list_texts(figure: Figure) -> list[Text]:
 
 
 def _find_missing(text: str) -> frozenset[str]:
-    """Return the letters of a text that the usual font lacks."""
+    """Return the printable characters of a text that matplotlib's usual font lacks.
+
+    An ASCII text gives an empty set.
+    """
     if text.isascii():
         return frozenset()
     from matplotlib.font_manager import findfont
@@ -66,9 +70,12 @@ def _find_missing(text: str) -> frozenset[str]:
 
 @cache
 def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
-    """Return the families of the fewest fonts of this machine that have the letters.
+    """Choose fonts of this machine that have the letters, and return the names of their families.
 
-    The font with most of the letters comes first. Letters that no font has are logged.
+    The font with most of the letters comes first, and fonts are added until they have all letters
+    that any font has. Of equally good fonts the first by path wins, with regular fonts before
+    others. The fonts are registered with matplotlib. Letters that no font has are logged. Without
+    any font that helps, the tuple is empty.
     """
     from matplotlib import font_manager
 
@@ -97,7 +104,11 @@ def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
 
 @cache
 def _letters_of(path: str) -> frozenset[int]:
-    """Return the Unicode numbers of the letters in a font file; none if it cannot be read."""
+    """Return the Unicode numbers of the letters in a font file.
+
+    The set is empty if the file cannot be read, or if the font is not usable in pictures, such as a
+    bitmap font.
+    """
     from matplotlib.ft2font import FT2Font
 
     try:

@@ -45,12 +45,13 @@ class LineStyle:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Assign a colour, ``#rrggbb``, to each name.
+    """Assign a colour, ``#rrggbb``, to each name: name -> colour.
 
     Up to eleven names get colours that are easy to tell apart, in the order of ``names``. If there
     are more names, all of them get ``shades`` instead.
 
-    A name that occurs twice gets one colour. An empty sequence gives an empty mapping.
+    A name that occurs twice gets one colour, that of its last place, but counts twice towards the
+    eleven. An empty sequence gives an empty mapping.
     """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
@@ -59,8 +60,8 @@ def colours(names: Sequence[str]) -> dict[str, str]:
 def shades(names: Sequence[str]) -> dict[str, str]:
     """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``.
 
-    The colours are those of the colour map viridis. They are evenly spaced over the lower 95 % of
-    the map. A single name gets the darkest colour.
+    The colours are evenly spaced over the lower 95 % of the colour map viridis. A single name gets
+    the darkest colour. A name that occurs twice gets the colour of its last place.
     """
     from matplotlib import colormaps
     from matplotlib.colors import to_hex

@@ -59,11 +59,12 @@ def read_regular(path: Path) -> bytes:
 
 @contextmanager
 def naming(name: Path | str) -> Iterator[None]:
-    """Add ``name`` as the file name to an OSError in the block about a full or failing disk.
+    """Add the file name ``name`` to an OSError in the ``with`` block that lacks a file name.
 
-    Python's error of a failed write has no file name. An error that has one, and an OSError for any
-    other reason, is not changed; an error of a download, for example, has nothing to do with the
-    file. All errors are raised again.
+    The name is added only to errors about the disk: it is full, failing or read-only, a quota is
+    used up, or the file is too large. Python often raises these errors without a file name. Other
+    errors pass unchanged, because an error of a download, for example, does not concern the file.
+    Every error is raised again.
     """
     try:
         yield
@@ -73,7 +74,7 @@ def naming(name: Path | str) -> Iterator[None]:
 
 
 def _put_name(error: OSError, name: Path | str) -> None:
-    """Set the file name of an error that has none, if the error is about a full or failing disk."""
+    """Set the file name of an error about the disk, if it lacks one (see ``naming``)."""
     # NumPy raises an OSError without a number if only a part of an array was written
     is_of_disk = error.errno in _DISK or "requested and" in str(error)
     if error.filename is None and is_of_disk:
@@ -85,17 +86,17 @@ def write_atomically(
 ) -> None:
     """Write ``content`` to ``path`` so that a reader sees either the old content or all of the new.
 
-    Processes that write the same path take turns, and the last one wins.
+    Processes that write the same path take turns, and the file keeps the content written last.
 
     Args:
-        path: the file. A missing parent folder is made.
+        path: the file. Missing parent folders are made.
         content: bytes, or a string, which is written as UTF-8.
-        mode: the file's permissions, also if an earlier file had others.
+        mode: the permissions that the file gets, even if an earlier file had others.
         lasting: whether to synchronise the file to the disk, so that it survives a power cut.
 
     Raises:
-        OSError: the file cannot be written. The error names the file, and an earlier file stays
-            whole.
+        OSError: the file cannot be written. The content of an earlier file is then unchanged, and
+            the temporary file is removed. If the disk is full or fails, the error names ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, handle = _open_part(path)
@@ -152,9 +153,10 @@ def _open_part(path: Path) -> tuple[Path, int]:
 def hold_name(path: Path) -> Iterator[bool]:
     """Keep other processes from holding the name of ``path`` while the ``with`` block runs.
 
-    Yields False if another process holds the name. The lock is on the file ``.<name>.held`` next
-    to ``path``, which is removed afterwards, as is a parent folder that was made for it and is
-    empty. A file system without locks holds nothing, and True is yielded.
+    Yields True if this process now holds the name, and False if another process holds it. A process
+    holds a name by a lock on the file ``.<name>.held`` next to ``path``. This file is removed after
+    the block. The parent folder is made if it is missing, and is removed again after the block if
+    it is then empty. If the file system does not support locks, True is yielded without a lock.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +176,15 @@ def hold_name(path: Path) -> Iterator[bool]:
 
 
 def _lock_name(held: Path) -> int | None:
-    """Lock the file ``held`` and return its open descriptor; None if another process has it."""
+    """Lock the file ``held``, which is created if it is missing, and return its open descriptor.
+
+    Returns None if another process holds the lock. If the file system does not support locks, the
+    descriptor is returned without a lock. If another process removed the file before it was locked
+    here, the file is created and locked again.
+
+    Raises:
+        OSError: the file cannot be opened or locked.
+    """
     while True:
         handle = open_regular(held, os.O_WRONLY | os.O_CREAT)
         try:
@@ -218,8 +228,8 @@ def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:
 def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
     """Make a new folder ``.<name>.part-...`` in ``folder``, yield it, and remove it afterwards.
 
-    Scratch folders with the same ``name`` that killed processes left behind are removed first;
-    those that a running process still uses stay, because they are locked. ``folder`` must exist.
+    Scratch folders with the same ``name`` that killed processes left behind are removed first.
+    Folders that a running process still uses are locked and are not removed. ``folder`` must exist.
     """
     prefix = f".{name}.part-"
     with _open_folder(folder) as parent, ExitStack() as held:
@@ -235,7 +245,10 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder, unless a living process has locked it. A missing one is ignored."""
+    """Remove a scratch folder, unless a living process has locked it.
+
+    If the folder is missing, nothing happens.
+    """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(scratch, ignore_errors=True)
@@ -254,18 +267,19 @@ def _open_folder(folder: Path) -> Iterator[int]:
 def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = False) -> None:
     """Let ``fill`` write a new folder under a temporary name, then rename it to ``target``.
 
-    A missing parent folder is made. With ``replace``, an existing ``target`` is deleted. Without
-    it, a ``target`` that is not empty stays, because another process made it meanwhile, and the new
-    folder is deleted without an error.
+    Missing parent folders are made. With ``replace``, an existing ``target`` is removed before the
+    renaming. If the renaming fails because ``target`` is a folder with content, another process was
+    faster. Its folder then stays, the new folder is deleted, and no error is raised.
 
     Args:
         target: the new folder's path.
-        fill: writes the content into an empty folder, whose path it gets.
-        replace: whether to delete an existing ``target``.
+        fill: gets the path of an empty folder and writes the content into it.
+        replace: whether to remove an existing ``target``.
 
     Raises:
-        OSError: the folder cannot be written. For a full disk, the error names ``target``. Errors
-            from ``fill`` are raised unchanged otherwise.
+        OSError: the folder cannot be written. If the disk is full or fails, the error names
+            ``target``.
+        Exception: any error that ``fill`` raises. The unfinished folder is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with naming(target), scratch_folder(target.parent, target.name) as scratch:

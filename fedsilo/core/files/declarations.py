@@ -32,8 +32,8 @@ _LONGEST_KEY = 60  # characters of a key in an error
 class FileModel(BaseModel):
     """Base of models for files: kebab-case keys, no unknown keys, and YAML's types unchanged.
 
-    An error refers to a model by the ``title`` in its config. If a model has none, the error names
-    its place in the file.
+    An error refers to a model by the ``title`` in its config. If a model has no title, the error
+    names its place in the file.
     """
 
     model_config = ConfigDict(
@@ -167,8 +167,10 @@ def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
 def place_of(path: tuple[int | str, ...]) -> str:
     """Describe a path of keys and list positions in words: "'columns', item 2, 'mean'".
 
-    Positions count from 1 in the words, but from 0 in ``path``. pydantic appends "[key]" to the
-    path of a wrong key; it is dropped. An empty path gives an empty string.
+    Positions count from 1 in the words, but from 0 in ``path``. Keys are quoted, and long keys are
+    cut. If pydantic ends the path with "[key]", a key of a mapping is wrong. The "[key]" is then
+    left out, and the last step is quoted as a key even if it is a number. An empty path gives an
+    empty string.
     """
     steps = list(path)
     if path[-1:] == ("[key]",):

@@ -75,7 +75,10 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
 
 
 def _inode_of(folder: Path) -> int | None:
-    """Return a folder's inode, by which a new folder of the same name differs; None if missing."""
+    """Return a folder's inode, or None if the folder is missing or cannot be examined.
+
+    A folder that is made again under the same name usually gets another inode.
+    """
     with suppress(OSError):
         return folder.stat().st_ino
     return None
@@ -118,7 +121,13 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def seal(folder: Path, name: str) -> None:
-    """Write a seal over the files in ``folder``, which the caller will rename to ``name``."""
+    """Write the seal file into ``folder``: the SHA-256 of each file, and the name ``name``.
+
+    The caller renames the folder to ``name`` afterwards. Hidden files are not covered.
+
+    Raises:
+        OSError: a file cannot be read, or the seal cannot be written.
+    """
     files = {file: file_sha256(folder / file) for file in sorted(_list_files(folder))}
     write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
 

@@ -25,11 +25,12 @@ is_plain_number = _DECIMAL.fullmatch
 
 
 def read_text(path: Path) -> str:
-    """Read a text file in UTF-8, or in UTF-16 with a byte-order mark.
+    """Read a text file in UTF-8, or in UTF-16 with a byte-order mark, with line feeds as line ends.
 
     Raises:
-        DataError: the file cannot be read, is larger than 1 GiB, or is not text. The error says
-            what the file seems to be.
+        DataError: the file is missing or cannot be read, is not a regular file, is larger than 1
+            GiB, or is not text. The error names the file and the reason, such as the format that
+            the file seems to have.
     """
     fault = file_fault(path)
     if fault is None:

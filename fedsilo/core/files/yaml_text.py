@@ -145,19 +145,19 @@ def _refuse_deep(text: str) -> None:
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
     """Check a node with all nodes below it, and return the number of its values.
 
-    A value counts as often as aliases repeat it. A mapping or list counts as a value too, so an
-    empty one gives 1.
+    A scalar counts as one value. A mapping or a list counts as one value plus the values of its
+    keys and items, so an empty one gives 1. A node that aliases repeat counts each time.
 
     Args:
         node: the node.
         loader: constructs the keys of a mapping, so that they can be compared.
-        sizes: id of a node -> its number of values, filled by this function. A node may occur many
-            times through aliases, but is checked only once. While a node is being checked, its
-            number is 0, which reveals a node inside itself.
+        sizes: id of a node -> its number of values, filled by this function. A node that is in
+            ``sizes`` already is not checked again. While a node is being checked, its number is 0,
+            which reveals a node inside itself.
 
     Raises:
-        YamlError: a text or key has a fault, a node is inside itself, or there are more than
-            1,000,000 values.
+        YamlError: a text has a fault, a mapping has a key twice, a node is inside itself, or there
+            are more than 1,000,000 values.
     """
     known = sizes.get(id(node))
     if known == 0:

@@ -49,8 +49,8 @@ def require(value: T | None, reason: str) -> T:
     """Return ``value``, or skip the current check if ``value`` is None, empty, 0 or false.
 
     Raises:
-        Skipped: ``value`` is one of these. ``reason``, one sentence, is the error's text. The
-            check's caller turns it into a finding.
+        Skipped: the check must be skipped. The error's text is the sentence ``reason``. The check's
+            caller turns the error into a finding.
     """
     if not value:
         raise Skipped(reason)
@@ -149,10 +149,11 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Return the fault and the fix, two texts, for an error that a check raised.
+    """Describe an error that a check raised, as two texts: the fault, and how to fix it.
 
-    The fix is empty for any ``FedsiloError`` other than ``Refused``. For an ``OSError`` the fix is
-    about a full disk or access rights. Any other error is reported as a bug of the check.
+    A ``Refused`` has both texts. For any other ``FedsiloError``, the fix is empty. For an
+    ``OSError``, the fix is to make room if the disk is full, otherwise to change access rights. Any
+    other error is described as a bug in the check, and the fix is to report it.
     """
     if isinstance(error, Refused):
         return error.fault, error.fix

@@ -58,8 +58,8 @@ class HospitalRequest:
     def home(self, kit: Kit) -> Path:
         """Return the absolute folder where the kit is opened.
 
-        It is the option ``folder``. By default it is the kit itself if that is a folder, otherwise
-        a folder named after the site next to the kit's zip.
+        The folder is the option ``folder``. By default it is the kit itself if that is a folder,
+        otherwise a folder named after the site next to the kit's zip.
         """
         folder = path_of(self.options.get("folder"))
         if folder is None:
@@ -106,7 +106,7 @@ def prepare_node(
     """Check a kit and everything that its node needs, open the kit, and return the node's setup.
 
     Nothing is written in the hospital's folder before the operator has confirmed. An older kit
-    there is replaced, but its rules, state and signing key stay. The node is not started.
+    there is replaced, but its rules, state and signing key are kept. The node is not started.
 
     Args:
         request: the kit and the operator's options.
@@ -410,10 +410,10 @@ def lock_and_build_command(
 
 @contextmanager
 def _lock_during(home: Path, site: str) -> Iterator[None]:
-    """Lock a kit's folder while the block runs.
+    """Lock a kit's folder while the block runs. ``site`` names the hospital in the error.
 
     Raises:
-        KitError: another process has locked the folder.
+        KitError: another process has locked the folder. The call does not wait for it.
     """
     lock = lock_kit_folder(home, site)
     try:

@@ -47,8 +47,11 @@ class RunSetup:
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """The run's settings, and the resources of a simulation (empty for a deployment).
 
-        They are computed once. A simulation's data must be on this machine, a deployment's need
-        not.
+        Both are computed at the first use. The data of a simulation must be on this machine. The
+        data of a deployment may be elsewhere.
+
+        Raises:
+            SettingError: a source of settings cannot be read, or a setting or resource is invalid.
         """
         seed: dict[str, Value] = {}
         if self.seed is not None:
@@ -72,12 +75,13 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """Return the sites' answers to the check ``sites``, without asking again.
+        """The sites' answers, as the check ``sites`` received them.
 
-        If that check failed, a second attempt would take as long.
+        The sites are never asked here, because a second attempt would take as long as the first
+        one.
 
         Raises:
-            Skipped: the check has no answers.
+            Skipped: the check ``sites`` has not run, or has failed.
         """
         require("meeting" in vars(self), "the sites could not be asked")
         return self.meeting

@@ -83,7 +83,7 @@ class SiteSetup:
     def name(self) -> str:
         """The hospital's name.
 
-        It is empty if the node config does not set it.
+        The name is empty if the node config does not set it.
         """
         return str(self.node_config.get("site", ""))
 
@@ -327,13 +327,16 @@ def _unlike_columns(setup: SiteSetup) -> list[str]:
 
 
 def _requests(setup: SiteSetup) -> Verdict:
-    """Check the run's requests against the hospital's rules, and describe what would be sent.
+    """Check the run's requests against the hospital's rules, and describe the data to be sent.
 
-    Nothing is trained or sent. The verdict is ``Failed`` if the method cannot use the site's data.
-    Otherwise it is ``Passed``, with a sentence for each kind of data that leaves as details.
+    Nothing is trained or sent.
+
+    Returns:
+        ``Failed`` if the method cannot use the site's data. Otherwise ``Passed``, with a detail for
+        each kind of data that would leave, and for the splits whose metrics would not leave.
 
     Raises:
-        FedsiloError: the rules refuse a request; this is the error that a run would get.
+        FedsiloError: the rules refuse a request. A run would get the same error.
         Skipped: no experiment is named.
     """
     from fedsilo.client_app.hello import site_facts
@@ -352,7 +355,7 @@ def _requests(setup: SiteSetup) -> Verdict:
             return Failed(unfit)
         names, sentences = _leaving(settings, facts)
         setup.rules.refuse_names(names)
-    withheld = [split for split in facts.sizes() if split not in facts.measured]
+    withheld = [split for split in facts.sizes if split not in facts.measured]
     if withheld:
         sentences.append(f"no metrics on {', '.join(withheld)} leave")
     said = f"no request of {common.method} on {common.dataset} would be refused"
@@ -362,9 +365,12 @@ def _requests(setup: SiteSetup) -> Verdict:
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """List the names of the records that a site sends in the first round, and describe the data.
 
+    The names come from the server's side of the method, which runs here for this one site until its
+    first request. Nothing is trained.
+
     Returns:
-        The sorted names, such as ``arrays/head.weight``, as the site file's rule 'records' has
-        them; then sentences about the data, each beginning with "leaves".
+        The sorted names, such as ``arrays/head.weight``, in the form of the site file's rule
+        'records'; then a list of sentences about the data that leave, each beginning with "leaves".
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

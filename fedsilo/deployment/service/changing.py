@@ -18,13 +18,22 @@ from fedsilo.deployment.service.units import (
 def change_server_service(
     folder: Path, options: ServiceOptions, *, install: bool, uninstall: bool
 ) -> str:
-    """Print, install or uninstall the unit of the server in ``folder``; return what to show.
+    """Install or uninstall the service of the server in ``folder``, or only return its unit's text.
 
     Args:
         folder: the deployment's folder.
-        options: the options of the unit, such as its user.
+        options: the options of the unit, such as its user. They do not matter for ``uninstall``.
         install: whether to install and start the service.
-        uninstall: whether to stop and remove it. Without either, the unit's text is only returned.
+        uninstall: whether to stop the service and remove its unit. The deployment itself is not
+            read.
+
+    Returns:
+        A sentence about the change, or, without ``install`` and ``uninstall``, the unit's text.
+
+    Raises:
+        SettingError: both ``install`` and ``uninstall`` are given.
+        FedsiloError: there is no usable deployment, or systemd or this user's rights do not allow
+            the change.
     """
     _refuse_both(install, uninstall)
     if uninstall:
@@ -35,13 +44,21 @@ def change_server_service(
 def change_hospital_service(
     kit: Path, options: ServiceOptions, *, install: bool, uninstall: bool
 ) -> str:
-    """Print, install or uninstall the unit of a hospital; return what to show.
+    """Install or uninstall the service of a hospital, or only return its unit's text.
 
     Args:
-        kit: the folder of the hospital's opened kit.
-        options: the options of the unit, such as its user.
+        kit: the folder of the hospital's opened kit. For ``uninstall`` it may be gone.
+        options: the options of the unit, such as its user. They do not matter for ``uninstall``.
         install: whether to install and start the service.
-        uninstall: whether to stop and remove it. Without either, the unit's text is only returned.
+        uninstall: whether to stop the service and remove its unit.
+
+    Returns:
+        A sentence about the change, or, without ``install`` and ``uninstall``, the unit's text.
+
+    Raises:
+        SettingError: both ``install`` and ``uninstall`` are given.
+        FedsiloError: the kit was not opened and confirmed, or is not complete; or systemd or this
+            user's rights do not allow the change.
     """
     _refuse_both(install, uninstall)
     if uninstall:

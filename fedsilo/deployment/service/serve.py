@@ -48,7 +48,14 @@ def serve(folder: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the deployment in the only argument; an error is printed, and the code is then 1."""
+    """Serve the deployment in the folder that the only argument names.
+
+    Args:
+        arguments: the command's arguments; None for those of this process.
+
+    Returns:
+        The server's exit code when it ends; 1 after a FedsiloError, which is printed to stderr.
+    """
     if arguments is None:
         arguments = sys.argv[1:]
     try:

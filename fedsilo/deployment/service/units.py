@@ -79,7 +79,11 @@ class Unit:
     needs_devices: bool = False  # such as a GPU's
 
     def text(self, systemd: int = 0) -> str:
-        """Build the unit file for a version of systemd; 0 stands for an unknown one."""
+        """Build the text of the unit file for a version of systemd.
+
+        With an old version, or with 0 for an unknown one, restarts are always 15 seconds apart.
+        With a newer version, the pauses grow up to 300 seconds.
+        """
         writable = " ".join(_quote(str(path)) for path in (self.folder, *self.writable))
         restart = ["Restart=on-failure", "RestartSec=15"]
         if systemd >= _WITH_STEPS:
@@ -151,10 +155,13 @@ def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
 def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     """Build the unit of a hospital whose kit was opened and confirmed.
 
+    The unit's command is 'fedsilo hospital start' with the kit's folder. Unless ``options`` name
+    them, the device is 'auto' and the user is that of ``_owner_of``.
+
     Raises:
-        ServiceError: the kit is a zip, or the folder was not started yet, so that nobody has
-            confirmed its rules.
-        KitError: the folder is not a whole kit.
+        ServiceError: ``kit_path`` is a zip or another file, or a folder without the site file that
+            the first start writes; nobody has confirmed such a hospital's rules.
+        KitError: the folder is not a complete kit.
     """
     folder = kit_path.expanduser().resolve()
     if not folder.is_dir() or not (folder / SITE).is_file():
@@ -223,12 +230,16 @@ def _owner_of(folder: Path) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escape a path for a unit file's line that takes one path, with spaces as they are."""
+    """Double each '%' in a path, for a line of a unit file that takes one path without quotes."""
     return text.replace("%", "%%")
 
 
 def _quote(word: str) -> str:
-    """Quote a word for ExecStart and for lists of paths in a unit file."""
+    """Escape a word for ExecStart and for lists of paths in a unit file.
+
+    '%' and '$' are doubled. The word gets double quotes only if it needs them, for example because
+    it has a space.
+    """
     # systemd's quotes and backslashes are JSON's; % and $ have a meaning of their own
     text = json.dumps(word, ensure_ascii=False)
     text = text.replace("%", "%%").replace("$", "$$")

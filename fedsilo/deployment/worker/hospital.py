@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables no_proxy and NO_PROXY, which keep calls to this machine from a proxy.
 
-    Both have the same value: 127.0.0.1, localhost, and the hosts in both variables of
+    Both variables have the same value: 127.0.0.1, localhost, and the hosts in both variables of
     ``environment``, separated by commas. ``environment`` is not changed.
     """
     direct = ["127.0.0.1", "localhost"]

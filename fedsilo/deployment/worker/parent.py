@@ -109,7 +109,7 @@ class HospitalWorker:
     def reap(self) -> None:
         """Remove the processes that have ended from ``running``; log an error for each killed one.
 
-        It does not wait for processes that still run.
+        The function does not wait for processes that still run.
         """
         while self.running:
             process, status = os.waitpid(-1, os.WNOHANG)
@@ -132,11 +132,12 @@ class HospitalWorker:
                 os.kill(process, signal.SIGTERM)
 
     def is_worn(self) -> bool:
-        """Return whether the worker should be restarted.
+        """Return whether the worker should be restarted before the next task.
 
-        It should be restarted after 1000 tasks, or if it has started a task and has more than one
-        thread. A fork copies only the thread that calls it, so other threads would be missing in
-        the child. OpenBLAS's threads do not count, because its pool ends itself before a fork.
+        This is so after 1000 tasks, or if the worker has started a task and its process has more
+        than one thread. A fork copies only the thread that calls it, so the child would lack the
+        other threads. Every thread counts. OpenBLAS's pool does no harm, because it has ended
+        itself before the fork of the first task.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
@@ -273,7 +274,8 @@ def runs_any_app(site_file: Path) -> bool:
 def _become_task(answer: Callable[[str], int], token: str) -> None:
     """Answer the task in this new process, then end it without the parent's cleanup.
 
-    It never returns. The exit code is that of ``answer``, or 1 after an error, which is logged.
+    The function never returns. The exit code is that of ``answer``, or 1 after an error, which is
+    logged.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -314,7 +316,7 @@ def _runtime_client(
 ) -> RuntimeHttpClient:
     """Return a client of the SuperNode's Runtime API that presents itself as ``component``.
 
-    It uses plain HTTP, because it stays on the loopback.
+    The client uses plain HTTP, because its requests do not leave this machine.
 
     Args:
         address: the Runtime API's address, host:port.
@@ -371,8 +373,8 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 def naming_run(message: Message) -> Iterator[None]:
     """Put the run's name and the round of a message before every line logged during the block.
 
-    Both come from the server, so they are shortened, and shown on one line. A message without a
-    run's name gets no mark.
+    The name and the round come from the server, so they are shortened, and shown on one line. A
+    message without a run's name gets no mark.
     """
     config = ConfigRecord()
     if message.has_content():

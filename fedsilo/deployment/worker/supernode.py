@@ -170,8 +170,8 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
 def main() -> None:
     """Run ``flower-supernode`` with the arguments of this process, polling more often.
 
-    It never returns. The process ends with code 1 when it loses the server or its parent process.
-    If Flower's own waits remain, a line on stderr says why.
+    The function never returns. The process ends with code 1 when it loses the server or its parent
+    process. If Flower's own waits remain, a line on stderr says why.
     """
     from flwr.supercore.version import package_version
     from flwr.supernode.cli.flower_supernode import flower_supernode

@@ -80,6 +80,7 @@ def card_text(
         "floor": run.floor,
         "sizes": _size_rows(run),
         "by_class": _class_rows(run, sites),
+        "classes": run.class_names() or ["without names"],
         "predicts": task_named(run.task).describe(run.class_names()),
         "has_classes": not task_class(run.task).report,
         "metrics": metrics,
@@ -178,9 +179,11 @@ def _plain(name: str) -> str:
 
 
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
-    """Build the card's metadata for Hugging Face as YAML, with each site's test metrics.
+    """Build the card's metadata for Hugging Face, as YAML without the enclosing lines '---'.
 
-    The licence is left out, because a person must choose it.
+    The metadata are the library, the task, three tags, the model's name (that of the run
+    directory), and the test metrics of each of ``sites``. The licence is left out, because a person
+    must choose it.
     """
     from huggingface_hub import EvalResult, ModelCardData
 

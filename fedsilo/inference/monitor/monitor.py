@@ -208,8 +208,12 @@ def _missing(
 def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
     """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
 
-    It returns the calibration and an empty text. If the run directory does not contain one, it
-    returns None and a sentence that names the command. A missing ``path`` raises an error.
+    Returns:
+        The calibration and an empty text. If ``path`` is None and the run directory does not
+        contain a calibration: None, and a sentence with the command that makes one.
+
+    Raises:
+        FedsiloError: the calibration cannot be used, or the file ``path`` is missing.
     """
     if path is None and not calibration_path(model.run_dir, model.site).is_file():
         command = f"fedsilo calibrate {model.run_dir} --site {model.site}"
@@ -274,14 +278,14 @@ class NewData:
 
 
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
-    """Open new cases from a folder of images, a table or a manifest, with any labels.
+    """Open new cases from a folder of images, a table or a manifest, with the labels in the file.
 
-    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table,
-    otherwise as a manifest. A case without a known label gets -1.
+    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table, and
+    as a manifest otherwise. A case without a known label gets -1.
 
     Raises:
-        DataError: the cases cannot be read, are of another kind than the run's data, or are
-            missing.
+        DataError: there are no cases, they cannot be read, or they are of another kind than the
+            run's data.
     """
     by_name: dict[str, int] = {}
     if data.is_dir():

@@ -170,9 +170,11 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Describe the model's sites that are not in ``sites``, whose training data are unknown here.
+    """Say that the training data of the model's other sites are unknown here, and how many sites.
 
-    The text is empty if ``sites`` has all of them, or for a site's own model.
+    The other sites are those that are not in ``sites``. The text also says what the run has stored
+    about them, which depends on 'standardise'. It is empty if ``sites`` has all sites of the model,
+    or if the model is a site's own.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

@@ -212,7 +212,7 @@ def _statistics_rows(
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     """Format mean, sd, 5th and 95th percentile of a feature, "-" for a missing one.
 
-    It is None if the site did not send any of them.
+    The result is None if the site sent none of these statistics.
     """
     # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)

@@ -129,7 +129,11 @@ def _bars(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Figure:
-    """Draw a group of bars for each cell: for each site, the cell's share of its samples."""
+    """Draw a group of bars for each cell of a variable, with a bar for each site.
+
+    A bar's height is the cell's share of the site's training samples. A count of 0 is marked "0". A
+    suppressed count (None) is drawn by ``_draw_hidden``. The legend names the sites.
+    """
     figure = new_figure(5.0, 3.3)
     axes = figure.subplots()
     places, width = np.arange(len(cells)), 0.8 / len(counts)

@@ -38,7 +38,7 @@ def limit(run: Shown, site: str | None) -> str:
 
 
 def sections(run: Shown) -> list[Examination]:
-    """Build the clinic report's section: a table per site, a picture, and what is left out."""
+    """Build the clinic report's section: a table per site, a picture, and the findings left out."""
     title = "How well each finding is recognised"
     tables, left_out = [], []
     drawn: dict[str, dict[str, Estimate]] = {}

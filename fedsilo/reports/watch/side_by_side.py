@@ -123,7 +123,11 @@ def _curves(left: _Side, right: _Side) -> list[Picture]:
 
 
 def _common_split(left: _Side, right: _Side) -> str:
-    """Return the split on which both runs were measured, or an empty string."""
+    """Return the split (test or val) whose metrics both runs show, or an empty string.
+
+    Each run shows the metrics of one split only. The string is empty if the two splits differ, or
+    if a run has no metrics.
+    """
     if left.measured is None or right.measured is None:
         return ""
     if left.measured.split != right.measured.split:

@@ -69,4 +69,4 @@ def test_measurements_are_read_back_sorted_and_other_metrics_are_left_out() -> N
 
 def test_site_facts_count_the_samples_of_each_split() -> None:
     facts = SiteFacts("s1a", "D1", (1, 16, 16), 3, {"train": [4, 5, 0], "test": [1, 0, 2]}, {})
-    assert facts.sizes() == {"train": 9, "test": 3}
+    assert facts.sizes == {"train": 9, "test": 3}

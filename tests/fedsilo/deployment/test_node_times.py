@@ -61,7 +61,7 @@ def test_status_says_since_when_and_why_a_hospital_is_missing(
 ) -> None:
     monkeypatch.setattr(member_status, "is_healthy", lambda deployment: True)
     monkeypatch.setattr(member_status, "list_online_sites", lambda deployment: ["north"])
-    seen = {member.member: member.sight for member in status(deployment.folder)}
+    seen = {member.member: member.last_seen for member in status(deployment.folder)}
     assert seen == {
         SERVER: "",
         "north": "online since 2026-03-03 09:41:07 UTC",
@@ -86,7 +86,7 @@ def test_times_are_read_by_node_and_a_database_in_another_form_has_none(
     (deployment.home(SERVER) / "superlink.db").unlink()
     assert read_node_times(deployment) == {}
     monkeypatch.setattr(member_status, "is_healthy", lambda deployment: False)
-    assert {member.sight for member in status(deployment.folder)} == {"", "offline"}
+    assert {member.last_seen for member in status(deployment.folder)} == {"", "offline"}
 
 
 def test_a_failed_check_is_one_number_and_a_running_node_stands_for_none() -> None:

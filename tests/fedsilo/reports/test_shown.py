@@ -13,6 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.reports.report import READERS, report
 from fedsilo.runs.finished_run import FinishedRun, Shown
 
@@ -50,7 +51,7 @@ def _run(
             "distributions": {"s": metrics},
             "validation": {"mean": {}, "distributions": {}},
         },
-        settings=SimpleNamespace(common=SimpleNamespace(trust=trust, sums_min_count=floor)),
+        settings=SimpleNamespace(common=CommonSettings(trust=trust, sums_min_count=floor)),
     )
     return run.shown()
 

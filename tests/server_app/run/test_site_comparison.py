@@ -148,4 +148,4 @@ def test_of_real_sites_only_whole_splits_are_compared(tables: CommonSettings) ->
     same = {**facts["south"].fingerprints, "test": facts["north"].fingerprints["test"]}
     facts["south"] = dataclasses.replace(facts["south"], fingerprints=same)
     (line,) = equal_samples(dataclasses.replace(met, facts=facts), tables)
-    assert line.startswith(f"{facts['south'].sizes()['test']} samples")
+    assert line.startswith(f"{facts['south'].sizes['test']} samples")

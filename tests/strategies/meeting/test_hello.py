@@ -78,7 +78,7 @@ def test_a_valid_hello_is_taken_as_it_was_said() -> None:
     assert FACTS.sums is not None
     assert facts.sums.squares.tolist() == FACTS.sums.squares.tolist()
     assert facts.measured == ("train", "test")
-    assert facts.measured_splits() == ["train", "test"]
+    assert facts.measured_splits == ["train", "test"]
     assert replace(facts, sums=None) == replace(FACTS, sums=None)
 
 
@@ -112,7 +112,7 @@ def test_whatever_a_hello_says_it_is_facts_or_one_line(changes: list[tuple[str, 
         assert facts.distribution.isprintable()
         assert len(facts.software) <= 10
         assert all(map(str.isprintable, [*facts.software, *facts.software.values()]))
-        assert sum(facts.sizes().values()) >= 0
+        assert sum(facts.sizes.values()) >= 0
 
 
 @pytest.mark.parametrize(

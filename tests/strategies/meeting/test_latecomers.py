@@ -81,7 +81,7 @@ def test_new_sites_join_sorted_by_name_and_only_they_are_asked() -> None:
     assert joined.sites() == list(joined.facts) == list(joined.nodes) == ["s1a", "s2a", "s3a"]
     assert joined.nodes == {"s1a": 1003, "s2a": 1001, "s3a": 1002}
     assert joined.asked == {1001, 1002, 1003}
-    assert joined.facts["s1a"].sizes() == {"train": 36, "test": 5}
+    assert joined.facts["s1a"].sizes == {"train": 36, "test": 5}
     assert all(down > 0 and up > 0 for down, up in joined.traffic.values())
     assert joined.traffic.keys() == {"s1a", "s2a", "s3a"}
     assert participants.sites() == ["s2a"], "the participants that was is left as it was"

@@ -98,7 +98,7 @@ def test_the_real_sites_say_what_they_hold(tiny: Callable[..., dict[str, Any]]) 
     )
     assert participants.sites() == ["s1a", "s2a", "s3a"]
     assert [facts.distribution for facts in participants.facts.values()] == ["D1", "D2", "D3"]
-    assert participants.facts["s2a"].sizes() == {"train": 36, "val": 4, "test": 10}
+    assert participants.facts["s2a"].sizes == {"train": 36, "val": 4, "test": 10}
     assert participants.shape() == NetworkShape((1, 16, 16), 10)
 
 
@@ -108,7 +108,7 @@ def test_the_facts_of_a_site_arrive_as_they_were_said(simulated: bool) -> None:
     given = (counts(10), {"train": digest("s1a")}, simulated)
     assert facts == SiteFacts("s1a", "D1", (1, 16, 16), 10, *given, floor=10)
     assert (facts.features, facts.sums, facts.dropped, facts.schema) == ((), None, 0, "")
-    assert facts.sizes() == {"train": 36, "test": 5}
+    assert facts.sizes == {"train": 36, "test": 5}
 
 
 @pytest.mark.parametrize("common", [COMMON, ONE])

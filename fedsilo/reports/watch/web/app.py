@@ -102,9 +102,12 @@ class WatchPages:
         return Rendered(render_live("notice.html", title, data, has_list=self.has_list), status)
 
     def metrics(self) -> Response:
-        """Return the metrics in Prometheus's text format; they are empty before a run.
+        """Return the metrics as plain text in Prometheus's format.
 
-        For a folder of runs they are those of the runs that have not ended.
+        For a folder of runs, they are the metrics of all runs that have not ended. Otherwise they
+        are those of the run, the deployment's members and the hospital, as far as these exist. The
+        text may be empty. If the metrics cannot be read, the response has status 503 and a comment
+        with the error.
         """
         media_type = "text/plain; version=0.0.4; charset=utf-8"
         try:
@@ -119,7 +122,11 @@ class WatchPages:
         return self.look().metrics_text()
 
     def file(self, query: Query) -> Response:
-        """Return a picture or a report of a run, or 404."""
+        """Return a picture or a report of a run as a response.
+
+        If the run or the file does not exist or cannot be read, the response has status 404 and the
+        error as plain text.
+        """
         name, file = query.get("name", ""), query.get("file", "")
         try:
             content = self._folder().read_file(name, file)
@@ -133,7 +140,11 @@ class WatchPages:
         return Response(content, headers=headers, media_type=MEDIA_TYPES[suffix])
 
     def _folder(self) -> RunFolder:
-        """Return the folder of runs. Raises RunDirectoryError for a hospital, which has none."""
+        """Return the folder of runs.
+
+        Raises:
+            RunDirectoryError: the pages are those of a hospital, whose node has no run directories.
+        """
         if self.runs is None:
             raise RunDirectoryError("a hospital's node has no run directories: ask the server")
         return self.runs

@@ -34,7 +34,8 @@ class WatchServer:
         host: the address of this machine at which the pages are served.
 
     Raises:
-        SettingError: the port is in use or not allowed, or ``host`` is no address of this machine.
+        SettingError: the port is in use or not allowed, or ``host`` is not an address of this
+            machine.
         FedsiloError: there is nothing to watch now.
     """
 
@@ -77,7 +78,8 @@ def _open_socket(host: str, port: int) -> socket.socket:
     """Open the socket at which requests arrive.
 
     Raises:
-        SettingError: the port is in use or not allowed, or ``host`` is no address of this machine.
+        SettingError: the port is in use or not allowed, or ``host`` is not an address of this
+            machine.
     """
     if not 0 <= port <= _LAST_PORT:
         raise SettingError(f"--port is {port}; it must be from 0 to {_LAST_PORT}")
