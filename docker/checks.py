@@ -5,6 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from health import fault_file
 
@@ -40,7 +41,9 @@ def start(
         if not keep_trying or show:
             return 2
         said = fault
-        fault_file().write_text(f"{name}: {fault}\n", encoding="utf-8")
+        # On a full disk the log still has the line, and no health server serves
+        with suppress(OSError):
+            fault_file().write_text(f"{name}: {fault}\n", encoding="utf-8")
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     fault_file().unlink(missing_ok=True)

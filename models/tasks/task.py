@@ -302,7 +302,7 @@ class Task(ABC):
         if common.is_private() and self.why_not_private:
             raise SettingError(
                 f"'privacy.sample-clip-norm' is set, but task '{self.name}' {self.why_not_private}:"
-                " set it to 0, or choose another 'task'"
+                " set it and 'privacy.noise-multiplier' to 0, or choose another 'task'"
             )
 
 

@@ -171,6 +171,16 @@ class GLM(Method):
             FitError: the columns or outcomes determine no coefficients, a site could not answer,
                 the sums are too large to send, or the steps have not converged in the last round.
         """
+        after = self._advance(state, ask)
+        if not after.sums and state.round + 1 >= self.common.rounds:
+            raise FitError(
+                f"the coefficients have not converged in {self.common.rounds} rounds: raise "
+                "'rounds', or leave out columns"
+            )
+        return after
+
+    def _advance(self, state: GLMState, ask: Ask) -> GLMState:
+        """Ask the question that is next, and return the state after the answers (see ``round``)."""
         if state.sums:
             return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
         vector = self._ask_vector(state, ask)
@@ -238,8 +248,7 @@ class GLM(Method):
         gets ``sums``, and ``ended`` unless the sites' own fits are still to be asked for.
 
         Raises:
-            FitError: a coefficient is beyond what data can determine, or a full step in the last
-                round did not converge.
+            FitError: a coefficient is beyond what data can determine.
         """
         beta = np.array(state.beta)
         slack = _TOLERANCE * (1 + abs(sums.objective))
@@ -252,11 +261,6 @@ class GLM(Method):
         if np.abs(step).max() < _TOLERANCE * (1 + np.abs(after).max()):
             alone = self.common.trust != SERVER or not self.settings.heterogeneity
             return replace(moved, sums=sums.vector().tolist(), ended=alone)
-        if state.round + 1 >= self.common.rounds:
-            raise FitError(
-                f"the coefficients have not converged in {self.common.rounds} rounds: raise "
-                "'rounds', or leave out columns"
-            )
         return moved
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:

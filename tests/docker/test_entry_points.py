@@ -219,6 +219,28 @@ def test_a_container_that_cannot_start_stays_unhealthy_until_the_fault_is_gone(
     assert "unavailable" in script("health.py", TMPDIR=str(place)).stdout, "the fault is forgotten"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_container_whose_disk_is_full_stays_unhealthy_until_the_fault_is_gone(
+    place: Path, script: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hospital_checks, "refuse_failing", lambda setup: None)  # asks the server
+    kit = place / "kit.zip"
+    kit.chmod(0o644)
+    (place / "fedsilo-start-fault").symlink_to("/dev/full")
+
+    def repair(seconds: float) -> None:
+        ill = script("health.py", TMPDIR=str(place))
+        assert (ill.returncode, ill.stdout) == (1, "127.0.0.1:8081: unavailable\n")
+        kit.chmod(0o600)
+
+    monkeypatch.setattr(time, "sleep", repair)
+    folders = [f"--{name}-dir={place / name}" for name in ("data", "state", "cache")]
+    own = (f"--kit={kit}", f"--site-file={place / 'site.yaml'}", "--keep-trying")
+    given = {"FEDSILO_DEVICE": "cpu", "FEDSILO_TRUST": "server", "TMPDIR": str(place)}
+    with pytest.raises(AssertionError, match="becomes another process"):
+        script("start_hospital.py", *own, *folders, **given)
+
+
 def test_a_server_makes_its_deployment_once_and_starts_a_superlink(
     server: Runner, place: Path
 ) -> None:

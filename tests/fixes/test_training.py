@@ -210,7 +210,7 @@ RUN = [
         },
     ),
     Case(
-        "but no site's validation samples have the classes that define it (docs/run-directory.md):",
+        "but no site's validation samples define it for task",
         fedavg(rounds=1, **{"server.early-stopping-metric": BINARY}),
         {
             "choose 'loss'": {"server.early-stopping-metric": "loss"},

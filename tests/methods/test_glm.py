@@ -181,3 +181,15 @@ def test_few_incomplete_patients_cannot_be_found_by_another_fit(tmp_path):
     folder = write(tmp_path, {"north": {"b": values}})
     with pytest.raises(FedsiloError):
         fitted(folder, columns="a,b", settings={"glm.missing": "drop"})
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_a_fit_with_too_few_rounds_says_so_in_whatever_step_it_ends(
+    rounds: int, tmp_path: Path
+) -> None:
+    with pytest.raises(FitError, match=f"not converged in {rounds} rounds?: raise 'rounds'"):
+        fitted(write(tmp_path), columns="a,b", settings={"rounds": rounds})
+
+
+def test_a_fit_with_enough_rounds_ends_before_them(tmp_path: Path) -> None:
+    fitted(write(tmp_path), columns="a,b", settings={"rounds": 12})

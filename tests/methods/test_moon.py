@@ -355,11 +355,11 @@ def test_every_image_network_trains_between_the_two_models(
 ) -> None:
     own = {"local_steps": 1, "batch_size": 4, **NETWORKS[kind]}
     shape = (3, 32, 32) if kind == "vgg16-bn" else (1, 16, 16)
-    task = NetworkShape(shape, 10)
-    arrays = received(task, **own)
+    images = NetworkShape(shape, 10)
+    arrays = received(images, **own)
     site = opened("moon", arrays, own=own, round=2)
     few = Split(torch.rand(4, *shape), torch.arange(4))
-    site.silo = dataclasses.replace(site.silo, task=task, train=few)
+    site.silo = dataclasses.replace(site.silo, shape=images, train=few)
     network = site.open()
     own_model = {f"previous/{name}": 0.9 * array for name, array in arrays_of(network).items()}
     site.__dict__["stored_state"] = own_model

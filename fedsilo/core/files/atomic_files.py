@@ -295,4 +295,7 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
         except OSError:
             # Another process was faster; both built the same content from the same key
             if not target.is_dir():
+                # The folder of before comes back, because nothing took its place
+                with suppress(OSError):
+                    (scratch / "before").rename(target)
                 raise

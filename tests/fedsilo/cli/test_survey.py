@@ -127,5 +127,7 @@ def test_a_run_does_not_survey_and_a_survey_is_no_run(
     told = ("--set", "run.purpose=survey", "--out", str(tmp_path), "--engine", "inline")
     assert main(["simulate", "fedavg-digits", *told]) == 1
     assert "use 'fedsilo survey'" in capsys.readouterr().err
-    assert main(["watch", str(folder), "--once"]) == 1
+    # Watching takes a folder without a run for a folder of runs to come
+    assert main(["watch", str(folder), "--once"]) == 0
+    assert capsys.readouterr().out == f"{folder}: no run yet\n"
     assert main(["resume", str(folder)]) == 1

@@ -53,6 +53,25 @@ def test_a_folder_whose_filling_fails_never_appears(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    build_folder(target, lambda work: write_atomically(work / "one", "before"))
+    rename = Path.rename
+
+    def fail_for_new(path: Path, to: Path) -> Path:
+        if path.name == "folder":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    with pytest.raises(OSError, match="target"):
+        build_folder(target, lambda work: write_atomically(work / "one", "new"), replace=True)
+    assert (target / "one").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 def test_a_folder_that_a_rival_finished_first_is_kept_as_the_rival_made_it(tmp_path: Path) -> None:
     def fill(work: Path) -> None:
         (work / "one").write_text("mine")
