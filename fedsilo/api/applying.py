@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedsilo.inference.predict.answers import Predictions
     from fedsilo.inference.predict.calibration import Calibration
     from fedsilo.inference.predict.predicted_masks import MaskPredictions
+    from fedsilo.runs.finished_run import FinishedRun
 
 
 # Parameters with a long help; those that several commands have are in ``options``
@@ -185,24 +186,20 @@ def predict(
     folder, written, page = folder_of(run_dir), path_of(out), path_of(html)
     files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
     source = choose_source(id, **files, split=split)
+    of_classes = {"coverage": coverage, "calibration": calibration, "html": html}
     # Options for sites, calibration and rounds do not apply to a fine-tuned segmentation model
     if masks.is_finetuned(folder):
-        others = {"site": site, "coverage": coverage, "calibration": calibration, "html": html}
-        others |= {"state-dir": state_dir, "answer-all": answer_all, "best": best}
-        masks.refuse_options(folder, others)
+        others = {"site": site, "state-dir": state_dir, "answer-all": answer_all, "best": best}
+        masks.refuse_options(folder, {**of_classes, **others})
         return masks.predict_masks(folder, source, written, path_of(data_dir), watch)
     check_coverage(coverage)
     run = FinishedRun.open(folder)
     if run.settings.common.task == SEGMENTATION:
         # Options for class probabilities and pages of cases do not apply to masks
-        others = {"coverage": coverage, "calibration": calibration, "html": html}
-        masks.refuse_options(folder, others | {"answer-all": answer_all})
+        masks.refuse_options(folder, {**of_classes, "answer-all": answer_all})
         model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
         return predict_run_masks(model, source, written, watch)
-    # Prediction sets and the page of cases are about probabilities of classes
-    for name, value in {"coverage": coverage, "calibration": calibration, "html": html}.items():
-        if value is not None:
-            run.refuse_masks(f"predict --{name}")
+    _refuse_without_classes(run, of_classes)
     prediction.check_outputs(written, page)
     model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
     calibrated = None
@@ -215,6 +212,21 @@ def predict(
     )
     prediction.write_predictions(run, model, found, written, page)
     return found
+
+
+def _refuse_without_classes(run: FinishedRun, of_classes: Mapping[str, object]) -> None:
+    """Check that the run predicts classes if an option of ``predict`` is given that needs them.
+
+    Args:
+        run: the run.
+        of_classes: the name of such an option -> its value; None means that it is not given.
+
+    Raises:
+        SettingError: an option is given, but the run's answers are not classes.
+    """
+    for name, value in of_classes.items():
+        if value is not None:
+            run.refuse_masks(f"predict --{name}")
 
 
 @options.command
