@@ -408,10 +408,10 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
 
 
 def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
-    """Start a member's process, and return the deployment with the process recorded in it.
+    """Start a member's process, and return the deployment with the process's id recorded in it.
 
-    The process keeps running after this command has ended, and appends its output to its log.
-    ``say`` prints the command.
+    The process keeps running after this command has ended, and Ctrl-C in this terminal does not
+    reach it. Its output is appended to the member's log. ``say`` prints the command.
     """
     command = deployment.command(member)
     print_command(command, say)

@@ -195,9 +195,10 @@ class Deployment:
         return self
 
     def write_registry(self) -> None:
-        """Write each registered site's node id and key, so that no other node can use its name.
+        """Write each registered site's node id and key fingerprint to the registry of sites.
 
-        The file is that of $FEDSILO_SITE_REGISTRY at the server, and is replaced.
+        With this file, the server lets no other node use a site's name. The file is the one that
+        $FEDSILO_SITE_REGISTRY names at the server. An existing file is replaced.
 
         Raises:
             DeploymentError: a site's public key cannot be read.

@@ -104,7 +104,10 @@ def list_missing_sites(deployment: Deployment, seen: Sequence[str] | None = None
 
 
 def is_healthy(deployment: Deployment) -> bool:
-    """Return whether the server answers on this machine within two seconds, without a proxy.
+    """Return whether the server answers a health request on this machine within two seconds.
+
+    The request bypasses any proxy. If the connection fails, or the server answers with an error
+    status, the result is False.
 
     Raises:
         DeploymentError: the server's certificate is not valid, or the authority's file is unusable.

@@ -25,9 +25,10 @@ class HospitalCounts:
     counts_noise: float  # 'counts-noise' of the rules, in patients; 0 for the default noise
 
     def describe(self) -> Iterator[str]:
-        """Yield a line for each data set whose counts were sent, or one line if none were.
+        """Yield a line for each data set whose counts were sent.
 
-        Each line begins with the site's name. Nothing is charged.
+        If no counts were sent, yield one line that says so. Each line begins with the site's name.
+        Nothing is charged.
         """
         kept = kept_counts(self.ledger)
         if not kept:
@@ -36,10 +37,11 @@ class HospitalCounts:
             yield f"{self.site}: {_describe(counts)}"
 
     def charge_another_draw(self) -> Iterator[str]:
-        """Charge the ledger for new draws, which the next run makes; yield a line on the charge.
+        """Charge the ledger for drawing the counts again in the next run, and yield a line about this.
 
-        Nothing is charged before the first line is requested. If no counts were sent, nothing is
-        charged or yielded. If the draws are already charged, the line says so.
+        If no counts were sent, nothing is charged and no line is yielded. If the next run already
+        draws them again, nothing is charged and the line says so. Nothing is charged before the
+        first line is requested, because this is a generator.
 
         Raises:
             EpsilonSpentError: the draws would bring epsilon above the cap. Nothing changes.

@@ -193,13 +193,17 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 
 
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Check that a zip has only files of a kit, each once, at most 1 MiB, and in a usual packing.
+    """Check that a zip has only files of a kit, each once, at most 1 MiB each, usually compressed.
 
-    ``path`` names the zip in errors. The sizes are those that the zip states. A file may be
-    missing.
+    The sizes are those that the zip states. A missing file is not refused here.
+
+    Args:
+        path: the path of the zip, for errors.
+        entries: the entries of the zip.
 
     Raises:
-        KitError: an entry breaks one of these rules.
+        KitError: an entry has an unknown name or a name of older kits, occurs twice, is too large,
+            or is compressed by an unusual method.
     """
     names = [entry.filename for entry in entries]
     for entry in entries:

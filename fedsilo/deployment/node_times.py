@@ -40,9 +40,10 @@ class NodeTimes:
 
 
 def interval_for(check: str) -> float:
-    """Return the heartbeat interval, in seconds, that stands for a failed check.
+    """Return the heartbeat interval that reports a failed check to the server, in seconds.
 
-    A check without a number of its own, such as one of a newer version, counts as "start".
+    Each check in ``FAULTS`` has its own interval. Any other check, such as one of a newer version,
+    gets the interval of "start".
     """
     place = 0
     if check in FAULTS:

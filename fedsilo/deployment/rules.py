@@ -215,7 +215,7 @@ def describe_rule(key: str, value: Any) -> str:
     """Describe one rule: the sentence for ``key`` in ``SENTENCES``, with ``value`` inserted.
 
     A list becomes names joined by commas, or "*" if it contains "*". Limits in megabytes are shown
-    in gigabytes. For some keys the sentence depends on the value.
+    in gigabytes. If ``SENTENCES`` has several sentences for the key, the value selects one of them.
     """
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)

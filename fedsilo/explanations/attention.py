@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
     """Draw the images that a site's ViT is most certain about, by true class, with its attention.
 
+    Certainty is a low vacuity for an evidential network, and a high largest probability for any
+    other. A certain prediction may be wrong.
+
     Args:
         lab: the site, opened after the run.
         split: 'train', 'val' or 'test'.

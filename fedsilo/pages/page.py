@@ -54,8 +54,9 @@ def render_page(
 ) -> str:
     """Render a template as an HTML page.
 
-    The template calls ``section`` with headings that must be unique in the page. A page with more
-    than two sections gets a table of contents. The same arguments give the same text.
+    The template calls ``section`` with the heading of each section. The heading decides the
+    section's anchor, so headings should be unique in the page; this is not checked. A page with
+    more than two sections gets a table of contents. The same arguments give the same text.
 
     Args:
         template: a template that extends ``base.html``, or its name.

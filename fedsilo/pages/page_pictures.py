@@ -239,9 +239,11 @@ def _finish_picture(
 
 
 def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Return the lengths of error bars for matplotlib: [distances down, distances up], both (n).
+    """Compute the lengths of the error bars for matplotlib.
 
-    Without an interval, both lengths of a value are 0.
+    Returns:
+        Two lists with a length for each estimate: from its value down to the interval's lower end,
+        and up to the upper end. Both lengths are 0 for an estimate without an interval.
     """
     down, up = [], []
     for estimate in estimates:

@@ -38,9 +38,10 @@ def site_curves(rows: Iterable[Mapping[str, str]]) -> dict[str, list[CurvePoint]
 
 
 def draw_survival(rows: Iterable[Mapping[str, str]]) -> dict[str, Figure]:
-    """Draw a panel per site, with the 95 % confidence band and the numbers still followed.
+    """Draw each site's survival curve in a panel of its own, with its 95 % confidence band.
 
-    The panels share both axes, so hospitals can be compared.
+    The panels show the number of patients who are still followed. They share both axes, so
+    hospitals can be compared.
 
     Args:
         rows: rows of metrics.csv.

@@ -118,9 +118,11 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
 
 
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the table of accuracy, balanced accuracy and AUC by site, and a picture of accuracy.
+    """Build the template variables ``overall`` (rows of a table) and ``accuracy`` (pictures).
 
-    Without any accuracy, the picture is left out.
+    Each row has a site's name, number of test samples, accuracy with its 95 % interval, balanced
+    accuracy, and AUC. ``accuracy`` is a list with one picture of the sites' accuracies, or an empty
+    list if no site has an accuracy.
     """
     rows, descriptions = [], []
     drawn: dict[str, Estimate] = {}
@@ -207,8 +209,9 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
 def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
     """Yield a picture of sensitivity and specificity by site for each of the first six classes.
 
-    Of two classes only the second is drawn, because the sensitivity of one is the other's
-    specificity. ``run`` is the run's name, which begins a picture's name.
+    If there are exactly two classes, only the second one is drawn, because the sensitivity of one
+    class is the specificity of the other. A class without any values is skipped. ``run`` is the
+    run's name, with which the names of the pictures begin.
     """
     names: dict[str, None] = {}
     for by_class in outcomes.values():

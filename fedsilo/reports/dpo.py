@@ -120,9 +120,9 @@ def _bound(run: Shown, most: str) -> str:
 def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
     """Return site -> phase -> bytes sent, sorted by site.
 
-    A reply has metrics only for classes with enough samples, so its bytes would reveal how many
-    classes have too few. For a site with hidden counts, the number in each phase is therefore
-    replaced by the largest of any site.
+    A reply has metrics only for classes with enough samples, so its size would reveal how many
+    classes have too few. For a site with hidden counts, each number is therefore replaced by the
+    largest number that any site sent in that phase.
     """
     sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:

@@ -114,9 +114,10 @@ class FinishedRun(RunFiles):
         return str(self.summary.get("task", CLASSIFICATION))
 
     def stratum_names(self, site: str = "") -> list[str]:
-        """Return the names of the groups that label counts count, as ``class_names`` does.
+        """Return the names of the groups in which the label counts count the samples.
 
-        The list is empty if the task counts its samples as one group.
+        If the task counts all samples as one group, the list is empty. Otherwise the groups are the
+        classes, and the names are those of ``class_names`` for ``site``.
         """
         if TASKS[self.task].strata == 1:
             return []
@@ -228,9 +229,9 @@ class FinishedRun(RunFiles):
         return Shown(view)
 
     def local_settings(self, data_dir: Path | None = None) -> RunSettings:
-        """Return the run's settings with the folders of this machine, to open data and networks.
+        """Return the run's recorded settings, to open its data and networks on this machine.
 
-        ``data_dir`` replaces the run's data folder; None keeps the run's own.
+        ``data_dir`` replaces the recorded data folder; None keeps it.
 
         Raises:
             RunDirectoryError: the recorded settings are invalid or contradict each other.
@@ -255,10 +256,17 @@ class FinishedRun(RunFiles):
     ) -> Lab:
         """Open a site as its method's ``Lab``, in the state after the last round.
 
-        The arguments are those of ``trained_site.open_site``.
+        Args:
+            site: the site's name.
+            data_dir: replaces the run's data folder; None keeps it.
+            state_dir: the folder of the site's private state; None for the state in the run
+                directory.
+            best: whether to open the model of the best round instead of the last.
+            split: a split whose samples must not have changed since the run; empty for none.
 
         Raises:
-            FedsiloError: no part of the model is on this machine, or the split has changed.
+            FedsiloError: the model is not on this machine, the ViT's weights differ from the run's,
+                or the data's schema or the samples of ``split`` have changed.
         """
         from fedsilo.runs.trained_site import open_site
 

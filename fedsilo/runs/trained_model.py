@@ -186,7 +186,7 @@ def open_at_first_site(
 
 
 def refuse_other_rows(model: TrainedModel, split: str) -> None:
-    """Check that a split has the same samples as in the run.
+    """Check that a split still has the samples that it had in the run.
 
     Raises:
         SettingError: the site does not have the split.

@@ -190,13 +190,13 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 
 
 def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
-    """Check that ``home`` still has this kit and these rules after the first start wrote them.
+    """Check that ``home`` holds this kit and these rules, after the first start has written them.
 
-    Another start could have opened the folder at the same time. The operator of this start has not
-    confirmed the other start's kit or rules.
+    Another start could have opened the same folder at the same time, and the operator of this start
+    has not confirmed that start's kit or rules.
 
     Raises:
-        KitError: the kit or the rules in ``home`` differ.
+        KitError: the kit or the rules in ``home`` differ, or ``home`` has no complete kit.
     """
     found = read_kit(home)
     if found.card.seal != kit.card.seal or (home / SITE).read_text(encoding="utf-8") != rules:
@@ -247,11 +247,13 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
     """Return the text of the hospital's rules.
 
     The text is read from the requested site file. If none is requested, it is read from the site
-    file in ``home``. If ``home`` does not have one either, the rules are made from the options.
+    file in ``home``. If ``home`` does not have one either, the rules are made from the options. A
+    file must state a level of trust, unless the node config does.
 
     Raises:
-        RulesError: the rules cannot be used, or an option contradicts the file.
-        KitError: the file cannot be read.
+        RulesError: the rules cannot be used, the file is for another site or has no level of trust,
+            or an option contradicts the file.
+        KitError: the file cannot be read, or is not UTF-8 text.
     """
     path = request.site_file or home / SITE
     trusted_elsewhere = "trust" in parse_node_config(request.node_config)

@@ -108,12 +108,13 @@ def check_writable_folder(path: Path, what: str) -> Path:
 
 
 def check_data_folder(path: Path) -> Path:
-    """Check that a folder of data is readable and not empty, and return its path.
+    """Check that a folder of data is readable and not empty, and return ``path`` unchanged.
 
-    Files in it are not read.
+    The folder's files are not read.
 
     Raises:
-        Refused: the folder is missing, empty or not readable.
+        Refused: the path is missing or not a folder, or the folder is empty or not readable by this
+            user.
     """
     fault, fix = "", _BRING
     try:

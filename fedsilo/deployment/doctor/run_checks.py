@@ -75,9 +75,9 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The sites' answers, as the check ``sites`` received them.
+        """The sites' answers, which the check ``sites`` has received.
 
-        The sites are never asked here, because a second attempt would take as long as the first
+        This property never asks the sites, because a second attempt would take as long as the first
         one.
 
         Raises:
@@ -155,10 +155,12 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _content(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
-    The distribution is named if it differs from the site's name. Versions are cut to 12 characters.
+    The line begins with the distribution if its name differs from the site's name. Then follow the
+    number of samples in each split, the number of samples left out if there are any, the label
+    counts of each split, and the software versions, each cut to 12 characters.
 
     Args:
-        site: the site's name, which is left out of the line.
+        site: the site's name, which is not part of the line.
         facts: the site's entry in silos.json: sample counts, label counts, left-out samples and,
             for a real hospital, software versions.
     """

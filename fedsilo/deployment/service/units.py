@@ -155,13 +155,16 @@ def build_server_unit(deployment: Deployment, options: ServiceOptions) -> Unit:
 def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
     """Build the unit of a hospital whose kit was opened and confirmed.
 
-    The unit's command is 'fedsilo hospital start' with the kit's folder. Unless ``options`` name
-    them, the device is 'auto' and the user is that of ``_owner_of``.
+    The unit runs 'fedsilo hospital start' with the kit's folder, and with the data folder and node
+    config that ``options`` name. Without such options, the device is 'auto', and the user is the
+    owner of the kit's folder, or "fedsilo" if the owner is root or unknown. ``writable`` lists the
+    folders for state, cache and audit log that are outside the kit's folder.
 
     Raises:
         ServiceError: ``kit_path`` is a zip or another file, or a folder without the site file that
-            the first start writes; nobody has confirmed such a hospital's rules.
-        KitError: the folder is not a complete kit.
+            the first start writes, because nobody has confirmed such a hospital's rules. Or the
+            site file cannot be read.
+        KitError: the folder is not a complete kit, or was altered.
     """
     folder = kit_path.expanduser().resolve()
     if not folder.is_dir() or not (folder / SITE).is_file():

@@ -336,7 +336,9 @@ def _runtime_client(
 def answer_task(address: str, token: str, answer: Answer) -> bool:
     """Fetch a task's message from the SuperNode, answer it, and return whether a reply was sent.
 
-    Errors are logged and not raised. The SuperNode is told in every case that the task has ended.
+    An error reply counts as sent. If the message cannot be fetched or the reply cannot be sent, the
+    error is logged and the result is False. In every case the SuperNode is told that the task has
+    ended.
 
     Args:
         address: the address of the SuperNode's Runtime API, on the loopback.
@@ -373,8 +375,8 @@ def answer_task(address: str, token: str, answer: Answer) -> bool:
 def naming_run(message: Message) -> Iterator[None]:
     """Put the run's name and the round of a message before every line logged during the block.
 
-    The name and the round come from the server, so they are shortened, and shown on one line. A
-    message without a run's name gets no mark.
+    The mark is "[NAME round N] ". The name and the round come from the server, so each is shortened
+    and shown on one line. If the message has no run name, the lines have no mark.
     """
     config = ConfigRecord()
     if message.has_content():

@@ -155,6 +155,9 @@ def give_up_while_waiting(push: Callable[..., None], waits: Any) -> Callable[...
         push: Flower's function, which sleeps through ``waits`` until a reply is ready.
         waits: the ``ShortWaits``, whose sleeps call its attribute ``look`` from time to time. The
             attribute is set only during ``push``.
+
+    Returns:
+        A function that takes the arguments of ``push``.
     """
 
     def pushing(state: Any, *rest: Any, **named: Any) -> None:

@@ -278,7 +278,8 @@ def _counts(
 ) -> Table:
     """Build a table of counts: a row for each name, a column for each site.
 
-    ``heading`` is the title of the first column, with the names; a cell without a count is "-".
+    ``heading`` is the title of the first column, which has the names. The names are in the order in
+    which the sites' counts first have them. A cell without a count is "-".
     """
     names: dict[str, None] = {}
     for counts in by_site.values():

@@ -200,7 +200,10 @@ def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
 
 
 def _other_runs(view: View, runs: RunFolder | None) -> list[str]:
-    """Return the names of the other runs in the folder that can be shown side by side."""
+    """List the names of the folder's other runs that can be shown beside this run.
+
+    Unreadable runs are left out. The list is empty if the view has no run, or if ``runs`` is None.
+    """
     if view.run is None or runs is None:
         return []
     names = []

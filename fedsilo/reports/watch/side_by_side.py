@@ -165,7 +165,12 @@ def _pair(first: float | None, second: float | None) -> tuple[str, str, str]:
 
 
 def _settings(left: _Side, right: _Side) -> tuple[list[list[str]], str]:
-    """Return the rows of the settings that differ, and why they are unknown (empty if known)."""
+    """Compare the settings of two runs.
+
+    Returns:
+        The rows [key, left value, right value] of the settings that differ, and ''. If the settings
+        of either run cannot be read, no rows and the reason.
+    """
     try:
         first = FinishedRun(left.state.folder).settings.decisive()
         second = FinishedRun(right.state.folder).settings.decisive()

@@ -246,7 +246,10 @@ def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mappin
 
 
 def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
-    """Divide the numbers of a line by ``scale``; None, for a missing number, stays None."""
+    """Divide each number of a line by ``scale``.
+
+    None stands for a missing number and stays None.
+    """
     scaled: list[float | None] = []
     for number in line:
         if number is not None:
@@ -299,11 +302,11 @@ def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
-    """Return the first row's numbers, completed with metrics from later rows about the same runs.
+    """Return the first row's numbers, with further metrics from later rows about the same runs.
 
-    A paper may print further metrics of its runs in another table. A row is about the same runs if
-    its accuracies equal the first row's in each part that it has; other rows are skipped. The
-    earliest row that has a number decides.
+    A paper may print further metrics of its runs in another table. A later row is about the same
+    runs if its accuracy equals the first row's in each part that the later row has; any other row
+    is skipped. If several rows have a number, the earliest one is used.
     """
     first, *others = [row.numbers_by_part() for row in rows]
     joined = first

@@ -61,10 +61,10 @@ class WatchServer:
         self._server = uvicorn.Server(config)
 
     def serve(self) -> None:
-        """Answer requests until Ctrl-C or ``stop``.
+        """Answer requests until Ctrl-C or ``stop``, and then close the socket.
 
         Raises:
-            KeyboardInterrupt: the user pressed Ctrl-C, and all connections are closed.
+            KeyboardInterrupt: the user pressed Ctrl-C. All connections are closed by then.
         """
         with self._socket:
             self._server.run(sockets=[self._socket])
@@ -99,7 +99,11 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 
 def _describe_fault(host: str, port: int, error: OSError | UnicodeError) -> str:
-    """Describe why an address or a port cannot be used, and the remedy."""
+    """Describe in one line why an address or a port cannot be used, and the remedy.
+
+    If the port is in use or the user may not open it, the text suggests another port. For any other
+    error, the text says that the machine does not have this address.
+    """
     code = getattr(error, "errno", None)
     if code == errno.EADDRINUSE:
         return f"port {port} is in use: choose another --port, or 0"
