@@ -228,11 +228,11 @@ def run(
 
 
 def _refuse_with(source: str, others: Mapping[str, object]) -> None:
-    """Check that no option is given whose value the option ``source`` already sets.
+    """Check that no option is given whose value the option ``source`` already decides.
 
     Args:
         source: the name of the option that gives a deployment or a kit.
-        others: option name -> its value; None or an empty value means that it is not given.
+        others: option name -> its value. An option with None or an empty value is not given.
 
     Raises:
         SettingError: an option in ``others`` is given. The message names the first one.

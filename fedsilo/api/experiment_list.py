@@ -117,7 +117,10 @@ def _choose_experiments(
 def _select_here(
     by_method: Mapping[str, Mapping[str, Mapping[str, Experiment]]],
 ) -> dict[str, dict[str, dict[str, Experiment]]]:
-    """Return the experiments, grouped as before, whose data sets have files on this machine."""
+    """Select the experiments whose data sets have files on this machine, grouped as before.
+
+    Methods and entries without such an experiment are left out.
+    """
     found = {row["name"] for row in overview("") if row["here"]}
     chosen: dict[str, dict[str, dict[str, Experiment]]] = {}
     for method, entries in by_method.items():

@@ -163,10 +163,11 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 
 
 def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
-    """Return the name of each class's folder, for silos of (picture, class name) pairs.
+    """Return class -> name of its folder, for silos of (picture, class name) pairs.
 
-    It is the class's own name, unless that name would lead out of the folder or be hidden. Such a
-    class gets a number.
+    A folder has the name of its class. But if that name has a "/" or begins with ".", the folder is
+    called "class-1", "class-2" and so on, in sorted order of these classes, with underscores added
+    until the name is free.
 
     Raises:
         DataError: a silo is empty; or a class name is empty, longer than 255 bytes, or has a

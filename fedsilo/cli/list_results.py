@@ -27,11 +27,16 @@ def methods(lines: Iterable[str], *, as_json: AsJson = False) -> None:
 def settings(
     lines: Iterable[str], *, word: str = "", pyproject: bool = False, as_json: AsJson = False
 ) -> None:
-    """Print the list of settings, or JSON with group, key, default and help of each.
+    """Print the list of settings, or JSON with group, key, default and help of each setting.
+
+    Args:
+        lines: the lines of the list, which are printed unless ``as_json`` is set.
+        word: the word by which the settings in the JSON are found; empty for all settings.
+        pyproject: whether ``lines`` are the section of pyproject.toml.
+        as_json: whether to print JSON.
 
     Raises:
-        SettingError: JSON was asked for the section of pyproject.toml, which is TOML; or no setting
-            has the word.
+        SettingError: ``pyproject`` and ``as_json`` are both set, or no setting has the word.
     """
     if not as_json:
         print_result(lines)

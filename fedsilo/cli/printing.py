@@ -23,9 +23,10 @@ def line(text: object) -> None:
 
 
 def print_result(result: Any) -> None:
-    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these.
+    """Print a text, a path, a Rich table, an object's ``lines()``, or each element of an iterable.
 
-    Any other object prints nothing.
+    The elements of an iterable are printed in order, each by these rules. Any other object prints
+    nothing.
     """
     if hasattr(result, "lines"):
         result = result.lines()

@@ -299,7 +299,8 @@ def audit(
     """Print the chosen messages and the state of the chain, or JSON; write a CSV file if asked.
 
     Raises:
-        typer.Exit: the chain is broken. The exit code is 1.
+        typer.Exit: the chain is broken. The exit code is 1. Everything is printed and written
+            first.
     """
     if as_json:
         print_json(found.document())

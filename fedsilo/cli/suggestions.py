@@ -57,9 +57,11 @@ def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
 
 
 def _find_keys(name: str, known: Collection[str]) -> list[str]:
-    """Return the settings that a name may stand for, by its full key or its last part.
+    """List the settings that a name may stand for: a full key, a former key, or a key's last part.
 
-    If several groups have the name, only the groups of common settings count, unless none has it.
+    A full or former key gives only its setting. Otherwise the result has all keys that end in the
+    name, sorted. If some of these keys are common settings, the keys of single methods are left
+    out. The list is empty if no key matches.
     """
     key = RENAMED.get(name, name)
     if key in known:

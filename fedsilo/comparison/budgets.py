@@ -272,8 +272,8 @@ class Budgets:
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return a copy of a results table with ``MARK`` after the names of unequal experiments.
 
-        The function changes the columns ``experiment`` and ``compared_with``, as far as the table
-        has them.
+        The names are marked in the columns ``experiment`` and ``compared_with``, if the table has
+        them.
         """
         names = {}
         for name in self.unlike():

@@ -44,10 +44,11 @@ class Job:
         return FinishedRun(runs_folder(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
-        """Tell whether the job's run has ended; False if the directory has no run yet.
+        """Return whether the job's run has ended; False if the directory has no run yet.
 
         Raises:
-            RunDirectoryError: the directory has a run with other settings, sites or data.
+            RunDirectoryError: the directory has a run with other settings, other sites or other
+                data.
         """
         run = self.directory
         if not (run.path / CONFIG).is_file():

@@ -260,7 +260,11 @@ def _find_best(spreads: pd.DataFrame, median: bool) -> set[Any]:
 
 
 def _tests_table(test: Tested, split: str) -> str:
-    """Build the triangle of p values; its caption has the ANOVA and the kind of the tests."""
+    """Build a LaTeX table with the triangle of p values between experiments.
+
+    The caption has the ANOVA, the kind of the pairwise tests, and the reason for each missing p
+    value.
+    """
     columns, *rows = test.lines()
     caption = [f"{test.heading(split)}.", f"Below, {test.kind()}."]
     caption += [f"{reason}." for reason in test.reasons()]

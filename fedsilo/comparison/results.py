@@ -43,16 +43,17 @@ def shared_metrics(
 ) -> list[SiteMetrics]:
     """If one run lacks a metric at a site, remove it there from all runs on that data set.
 
-    Otherwise means would differ only because they are over different sites. A metric that a run has
-    at no site, because its method does not measure it, is not removed because of that run. If the
-    runs on a data set have no site in common, each run is only checked at its own sites.
+    Otherwise means would differ only because they are over different sites. There are two
+    exceptions. If a run's method does not measure a metric, so that the run has it at no site, the
+    other runs keep the metric. If the runs on a data set have no site in common, each run is only
+    checked at its own sites.
 
     Args:
         runs: the finished runs.
         metrics: the metrics of each run: site -> metric -> value.
 
     Returns:
-        The metrics that remain, in the order of ``runs``. The metrics of a single run all remain.
+        The metrics that remain, in the order of ``runs``. A single run keeps all its metrics.
     """
     if len(runs) == 1:
         return list(metrics)

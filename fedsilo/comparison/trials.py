@@ -286,10 +286,10 @@ def make_pool(
 
 
 def _begin_worker(command: int) -> None:
-    """Discard a new worker's output, and make it end when the process ``command`` ends.
+    """Discard a new worker's output, and make the worker end when the process ``command`` ends.
 
-    The worker ignores Ctrl-C until work begins. SIGUSR1 ends it rather than SIGTERM, because a pool
-    uses SIGTERM to end workers at once.
+    ``command`` is a process id. The worker ignores Ctrl-C until a run begins. The signal that ends
+    the worker is SIGUSR1 and not SIGTERM, because a pool uses SIGTERM to end its workers at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))

@@ -37,7 +37,7 @@ class HospitalCounts:
             yield f"{self.site}: {_describe(counts)}"
 
     def charge_another_draw(self) -> Iterator[str]:
-        """Charge the ledger for drawing the counts again in the next run, and yield a line about this.
+        """Charge the ledger for drawing the counts again in the next run, and yield a line on it.
 
         If no counts were sent, nothing is charged and no line is yielded. If the next run already
         draws them again, nothing is charged and the line says so. Nothing is charged before the

@@ -262,10 +262,10 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid whose simulated sites run in processes, which are killed after the block.
+    """Yield a grid that runs simulated sites in worker processes; these are killed after the block.
 
     Raises:
-        SettingError: the sites would not see the GPU that 'machine.device' asks for.
+        SettingError: the workers would not see the GPU that 'machine.device' asks for.
     """
     share = str(resources["client-resources-num-gpus"])
     check_device(settings.common.device, float(share))

@@ -73,9 +73,9 @@ class Capabilities:
             )
 
     def _message_faults(self, common: CommonSettings) -> Iterator[str]:
-        """Yield an error text if updates are compressed but the method does not average updates.
+        """Yield one error text if updates are compressed but the method does not average updates.
 
-        This yields at most one text.
+        Otherwise yield nothing.
         """
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
@@ -85,9 +85,9 @@ class Capabilities:
             )
 
     def _data_faults(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
-        """Yield an error text for each unsupported network, data set or loss.
+        """Yield an error text for each part of the settings that the method does not support.
 
-        The method may lack support for network "vit", for tables, or for the evidential loss.
+        The parts are network "vit", a data set that is a table, and the evidential loss.
         ``is_table`` tells whether the data set is a table.
         """
         method = f"method '{common.method}'"

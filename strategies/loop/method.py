@@ -102,10 +102,10 @@ _SHARED = {"arrays", "round", "kept"}
 
 
 def _survives_json(value: Any) -> bool:
-    """Tell whether JSON returns a value unchanged, apart from tuples, which become lists.
+    """Return whether JSON gives a value back unchanged, apart from tuples, which become lists.
 
-    True for None, bool, int, float and text, and for lists, tuples and mappings of these if all
-    keys are text. NaN and infinity are not looked for.
+    The result is True for None, bool, int, float and text. It is also True for lists, tuples and
+    dicts of such values, if all keys of the dicts are texts. NaN and infinity count as floats.
     """
     if isinstance(value, dict):
         has_text_keys = all(isinstance(key, str) for key in value)

@@ -231,9 +231,9 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 def array_fault(name: str, array: NDArray) -> str | None:
     """Explain why a finite float array has impossible values, or return None if they are possible.
 
-    No absolute value may exceed 1e6. In batch norm's statistics and in counts the limit is 1e12,
+    No absolute value may exceed 1e6. For batch norm's statistics and for counts this limit is 1e12,
     because raw pixels make them large. Variances and counts must not be negative. The last part of
-    the name (after '/' and '.') decides which limits apply. An empty array has no fault.
+    the name, after '/' and '.', tells which kind of array it is. An empty array has no fault.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT

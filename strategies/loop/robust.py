@@ -53,13 +53,14 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
 def robust_mean(
     common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
 ) -> dict[str, NDArray]:
-    """Combine the sites' arrays by an aggregation other than "mean" ('server.aggregation').
+    """Combine the sites' arrays as 'server.aggregation' says, for any value except "mean".
 
     Args:
         common: the run's settings.
         replies: the replies by site.
         before: the arrays that the sites started from, by name.
-        equal: give each site the same weight in 'norm-clip'; the other aggregations always do.
+        equal: whether 'norm-clip' gives each site the same weight. Every other aggregation always
+            does.
 
     Returns:
         The combined arrays by name, float32.

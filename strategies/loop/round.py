@@ -95,13 +95,13 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies, sorted by site.
 
-        If a reply says that the site stores state, ``stateful_sites`` records this step for the
-        site. The hooks are called for each failure, and once after the phase. A question without
-        sites sends nothing and returns no replies.
+        If a reply says that its site stores state, ``stateful_sites`` records this step for the
+        site. The hooks are called during the phase, such as for each failed site, and once after
+        the phase. A question without sites sends nothing, calls no hook, and returns no replies.
 
         Raises:
-            SiteError: the method asks a site that does not take part, or fewer than 'run.min-sites'
-                replies are usable (TooFewSitesError).
+            SiteError: the method asks a site that does not take part.
+            TooFewSitesError: fewer than 'run.min-sites' replies are usable.
         """
         self._step += 1
         if self.method.common.measures_in(self.number):
@@ -360,17 +360,20 @@ class Round(Ask):
                         yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
-        """Raise an error if fewer than 'run.min-sites' replies are usable; 0 means all sites asked.
+        """Raise an error if fewer replies than 'run.min-sites' are usable.
 
-        A phase never needs more replies than it asked for. The final evaluation does not need the
-        reply of a site whose epsilon is spent.
+        If the setting is 0, every site that was asked must reply. A phase never needs more replies
+        than it asked for. The final evaluation does not need the reply of a site whose epsilon is
+        spent.
 
         Args:
             question: the question that was asked.
             answered: the number of usable replies.
 
         Raises:
-            TooFewSitesError: names the failed sites with their reasons.
+            TooFewSitesError: too few replies are usable. The message gives each failed site's
+                reason, the number of replies and the number needed; the error also has the sites'
+                error codes.
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)

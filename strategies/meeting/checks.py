@@ -324,16 +324,18 @@ def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites with a feature whose scale is above 1000 times the median site's scale.
+    """Find the sites with a feature whose scale is above 1000 times the median site's scale.
 
-    The scale is the larger of the absolute mean and the standard deviation. Each site is returned
-    with the reason, which names its first such feature. Far smaller scales are not a fault. If
-    fewer than three sites send sums, no site is returned; features that fewer than three sites have
-    values for are not compared.
+    A feature's scale at a site is the larger of its absolute mean and its standard deviation. A far
+    smaller scale is not a fault. If fewer than three sites send sums, no site is returned. A
+    feature is compared only if at least three sites have values for it.
 
     Args:
         facts: the hellos by site.
-        pooled: not used; all checks of sites together have it.
+        pooled: not used; every check that compares the sites has this argument.
+
+    Returns:
+        Site -> reason, which names the site's first such feature.
     """
     scales: dict[str, Vector] = {}
     for site in sorted(facts):

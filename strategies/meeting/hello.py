@@ -111,7 +111,7 @@ def ask_nodes(
 def reading(what: str, content: RecordDict) -> Iterator[None]:
     """Turn any exception in the ``with`` block, which reads untrusted data, into a SiteError.
 
-    The error is one line.
+    The data's size is checked before the block runs. The error's text is one line.
 
     Args:
         what: the name of the data in errors, such as "its hello".

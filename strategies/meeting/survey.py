@@ -34,10 +34,10 @@ class Surveyed:
 def survey_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, registry: Registry | None = None
 ) -> Surveyed:
-    """Ask every connected node to describe its data, and return the usable answers by site.
+    """Ask the connected nodes to describe their data, and return the usable answers by site.
 
-    If the run names its sites ('server.sites'), the answers of other sites are left out. With a
-    registry the other sites are not asked.
+    If the run names its sites ('server.sites'), the answers of other sites are left out. If there
+    is also a registry, these other sites are not even asked.
 
     Args:
         grid: connects the server with the nodes.
@@ -49,8 +49,9 @@ def survey_sites(
         The answers by site, and one line for each unusable answer.
 
     Raises:
-        SiteError: too few or too many nodes are connected, or no answer is usable. In the second
-            case the message has the reasons.
+        SiteError: too few or too many nodes are connected, or no answer is usable. If no answer is
+            usable, the message gives the reasons.
+        SettingError: 'server.sites' has an invalid name, or a name twice.
     """
     terms = Terms(registry, sites=split_sites(settings.sites))
     nodes = wait_for_nodes(grid, settings, silos, terms)

@@ -280,10 +280,10 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """Return the mean logits for ``site``, (classes,) float32, named ``logits/<class>``.
+        """Return the mean logits for ``site``: ``logits/<class>`` -> (classes,) float32.
 
         There is one array for each class that the site itself sends. The array is the unweighted
-        mean over all other sites that have sent logits of this class, in this round or earlier. A
+        mean over all other sites that have sent logits for this class, in this round or earlier. A
         class that no other site has sent is left out.
         """
         mean_logits = {}

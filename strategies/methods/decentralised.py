@@ -90,7 +90,9 @@ class Decentralised(Method):
 
         The server sends each silo its neighbours' models and its row of the mixing matrix, and the
         silo mixes the models itself. The server also sends Theta, the mean of all silos' models, to
-        a silo that needs it (``theta_for``). The new state holds the trained models and their mean.
+        a silo that needs it (``theta_for``). The new state has the trained models, and their
+        unweighted mean as Theta. A silo without a reply keeps its earlier model and does not count
+        in this mean.
         """
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}

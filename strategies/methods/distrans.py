@@ -67,9 +67,9 @@ class DisTrans(FedAvg):
         """Return the initial weights of DisTrans's two-channel network, and the initial offsets.
 
         ``double_channels`` builds this network from FedAvg's initial network. The setting
-        'offset-aggregation' decides which offsets the state has: "mean" gives one offset for all
-        sites, "none" gives none, and "embedding" gives one per site, which a new embedding network
-        computes from the site's class shares.
+        'offset-aggregation' decides which offsets the state has. With "mean", it has one offset for
+        all sites. With "none", it has none. With "embedding", it has one per site, which a new
+        embedding network computes from the site's class shares.
         """
         single, shape = starting_network(self.common, self.shape), self.shape
         network = double_channels(single, self.common, shape.input_shape)

@@ -50,10 +50,11 @@ class SCAFFOLD(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Step towards the sites' mean weights, and update the server's control variate c.
 
-        Site i's update y_i - x is weighted by w_i = n_i / K_i, its samples over its steps, so that
-        the corrections of all sites add up to 0 (``models.methods.scaffold``). The model moves by
-        'server-learning-rate' times the weighted mean of the updates. c moves by the mean change of
-        the sites' variates, times the share of training samples at the sites that replied.
+        The update y_i - x of site i is weighted by w_i = n_i / K_i, its number of samples over its
+        number of steps, so that the corrections of all sites add up to 0
+        (``models.methods.scaffold``). The model moves by 'server-learning-rate' times the weighted
+        mean of the updates. c moves by the mean change of the sites' variates, times the share of
+        training samples at the sites that replied.
         """
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         send = dict.fromkeys(ask.sites, state.arrays)

@@ -88,9 +88,10 @@ class FedCross(Method):
         return self.model(state) or state.arrays
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, which another site gets nearly unchanged.
+        """List the data sent by a site: its weights, which one other site gets nearly unchanged.
 
-        The sentence gives the share of another site's weights that is mixed in, 1 - 'cross-alpha'.
+        The sentence tells the share of another site's weights that the server mixes in, 1 -
+        'cross-alpha'.
         """
         share = self.settings.cross_alpha
         return Disclosures(

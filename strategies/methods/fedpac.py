@@ -84,9 +84,11 @@ class FedPAC(FedProto):
         return specs
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: weights, and means and spread of the classes' features.
+        """List the data sent by a site: weights, class means, and the moments of its embeddings.
 
-        If no site sends a class mean, a sentence says so instead of the means and spread.
+        A class mean is the mean embedding of a class. The moments are the mean embedding and its
+        mean squared length by the received network. If no site sends a class mean, one sentence
+        says so in place of the sentences on class means and moments.
         """
         weights = Disclosures(
             "all weights and batch-norm statistics of the network, each round; "
@@ -102,7 +104,10 @@ class FedPAC(FedProto):
         )
 
     def _common_part(self, state: State) -> dict[str, NDArray]:
-        """Return the arrays that all sites share: neither a site's classifier nor a prototype."""
+        """Return the state's arrays that all sites share.
+
+        These are all arrays except the sites' own classifiers and the prototypes.
+        """
         shared = {}
         for name, array in state.arrays.items():
             if not name.startswith((HEAD, PROTOTYPE)):

@@ -18,10 +18,13 @@ class FedPer(FedAvg):
     capabilities = replace(FedAvg.capabilities, some_sites=False)
 
     def initial_state(self) -> State:
-        """Return the initial weights of only the shared arrays; the other arrays stay at the sites.
+        """Return a state with the initial weights of the shared arrays.
+
+        The personal arrays are left out, because they stay at the sites.
 
         Raises:
-            SettingError: none or all of the network's arrays would be shared.
+            SettingError: none or all of the network's arrays would be shared, or a file of weights
+                is missing or belongs to another network.
         """
         arrays = self.starting_weights()
         shared = dict(arrays)

@@ -396,7 +396,11 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return "time", "ties" and "strata" for ``fit.json``; empty unless the family is Cox."""
+        """Return "time", "ties" and "strata" for ``fit.json``; {} if the family is not Cox.
+
+        "strata" is always "hospitals". "time" and "ties" are the settings of these names; an empty
+        'time' counts as "time".
+        """
         if self.settings.family != "cox":
             return {}
         return {

@@ -54,8 +54,8 @@ class FedAvgFT(FedAvg):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
 
-        In those rounds sites return no arrays, so the global weights stay the same. The sites that
-        now keep a personal model are recorded in the state.
+        In these last rounds the sites return no arrays, so the global weights stay the same. The
+        new state records the sites that replied, because these now keep a personal model.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}

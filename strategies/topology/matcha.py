@@ -156,10 +156,11 @@ def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
 
 
 def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
-    """Split the edges into matchings by removing maximum-weight matchings until no edge is left.
+    """Split a graph's edges into matchings.
 
-    The weights make each matching cover as many sites of the largest degree d as possible, because
-    d decides the number of matchings: a graph needs d or d + 1 (Vizing).
+    Maximum-weight matchings are removed until no edge is left. The weights make each matching cover
+    as many sites of the largest degree d as possible, because d decides the number of matchings
+    that a graph needs, d or d + 1 (Vizing). Without edges, the list is empty.
     """
     left = nx.Graph(graph.edges)
     matchings = []

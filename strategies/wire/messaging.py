@@ -31,16 +31,16 @@ def send_and_receive(
 ) -> Iterator[tuple[int, Message]]:
     """Send ``messages`` and yield (node, reply) as each reply arrives.
 
-    The iterator ends when all replies have come, or at the timeout; a node without a reply by then
-    yields nothing. If a node is disconnected for too long, or if Flower rejects its message, an
-    error message is yielded as its reply.
+    The iterator ends when all nodes have replied, or at the timeout. A node that has not replied by
+    then yields nothing. If Flower rejects a message, or if a node is disconnected for
+    ``away_timeout``, an error message is yielded as the node's reply.
 
     Args:
         grid: Flower's grid, or the in-process one.
         messages: at most one message per node.
         timeout: seconds to wait for all replies.
         away_timeout: seconds that a node may be disconnected before it counts as lost.
-        away: called with the disconnected nodes that still owe a reply, whenever they change.
+        away: called with the disconnected nodes that have not replied, whenever these nodes change.
     """
     # Flower gives no id for a message that it rejects, and sends its own error replies (node
     # unavailable, message expired) from node 1. So only the message's id tells whose reply it is.

@@ -52,13 +52,13 @@ class Header:
 
 
 def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> ArrayRecord:
-    """Serialise arrays for the wire, sorted by name, in Flower's format.
+    """Serialise arrays for the wire in Flower's format, sorted by name.
 
     Args:
         arrays: the arrays to send, by name.
-        packed: a cache of serialised arrays and records, which this function extends, so arrays for
-            several sites are serialised only once. It also holds the arrays themselves, so no other
-            object can get the same id. None for no cache.
+        packed: a cache of serialised arrays and records, or None for no cache. This function adds
+            to the cache, so that arrays for several sites are serialised only once. The cache also
+            holds the arrays themselves, so that no other object can get the id of a cached array.
     """
     if packed is None:
         packed = {}

@@ -156,17 +156,18 @@ def _unpack_arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
 
 
 def _unpack_array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
-    """Check an array against its spec, and unpack it if it is serialised.
+    """Check an array against its spec, and return the array, unpacked if it was serialised.
 
     Serialised bytes are unpacked only if their header fits the spec.
 
     Args:
         name: the array's name, for errors.
-        spec: the expected type and shape.
+        spec: the expected type and shape. A length of None may be any.
         given: the array, or its serialised form.
 
     Raises:
-        SiteError: the type or shape differs, or a value is not finite.
+        SiteError: the type or shape differs, a value is not finite, or the bytes cannot be
+            unpacked.
     """
     try:
         header: NDArray | Header = read_header(given) if isinstance(given, Array) else given

@@ -127,10 +127,10 @@ def _join_names(first: str, second: str) -> str:
 
 
 def group_patients(pooled: Examined, column: GroupColumn) -> list[Group]:
-    """Count patients and correct predictions by class in each group of a column.
+    """Count the patients and the correct predictions of each class, by group of a column.
 
-    Groups that are too small to be shown are merged by ``merge_small_groups``, so the list may be
-    empty.
+    ``merge_small_groups`` merges the groups that are too small to be shown. The list is empty if
+    all patients together are too few.
     """
     assert pooled.rows is not None, "a column is of a table"
     place_of, names = column.groups(pooled.rows)

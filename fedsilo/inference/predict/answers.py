@@ -162,10 +162,11 @@ class Predictions:
         return self.frame().to_csv(index=False)
 
     def lines(self) -> list[str]:
-        """Summarise the predictions for a terminal.
+        """Summarise the predictions in lines for a terminal.
 
-        The lines have the answers by class, novelty, faults, the size of prediction sets, and
-        metrics if the classes are known.
+        The lines tell the number of answers by class, the novelty of the inputs, and the inputs
+        that could not be read. If there are prediction sets, a line has their mean size. If the
+        true classes are known, the last lines have the metrics.
         """
         answered = torch.tensor(self.answered(), dtype=torch.bool)
         count = int(answered.sum())

@@ -154,7 +154,7 @@ def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
 
     Raises:
         SettingError: the file does not exist, or it is for other weights or another site.
-        CheckpointError: the file is damaged.
+        CheckpointError: the file cannot be read, is damaged, or is not a calibration.
     """
     found = path or RunDirectory(model.run_dir).file(calibration_path(Path(), model.site).name)
     if not found.is_file():

@@ -90,7 +90,11 @@ class ValueTexts:
         yield from sorted(values, key=lambda value: -abs(value.adds))
 
     def _places(self, column: Column) -> list[int]:
-        """Return the indices of a column's features: one, or one per level except the first."""
+        """Return the indices of a column's features.
+
+        A numeric column has one feature. A categorical column has one per level except the first.
+        The list is empty if the schema makes no feature of the column.
+        """
         features = self.schema.features()
         places = []
         if column.name in features:

@@ -49,9 +49,11 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return the distance (k,) to ``nearest`` for values between the code and ``nearest``.
+        """Return the distance of each value to ``nearest`` if it lies between the code and
+        ``nearest``.
 
-        The distance is 0 for all other values.
+        The distances have shape (k,). The distance is 0 for any other value, and for a value that
+        equals the code up to rounding.
         """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)

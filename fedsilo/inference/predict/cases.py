@@ -180,8 +180,10 @@ def _name(predictions: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Build the template variables of the case with index ``place`` among all inputs.
 
-    ``row`` has the case's cells for the overview table. Without an answer, ``probabilities`` is
-    empty.
+    ``row`` has the case's cells for the overview table: name, headline, answer, probability and
+    novelty. If the case has no answer, its answer cell is "none", its probability cell is "-", and
+    ``probabilities`` is empty. A case without a prediction has only its name, its state and the
+    reason.
     """
     predictions, name = context.predictions, _name(context.predictions, place)
     index, state = context.kept.get(place), context.states[place]

@@ -371,13 +371,14 @@ def as_cell(name: str) -> str:
 
 
 def _read_manifest(manifest: Path) -> dict[str, Path]:
-    """Return name -> path for the files that a manifest lists, in its order.
+    """Return name -> path for the files in the column 'path' of a manifest, in its order.
 
-    Paths are relative to the manifest's folder. Whether the files exist is not checked.
+    A name is the cell's text, with ``./`` before it if a spreadsheet would read it as a formula. A
+    relative path is relative to the manifest's folder. Whether the files exist is not checked.
 
     Raises:
-        DataError: the manifest cannot be read, is empty, lists a file twice, or has an unprintable
-            name.
+        DataError: the manifest cannot be read, lacks the column, is empty, lists a file twice, or
+            has an empty or unprintable name.
     """
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):
