@@ -90,7 +90,7 @@ class ValueTexts:
         yield from sorted(values, key=lambda value: -abs(value.adds))
 
     def _places(self, column: Column) -> list[int]:
-        """Return the indices of a column's features.
+        """Return the indices of a column's features, without the feature ``column=unmeasured``.
 
         A numeric column has one feature. A categorical column has one per level except the first.
         The list is empty if the schema makes no feature of the column.

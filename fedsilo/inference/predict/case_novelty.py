@@ -49,8 +49,7 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return the distance of each value to ``nearest`` if it lies between the code and
-        ``nearest``.
+        """Return each value's distance to ``nearest`` if it lies between the code and ``nearest``.
 
         The distances have shape (k,). The distance is 0 for any other value, and for a value that
         equals the code up to rounding.
