@@ -80,23 +80,25 @@ def answer(lab: Lab) -> RecordDict:
 def open_declared(
     session: SiteSession, instruction: Instruction, content: RecordDict, final: bool
 ) -> SiteSession:
-    """Load the data of a hospital that has so far answered from its declaration of the data.
+    """Load the data of a hospital that has answered from its declaration of the data so far.
 
-    The phase and the secret sum are checked before the data are read, so these refusals cannot
-    depend on the data.
+    Before the data are read, the phase and the secret sum are checked, so a refusal cannot depend
+    on the data. An error is also raised if this site failed in an earlier answer to the same
+    received arrays. This function always loads the data: the caller decides whether it is needed.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
         instruction: the server's request.
         content: the message's records.
-        final: True for the final evaluation, which is not a phase of the method.
+        final: True for the final evaluation, which is not a phase of the method and is not looked
+            up.
 
     Returns:
-        The session with the real data.
+        A copy of the session with the real data.
 
     Raises:
-        FedsiloError: the method lacks the phase, the secret sum is refused, or the data are
-            unusable.
+        FedsiloError: the method lacks the phase, the secret sum is refused, this site failed on the
+            same arrays before, or the data are unusable.
     """
     if not final:
         session.phase_function(instruction.phase)

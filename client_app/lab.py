@@ -316,15 +316,19 @@ class Lab:
     def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Measure the networks that the method chooses on each of ``splits``.
+        """Measure a model on splits of the site's data. The method chooses the networks to measure.
 
-        A split without samples, or with too few samples of the measured labels, is left out. If the
-        hospital has its own cap on epsilon, the result is empty. Each sample's part in the metrics
-        is recorded instead, only for the received model, and ``pack`` adds noise to their sums.
+        A split without samples is left out. If a network is measured on only some labels, a split
+        with fewer than 'privacy.sums-min-count' samples of these labels is left out too.
+
+        If the hospital has its own cap on epsilon, the result is always empty. Instead, each
+        sample's part in the metrics is recorded, and ``pack`` adds noise to the sums of the parts.
+        Only the received model is measured then: for "trained" nothing is recorded.
 
         Args:
-            network: the network that is passed to the method's ``measured``.
-            model: "incoming" or "trained", the first part of each key.
+            network: the network that the method's ``measured`` gets.
+            model: "incoming" for the received model or "trained" for the trained one; the first
+                part of each key.
             splits: any of "train", "val" and "test".
 
         Returns:

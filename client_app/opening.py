@@ -246,9 +246,10 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 
 
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
-    """Log how many samples and which files the run leaves out; called at real hospitals only.
+    """Log the number of samples, and the files, that a run leaves out at this site.
 
-    Nothing is logged if nothing is left out. A sentence about files is logged once per process.
+    The number is logged in each call, unless it is 0. Each sentence about files is logged once per
+    process. The function does not check that the site is a real hospital; the caller does.
     """
     if silo.dropped:
         logging.getLogger("flwr").warning(

@@ -87,13 +87,15 @@ class PatientPrivacy:
     def measurements(self, bound: float) -> Release:
         """Charge the ledger for the metrics of one reply, and return the release that adds noise.
 
-        The noise comes from the operating system, in a simulation too.
+        The release can be used once. The noise comes from the operating system, even in a
+        simulation.
 
         Args:
             bound: the largest L2 norm of one patient's part in the metrics.
 
         Raises:
-            EpsilonSpentError: the metrics would exceed a cap on epsilon.
+            EpsilonSpentError: the metrics would exceed a cap on epsilon. Nothing is charged then.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         return self._pay(bound, statistics_noise(self.session.settings), None)
 

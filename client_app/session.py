@@ -83,17 +83,21 @@ class SiteSession(OpenedSite):
 
     @classmethod
     def from_context(cls, context: Context) -> SiteSession:
-        """Open this node's site for a run, and check that it can take part, before anything leaves.
+        """Open this node's site for a run, and check that the site can take part.
 
-        A hospital at trust 'sums' is opened with zero samples in the counts that it declared;
-        ``with_data`` reads the real data later. A real hospital with a 'state-dir' samples with its
-        own secret seed, not with the run's seed.
+        Nothing has left the site before these checks. A hospital at trust 'sums' is opened with
+        zero samples in place of its data, as many as it declared; ``with_data`` reads the real data
+        later.
+
+        The random draws of a real hospital with a 'state-dir', such as the order of samples, use
+        the hospital's secret seed. The first call makes and stores this seed. All other sites use
+        the run's seed.
 
         Args:
             context: Flower's context of a message.
 
         Raises:
-            FedsiloError: the site cannot take part.
+            FedsiloError: the site cannot take part, or the secret seed cannot be read or stored.
         """
         session = cls.admit(open_site(context, with_data=False))
         folder = own_folder(context, session.silo.name)

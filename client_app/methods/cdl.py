@@ -48,9 +48,12 @@ class CDLSite(DecentralisedSite):
         return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(support)))
 
     def _divergence_loss(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
-        """Return a function: the main model's loss plus both models' output divergence.
+        """Build the loss function: the main model's loss plus the divergence of both models.
 
-        Both models get gradients from the divergence. The support model has no other loss.
+        The function maps inputs and labels to a scalar. It adds ``contrastive_divergence`` between
+        the outputs of both models, with 'cdl.divergence-beta'. One term of the divergence trains
+        only the main model, and the other term trains only the support model. The support model has
+        no other loss.
         """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:

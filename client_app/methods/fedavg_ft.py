@@ -29,13 +29,17 @@ class FedAvgFTSite(SiteMethod):
         return lab.classifier(arrays)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train and send the global model, or fine-tune the site's own model and store it.
+        """Train and send the global model, or fine-tune and store the site's own model.
 
-        If the server expects arrays, the global model is trained. Otherwise the network is trained
-        with 'fedavg-ft.finetune-learning-rate', without noise, and stays at the site.
+        If the server expects arrays, the received global model is trained. Otherwise the network
+        that ``open`` builds is trained without noise, with 'fedavg-ft.finetune-learning-rate'. The
+        arrays of the trained network are stored here as the site's own model, and none is sent. In
+        both cases the network is measured before training.
 
         Raises:
             SiteError: the server expects arrays but sent none, so the site's own model would leave.
+                Or the server neither expects arrays nor sent any, and the site has not stored a
+                model of its own.
         """
         if lab.instruction.returns and not lab.arrays():
             raise SiteError(

@@ -63,9 +63,11 @@ class FedDBESite(SiteMethod):
 
 
 def mean_feature(lab: Lab, network: BiasedNetwork) -> Tensor:
-    """Return the mean of the network's tokens over all training samples, (l, c), in eval mode.
+    """Compute the mean of the network's tokens over all training samples, (l, c), on the CPU.
 
-    The result is exact: it gets no noise here, and there must be at least one sample.
+    The tokens do not have the site's bias. The network is put into eval mode and stays in it. The
+    mean is exact, because no noise is added. There must be at least one training sample, which is
+    not checked here.
     """
 
     def rows(inputs: Tensor) -> Tensor:

@@ -86,21 +86,21 @@ class Signer:
 
 
 def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, Value]) -> Signer:
-    """Return a site's signing key and its rule for accepting other sites' keys.
+    """Return a site's signing key, together with its rule for accepting the keys of other sites.
 
-    A simulated site accepts only keys made from the run's seed; a hospital accepts only keys that
-    people have compared. If a hospital has no key yet, one is made.
+    A simulated site accepts only keys that are derived from the run's seed. A hospital accepts only
+    keys that people have compared. If a hospital has no signing key yet, a key is made and stored.
 
     Args:
         simulated: whether this is a site of a simulation.
         seed: the run's seed, used only in a simulation.
         site: the site's name.
-        node_config: the node's own config.
+        node_config: the node's own config, used only at a hospital.
 
     Raises:
-        RefusedError: a hospital's node config has no 'state-dir' or has keys of an older version,
-            or the key file is unusable.
-        CheckpointError: the folder cannot be written.
+        RefusedError: a hospital's node config has no 'state-dir', or has a key that only an older
+            version used ('signing-key' or 'site-registry'); or the key file cannot be used.
+        CheckpointError: the lock file in the hospital's folder cannot be written.
     """
     if simulated:
         return Signer(simulated_key(seed, site), lambda codes: _refuse_other_seed(seed, codes))
@@ -124,14 +124,15 @@ def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, V
 
 
 def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
-    """Check that all sites of a simulation sign with the keys that follow from the run's seed.
+    """Check that each site of a simulation signs with the key that follows from seed and site name.
 
     Args:
         seed: the run's seed.
-        codes: site -> code of the key that it signs with.
+        codes: site -> code of the key with which it signs.
 
     Raises:
-        RefusedError: a site signs with another key. The error gives the key's code.
+        RefusedError: a site signs with another key. The error names the first such site and the
+            code of its key.
     """
     for site, code in codes.items():
         if code != key_code(public_text(simulated_key(seed, site))):

@@ -100,15 +100,17 @@ class UnmaskedSums:
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
-        """Check that a sum equals the sum that was already unmasked in this round, if there is one.
+        """Check that a sum equals the sum that was already unmasked in this round.
+
+        If no sum was unmasked in this round, the check passes.
 
         Args:
             weighed: the digest of the numbers that this site masks.
-            answered: the sites of the sum; empty if they are not known yet, and then only
-                ``weighed`` is compared.
+            answered: the sites of the sum, whose order counts. Before the sites are known it is
+                empty, and only ``weighed`` is compared.
 
         Raises:
-            RefusedError: the sites or this site's numbers differ from the earlier sum.
+            RefusedError: the sites, or this site's numbers, differ from those of the earlier sum.
         """
         before = self._of_round()
         if before.sites and answered and list(answered) != before.sites:
@@ -246,12 +248,17 @@ class SummedBefore:
             self.note(arrays, [], failed=True)
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
-        """Record a sum; only the newest 10,000 stay recorded.
+        """Record a sum of the same received arrays in the hospital's own file.
+
+        An earlier record for these arrays is replaced. Only the newest 10,000 records are kept.
 
         Args:
             arrays: the digest of all received arrays.
-            answered: the sites of the sum; empty if it is not unmasked yet.
-            failed: whether this site added 0.
+            answered: the sites whose parts are in the sum; empty if the sum is not unmasked yet.
+            failed: whether this site could not answer and added 0.
+
+        Raises:
+            CheckpointError: the file is damaged, or cannot be written.
         """
         with self._file().lock():
             sums = dict(self._sums())

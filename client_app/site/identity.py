@@ -78,15 +78,21 @@ def site_settings(context: Context) -> CommonSettings:
 
 
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
-    """Replace the run's folders, plugin and backbone weights by this node's own.
+    """Return a copy of the settings with this node's own folders, plugin and backbone weights.
 
-    If a server could choose paths, it would learn from digests and errors what is on a hospital's
-    disk, and could choose where rows are written.
+    A server that could choose paths would learn from digests and errors which files a hospital has,
+    and could choose where rows are written.
+
+    The data folder and the plugin come from the node config, and are empty if it lacks them. The
+    cache folder is that of ``own_cache``. If the node config has 'backbone-weights', ``settings``
+    has them already, and they are kept. Otherwise a file name from the run becomes a path in this
+    node's cache, whether or not the file exists.
 
     Raises:
         RefusedError: 'split.silo-set' names a file.
         SettingError: the node config has no 'backbone-weights', and the run's
-            'vit.backbone-weights' is not a plain file name.
+            'vit.backbone-weights' is neither the plain name of a .safetensors file nor "timm",
+            "random" or empty.
     """
     if settings.silo_set not in ("", GAIA):
         raise RefusedError(
@@ -226,9 +232,10 @@ def own_name(context: Context) -> str:
 
 @contextmanager
 def prefix_refusals(site: str) -> Iterator[None]:
-    """Put "site <name>: " before the text of a refusal that is raised in the ``with`` block.
+    """Turn each refusal in the ``with`` block into a RefusedError that begins with "site <name>: ".
 
-    The server needs the name, because at the hello it does not know yet which site answers.
+    The server needs the name, because at the hello it does not know yet which site answers. The
+    name is added even if the text begins with it already.
 
     Raises:
         RefusedError: the block raised a RefusedError or a SettingError. Other errors pass

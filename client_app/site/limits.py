@@ -95,11 +95,17 @@ class Limits:
             raise RefusedError(reason)
 
     def _reasons_against(self, settings: CommonSettings) -> Iterator[str]:
-        """Yield each reason to refuse a run: small batches, extreme noise, clip norm, many rounds.
+        """Yield a sentence for each of the hospital's limits that a run's settings break.
 
-        A 'train.micro-batch' of 0 passes. Noise is checked only in a private run, and
-        'secure.clip-norm' only at trust 'sums', where it must equal the hospital's. A round with
-        secure aggregation counts as five messages. The server gets only the first reason.
+        The caller tells the server only the first sentence. These settings are checked, in this
+        order:
+
+        - 'train.batch-size' and 'train.micro-batch' must be at least 'minimum-batch', unless they
+          are 0.
+        - Noise and clip norms of a private run must be within their limits.
+        - 'secure.clip-norm' must equal the hospital's 'clip-norm' at trust 'sums'.
+        - The number of rounds must be below 'max-messages'. With secure aggregation each round
+          counts as five messages.
         """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():

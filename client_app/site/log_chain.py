@@ -64,14 +64,15 @@ def head_file(log: Path) -> Path:
 
 
 def read_head(log: Path) -> Link | None:
-    """Read the place of a log's last line from the log's head, which is a file next to the log.
+    """Read the number and the check value of a log's last line from the log's head.
 
-    The place is the line's number and its check value.
+    The head is a JSON file next to the log. The two values are not checked against the log.
 
-    Returns None if the head is missing, or is not JSON with a number and a check value.
+    Returns:
+        The two values; None if the head does not exist, is not JSON, or lacks one of the two.
 
     Raises:
-        OSError: the head exists but cannot be read.
+        OSError: the head exists but cannot be read, or is not a regular file.
     """
     try:
         content = json.loads(read_regular(head_file(log)))

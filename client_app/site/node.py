@@ -108,11 +108,11 @@ def context_of_simulated_site(message: Message, context: Context) -> Context:
 
 
 def own_folder(context: Context, site: str) -> Path | None:
-    """Return the folder that a hospital keeps over all runs; None without a 'state-dir'.
+    """Return the hospital's folder for all runs, ``<state-dir>/.own/<site>``.
 
-    The folder is ``<state-dir>/.own/<site>``. It has the ledger, the secret seed, the run book and
-    the audit log. No run can use it, because a run's name cannot begin with a dot. The folder is
-    not created.
+    The result is None if the node config has no 'state-dir'. The ledger, the secret seed, the run
+    book and the audit log are in this folder. The name of a run cannot begin with a dot, so no
+    run's own folder can be the same. The folder is not created here.
     """
     return own_folder_of(context.node_config, site)
 

@@ -79,13 +79,18 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Check names for misspellings, which would silently forbid or allow something else.
+    """Check that each plain name in a list of the site file is known.
 
-    Patterns with ``*``, and names with '.', ':' or '_' (as in plugins), are not checked. ``what``
-    names the kind in errors: "method" or "data set".
+    A misspelt name would forbid or allow something else than its author meant. Patterns with ``*``
+    are not checked. Names with '.', ':' or '_' are not checked either, because they may be plugins.
+
+    Args:
+        what: the kind of name, for the error: "method" or "data set".
+        names: the names and patterns in the list.
+        known: the names that exist.
 
     Raises:
-        SettingError: a checked name is not in ``known``.
+        SettingError: a checked name is not in ``known``. Only the first is reported.
     """
     for name in names:
         # Plugin names contain one of the last three

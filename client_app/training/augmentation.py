@@ -81,9 +81,14 @@ def _change(image: Tensor, transform: Transform) -> Tensor:
 
 
 def _change_pair(image: Tensor, mask: Tensor, transform: Transform) -> tuple[Tensor, Tensor]:
-    """Transform an image (channels, height, width) and its mask (height, width) by one draw.
+    """Transform an image (channels, height, width) and its mask (height, width) in the same way.
 
-    The image is treated as in ``_change``; the mask keeps its type.
+    Both are transformed in one call, so random transforms draw the same numbers for both.
+    Transforms of colours leave the mask unchanged. ``_change`` converts an int16 image for the
+    transform and back.
+
+    Returns:
+        The image and the mask, each of its former type.
     """
     from torchvision import tv_tensors
 
@@ -117,14 +122,17 @@ def _parse_transforms(text: str) -> Transform:
 
 
 def _build_transforms(entries: Any) -> list[Any]:
-    """Build transforms of torchvision v2 from a list; nested "transforms" are built too.
+    """Build transforms of torchvision v2 from the entries of 'train.augmentation', in their order.
+
+    If an entry's argument "transforms" is a list, as for RandomApply, its entries are built too.
 
     Args:
-        entries: each a name, or a mapping with one name and its arguments.
+        entries: a list. Each entry is the name of a transform, or a mapping from one name to the
+            transform's arguments. None stands for no arguments.
 
     Raises:
-        SettingError: an entry is malformed, or torchvision lacks the transform or refuses its
-            arguments.
+        SettingError: an entry has neither form, or torchvision does not have the transform or
+            refuses its arguments.
     """
     from torchvision.transforms import v2
 

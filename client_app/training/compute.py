@@ -105,10 +105,13 @@ class Compute:
 
 
 def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
-    """Step all optimisers with the gradients of a scaled loss; return True if all were finite.
+    """Unscale the gradients in place, step all optimisers, and adapt the scale of the loss.
 
-    An optimiser whose gradients are not finite takes no step, but the others do; the scale is then
-    halved. The gradients are unscaled in place, because later code reads them.
+    An optimiser with a gradient that is not finite takes no step, but the other optimisers do. The
+    scale is then halved. If the scaler is disabled, every optimiser takes its step.
+
+    Returns:
+        False if the scale was lowered because a gradient was not finite; otherwise True.
     """
     for optimiser in optimisers:
         scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients

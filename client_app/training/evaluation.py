@@ -235,9 +235,10 @@ def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
 def over_batches(
     network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Apply ``function`` to all inputs (n, ...) part by part; return float32 rows on the CPU.
+    """Apply ``function`` to all inputs, part by part; return the rows, float32 on the CPU.
 
-    The network is put into eval mode, and no gradients are computed.
+    The network is put into eval mode and stays in it. No gradients are computed. Without inputs,
+    ``function`` is called once with an empty batch.
 
     Args:
         network: the network that ``function`` uses.

@@ -62,19 +62,26 @@ class PrivateTraining:
     ) -> Tensor:
         """Set the parameters' gradients to a noisy mean of clipped gradients; return the mean loss.
 
-        The loss is the batch's mean loss plus the penalty, detached. The gradients are divided by
-        the expected batch size, because the real batch size is private.
+        The gradient of each sample is clipped, the gradients are added up, and noise is added to
+        the sums. The sums are divided by the expected batch size, because the real batch size is
+        private. The call uses up one of the charged releases.
 
         Args:
             network: the network whose gradients are set.
             objective: maps inputs and labels to a loss.
-            inputs: the batch, on the device; may be empty.
+            inputs: the batch, on the device. With an empty batch, the gradients consist only of
+                noise.
             labels: classes (batch,), on the device.
             settings: 'train.micro-batch' is the number of samples computed at a time.
             compute: the device and the precision.
-            penalty: returns a term that depends only on the parameters, which are private already,
-                so its gradient gets no noise; None for no penalty.
-            scaler: always None, because 'fp16' is refused in private runs.
+            penalty: returns a term that depends only on the parameters. The parameters are private
+                already, so the gradient of the term is added without clipping and noise. None for
+                no penalty.
+            scaler: ignored. It is always None, because 'fp16' is refused in private runs.
+
+        Returns:
+            The mean loss over the real batch (0 for an empty batch) plus the penalty, a detached
+            scalar.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():

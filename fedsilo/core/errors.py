@@ -185,13 +185,24 @@ def error_line(error: FedsiloError) -> str:
 
 
 def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown setting, which suggests the most similar known keys.
+    """Build the error for an unknown setting, which suggests similar known keys.
 
-    The caller raises it. Keys that end with ``.<key>`` are suggested first, all of them, because
-    the group may just be missing. A key that is known without its group is suggested without it.
-    Otherwise the one most similar key is suggested. If ``key`` has a
-    group that no known key has, the error also lists all groups. Otherwise, if no known key is
-    similar, it lists the first 30 known keys.
+    The caller raises it.
+
+    The first of these rules that applies chooses the suggestion:
+
+    - If ``key`` without its group is a known key, that key is suggested.
+    - If known keys end with ``.<key>``, all of them are suggested, because the group may be
+      missing.
+    - The most similar known key is suggested, if one is similar enough.
+
+    If ``key`` has a group that no known key has, the error also lists all groups. Otherwise, if
+    there is no suggestion, it lists the first 30 known keys in alphabetical order. A ``key`` of
+    more than 100 characters is cut.
+
+    Args:
+        key: the unknown key, as the user wrote it.
+        known: the keys that exist.
     """
     names, key = sorted(known), one_line(key, _QUOTED)
     # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'

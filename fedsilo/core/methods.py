@@ -377,13 +377,15 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     A file that was executed before and has not changed is not executed again.
 
     Args:
-        named: the setting's value: files FILE.py and names of modules, separated by commas. Modules
-            are ignored.
-        pins: module -> the SHA-256 that its file must have. A module without an entry may have any.
+        named: the value of the setting, with entries separated by commas. Entries are files FILE.py
+            and names of modules; the names are ignored.
+        pins: module -> the SHA-256 that its file must have. Files of other modules are not
+            compared.
 
     Raises:
-        SettingError: a file has the name of a built-in method or another digest than its pin, or
-            cannot be executed.
+        SettingError: a file cannot be read or executed, or its digest differs from its pin. The
+            error is also raised if the file's name is that of a built-in method or of another
+            module, or is not a Python identifier.
     """
     load_plugins(named, {name.replace("-", "_") for name in OURS}, pins)
 

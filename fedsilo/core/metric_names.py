@@ -187,12 +187,20 @@ def read_metric(name: str) -> Metric | None:
 
 
 def _read_member(family: str, rest: str) -> Metric | None:
-    """Parse the name of a family's member, without the family and its dot.
+    """Parse the name of a metric in a family, without the family and its dot.
 
-    In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right", which is a place and a
-    part. The result is None if the family does not have that part, or if the place is not a site's
-    name (routing), a whole number of up to six digits (class), a bin number from 0 to 9, or a
-    point's number from 0 to 39 (survival).
+    In ``class.0.right``, ``family`` is "class" and ``rest`` is "0.right". The text after the last
+    dot is the part, and the text before it is the place. The family decides which places are
+    allowed:
+
+    - "routing": the name of a site;
+    - "class" and "finding": a whole number of up to six digits;
+    - "outcome" and families of bins: a bin's number, from 0 to 9;
+    - "survival": a point's number, from 0 to 39.
+
+    Returns:
+        The parts of the name; None if the family does not have the part, or does not allow the
+        place.
     """
     # The part follows the last dot, because the name of a site may have dots itself
     place, _, part = rest.rpartition(".")
@@ -229,8 +237,12 @@ def read_measurement(key: str) -> Measurement | None:
 def is_metric_key(key: str) -> bool:
     """Return whether a reply may have a metric with this key.
 
-    It may be a single word of up to 64 letters, digits, '_' and '-', ``unrepeatable.<operation>``,
-    or a measurement ``<model>.<split>.<metric>``.
+    Three forms are allowed:
+
+    - one word of up to 64 letters, digits, '_' and '-', which does not begin with '-';
+    - ``unrepeatable.<operation>``, where the operation has up to 200 of these characters and dots,
+      and does not begin with '-';
+    - a measurement ``<model>.<split>.<metric>`` that ``read_measurement`` accepts.
     """
     if _WORD.fullmatch(key):
         return True

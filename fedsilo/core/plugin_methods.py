@@ -62,22 +62,23 @@ def plugin_server(name: str, ours: Collection[str]) -> type:
 def plugin_part(server: type, room: str, suffix: str) -> Any:
     """Find a plugin's settings class or site class, in the module of its server class.
 
-    The class's name is the name of the server class plus ``suffix``. A settings class that does not
-    set ``group`` itself gets the module's name, in kebab-case, as its group.
+    The class's name is the name of the server class plus ``suffix``. If a settings class does not
+    set ``group`` itself, this function sets the class's ``group`` to the module's name in
+    kebab-case.
 
     Args:
         server: the plugin's server class.
         room: "models" for the settings class, "client_app" for the site class.
-        suffix: the part of the class's name that follows the name of the server class.
+        suffix: the end of the class's name, after the name of the server class.
 
     Returns:
         The class; None if the module does not have a class of that name.
 
     Raises:
-        SettingError: the class does not extend the room's base class, does not define all abstract
-            functions, or is a settings class that is not a dataclass or has a field that was not
-            declared by ``setting``. The error is also raised if the class is missing, but the
-            module has such a class under a name that fits none of its server classes.
+        SettingError: the class does not extend the base class of settings or site classes, or
+            leaves an abstract function undefined. A settings class must also be a dataclass, with
+            each field declared by ``setting``. If the class is missing, the error is raised if the
+            module has a class of this kind under a name that fits none of its server classes.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -116,10 +117,11 @@ def refuse_lacking(part: type, where: str) -> None:
 
 
 def _classes_in(module: ModuleType, base: type) -> list[type]:
-    """Return the subclasses of ``base`` that are declared in a module or its submodules.
+    """Return the classes in a module that extend ``base`` and that the module declares.
 
-    Classes that the module only imports from elsewhere are left out. ``base`` itself is left out
-    unless the module declares it. A class with two names occurs twice.
+    Only the module's own namespace is searched. A class that the module imports from one of its own
+    submodules counts as declared in the module. A class imported from elsewhere does not. ``base``
+    is returned too if the module declares it. A class under two names occurs twice.
     """
     own = []
     for part in vars(module).values():

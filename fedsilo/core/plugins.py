@@ -58,18 +58,19 @@ def module_of(entry: str) -> str:
 def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
     """Execute the files in the setting 'plugin' as modules.
 
-    Entries that are modules are ignored. So are files that were already executed and have not
-    changed.
+    A file that was executed before and has not changed is not executed again.
 
     Args:
-        named: the setting's value: files FILE.py and names of modules, separated by commas.
+        named: the value of the setting, with entries separated by commas. Entries are files FILE.py
+            and names of modules; the names are ignored.
         taken: module names that no file may have.
-        pins: module -> the SHA-256 that its file must have. Files of modules without a pin are not
-            compared. The compared bytes are the executed ones.
+        pins: module -> the SHA-256 that its file must have. Files of other modules are not
+            compared. Exactly the bytes that were compared are executed.
 
     Raises:
-        SettingError: a file cannot be read or executed, or does not match its pin; or its name is
-            in ``taken``, belongs to another module, or is not a Python identifier.
+        SettingError: a file cannot be read or executed, or its digest differs from its pin. The
+            error is also raised if the file's name is in ``taken``, belongs to another module, or
+            is not a Python identifier.
     """
     for entry in plugin_entries(named):
         if entry.endswith(".py"):
@@ -136,9 +137,11 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
 
 
 def _is_other_module(name: str, path: Path) -> bool:
-    """Return whether Python has a module called ``name`` from any source but ``path``.
+    """Return whether the name ``name`` belongs to a module that is not the file ``path``.
 
-    The module need not be loaded. A loaded module without a spec, such as ``__main__``, counts too.
+    Loaded modules and modules that could be imported both count. A loaded module without a spec
+    also gives True, for example ``__main__`` or a plugin file that was executed before. ``name``
+    has no dot, so nothing is imported.
     """
     try:
         spec = find_spec(name)
@@ -180,8 +183,12 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 def is_plugin_name(key: str, name: str) -> bool:
     """Return whether ``name`` can be a plugin's name for the setting ``key``, without importing it.
 
-    A plugin's name has the form ``module:object`` or, for 'network', ``timm:name``, or is the name
-    of an installed package's entry point. Whether the object exists is not checked.
+    These names can: ``module:object``; ``timm:name`` if ``key`` is 'network'; and each name that an
+    installed package offers for ``key`` by an entry point. Whether the object exists is not
+    checked.
+
+    Raises:
+        SettingError: two installed packages offer different plugins under one name.
     """
     if key == "network" and _TIMM.fullmatch(name):
         return True
@@ -393,11 +400,11 @@ def without_working_folder() -> Iterator[None]:
 
 
 def digest_plugins(plugs: Iterable[PluginPlace]) -> dict[str, str]:
-    """Compute the digests of the code behind plugins: top-level module -> SHA-256, sorted.
+    """Compute the digests of the code of plugins: top-level module -> SHA-256, sorted by module.
 
-    The digest of a package covers its Python files and its text files.
-
-    Each module is imported first, except files of 'plugin', which have been executed already.
+    The digest of a module covers its file. The digest of a package covers its Python, TOML,
+    Markdown, YAML and JSON files. Each module is imported first, which runs its code. A file of
+    'plugin' is not imported again, and its digest is that of the bytes that were executed.
 
     Raises:
         SettingError: a module does not import, or was not made from a file.

@@ -179,9 +179,11 @@ def keys_of(cls: type) -> dict[str, str]:
 
 @cache
 def groups_of(cls: type) -> dict[str, type]:
-    """Return group -> the class, ``cls`` or one of its bases, that declares the group's settings.
+    """Return the groups of a settings class: group -> the class that declares the group's settings.
 
-    If several classes declare settings of a group, it is the class of the first field.
+    That class is ``cls`` or one of its bases. Settings without a group are under the key "". If
+    several classes declare settings of one group, the class of the first of these fields is
+    returned.
     """
     found: dict[str, type] = {}
     for field in dataclasses.fields(cls):

@@ -190,9 +190,10 @@ class Survey(Part):
                 yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
-        """Convert the answer to ConfigRecord entries, with a JSON string for each part.
+        """Convert the answer to the entries of a ConfigRecord: name of a part -> JSON text.
 
-        Withheld parts are left out.
+        In the names '-' replaces '_'. A part that the site withholds (None) is left out. Suppressed
+        counts within a part become null.
         """
         config = {}
         for name, value in self.model_dump(mode="json", exclude_none=False).items():

@@ -77,10 +77,16 @@ def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) ->
 
 
 def count_strata(task: str, outputs: int) -> int:
-    """Return the number of groups in which a site counts its samples.
+    """Return the number of groups (strata) in which a site counts its samples.
+
+    Some tasks have a fixed number: 1 for regression and multi-label, 2 for survival. In the other
+    tasks each of the ``outputs`` classes is a group.
 
     Args:
-        task: a name in ``TASKS``; KeyError for any other.
+        task: a name in ``TASKS``.
         outputs: the number of outputs of the network.
+
+    Raises:
+        KeyError: ``TASKS`` does not have the task.
     """
     return TASKS[task].strata or outputs

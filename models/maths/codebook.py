@@ -26,9 +26,13 @@ class Discretised:
 def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
     """Replace each segment of the tokens z (batch, l, c) by its nearest codeword in L2 (eq. 4).
 
-    A token's channels are split into ``segments`` equal parts, which share the ``codebook`` (n, c /
-    segments). If several codewords are equally near, the first is taken. Gradients reach the
-    codebook, but not the tokens.
+    A token's channels are split into ``segments`` equal parts. All parts use the same ``codebook``,
+    (n, c / segments). ``segments`` must divide c, which is not checked here. If several codewords
+    are equally near, the one with the lowest index is taken. Gradients reach the codebook, but not
+    the tokens.
+
+    Returns:
+        The indices of the codewords, (batch, l, segments), and the codewords, (batch, l, c).
     """
     batch, length, channels = tokens.shape
     parts = tokens.reshape(-1, channels // segments)

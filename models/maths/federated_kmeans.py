@@ -112,10 +112,13 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 def _kmeans(
     points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
 ) -> KMeans:
-    """Fit scikit-learn's K-means to points (n, d) with weights (n,), in one thread.
+    """Fit scikit-learn's K-means once to points (n, d), in one thread, and return the fitted model.
 
-    There are never more clusters than points. ``weights`` None weighs all points equally. Only the
-    seed modulo 2^32 counts.
+    Args:
+        points: (n, d), at least one. They are converted to float64.
+        weights: the weight of each point, (n,); None weights all points equally.
+        clusters: the number of clusters. If there are fewer points, the number of points is used.
+        seed: decides the first centres. Only its remainder modulo 2^32 matters.
     """
     # Imported late, because every message imports this module, but only few need scikit-learn
     from sklearn.cluster import KMeans

@@ -196,14 +196,18 @@ def effective_patients(values: Floats) -> float:
 
 
 def start_from(family: Family, moments: Moments, size: int) -> Floats:
-    """Return the coefficients of the model with only an intercept, (size,).
+    """Return the coefficients from which Newton's method starts, (size,).
 
-    Newton's method converges from there. In Cox's model all coefficients are 0. The outcomes must
-    differ, and the mean of counts must be above 0.
+    In logistic and Poisson models they are the coefficients of the model with only an intercept:
+    the intercept, at place 0, is the log odds of the mean outcome (logistic) or its logarithm
+    (Poisson), and all others are 0. In linear and Cox's models all coefficients are 0.
+
+    The outcomes of a logistic model must differ, and the mean count of a Poisson model must be
+    above 0. This is not checked here.
 
     Args:
         family: the family.
-        moments: the moments of the outcome and of the columns.
+        moments: the moments of the outcome, which is column 0, and of the other columns.
         size: the number of coefficients.
     """
     beta, mean = np.zeros(size), float(moments.means()[0])

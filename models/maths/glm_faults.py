@@ -57,14 +57,14 @@ def constant_fault(names: Sequence[str], is_fit: npt.NDArray[np.bool_]) -> str:
 
 
 def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
-    """Describe columns that are linear combinations of the columns before them; empty if none is.
+    """Describe the columns that are linear combinations of the columns before them.
 
     Args:
-        names: the coefficients' names.
-        hessian: the Hessian over all patients, (k, k).
+        names: the coefficients' names, in the order of the Hessian's rows.
+        hessian: the Hessian over all patients, (k, k). ``find_redundant`` finds the columns by it.
 
     Returns:
-        One line for the error, with the names of these columns.
+        One line for the error, with the names of these columns; empty if there are none.
     """
     redundant = find_redundant(hessian)
     if not redundant:

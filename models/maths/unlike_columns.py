@@ -122,18 +122,23 @@ def compare_sites(
 ) -> list[UnlikeColumn]:
     """Find the columns whose values at one site differ so much that the unit may differ.
 
-    The means must differ by a factor of five, or be three standard deviations apart where a known
-    change of unit explains it.
+    The two rules at the top of this file decide. Either the means differ by a factor of five or
+    more (with a further condition), or they are more than three standard deviations apart and a
+    known change of unit converts one to the other.
 
-    Features of categories are skipped, and so are columns with only 0 and 1 at all sites. A site is
-    compared with the site that has the median mean among the other sites, so one odd site does not
-    make all sites look odd. Of two middle sites, the one with the nearer mean is taken. If only two
-    sites have values, only the first by name is compared, because either could be the odd one.
+    A site is compared with one other site: the site with the median mean among all other sites. So
+    one odd site does not make all sites look odd. If two sites are in the middle, the one with the
+    nearer mean is taken. If only two sites have enough values, only the first by name is compared,
+    because either could be the odd site. If only one site has enough values, nothing is compared.
+
+    Levels of a category are skipped. A column is skipped if it has only 0 and 1 at all compared
+    sites.
 
     Args:
         features: names of the table's features.
         sums: site -> sums over its training rows, (features,) each.
-        floor: for each column, sites with fewer values than this, or none, are left out.
+        floor: for each column, sites with fewer values than this are left out. Sites without any
+            value are always left out.
 
     Returns:
         The unlike columns, in the order of ``features``, then by site.

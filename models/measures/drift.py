@@ -31,16 +31,18 @@ def _shares(counts: Sequence[int]) -> list[float]:
 
 
 def psi_by_chance(cells: int, expected: int, observed: int, features: int = 1) -> float:
-    """Return the PSI that data without drift exceed by chance in 5 % of checks.
+    """Return the PSI that is exceeded by chance in 5 % of checks if the data have no drift.
 
-    Without drift PSI / (1/n + 1/m) follows approximately a chi-squared distribution with cells - 1
-    degrees of freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020).
+    Without drift, PSI / (1/n + 1/m) approximately follows a chi-squared distribution with cells - 1
+    degrees of freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020). If a
+    check compares several features, each feature's PSI exceeds the result with probability 5 % /
+    features (Bonferroni).
 
     Args:
-        cells: number of cells of the feature; one cell counts as two.
+        cells: the number of cells in the feature's histogram. One cell is treated as two.
         expected: n, the number of training samples, at least 1.
         observed: m, the number of new samples, at least 1.
-        features: number of features in one check; the 5 % are divided among them (Bonferroni).
+        features: the number of features in one check, at least 1.
     """
     from scipy.stats import chi2
 

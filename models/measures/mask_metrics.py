@@ -81,9 +81,17 @@ def _by_class(predicted: Tensor, masks: Tensor, classes: int) -> dict[int, _Clas
 
 
 def _measure_class(found: Tensor, truth: Tensor) -> _ClassMetrics | None:
-    """Average the metrics of one class over the images; None if no image has the class.
+    """Average the metrics of one class over the images in which either mask has the class.
 
-    ``found`` and ``truth`` are (n, h, w) bool.
+    Dice, IoU and the two distances between the outlines are computed for each image. If only one of
+    an image's masks has the class, Dice and IoU are 0, and both distances are the image's diagonal.
+
+    Args:
+        found: the pixels that are predicted as the class, (n, h, w) bool.
+        truth: the pixels that have the class, (n, h, w) bool.
+
+    Returns:
+        The averages and the number of images behind them; None if no image has the class.
     """
     dice = image_dice(overlaps(found, truth))
     dice = dice[~dice.isnan()]

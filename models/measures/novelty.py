@@ -108,15 +108,20 @@ class Familiar:
     lacking: float
 
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
-        """Score how far samples (k, f) are from the training samples.
+        """Score how far samples are from the training samples, in three parts.
 
-        The parts of the score are each value, each whole sample, and each pattern of missing
-        values. In each part 1 is about the edge of training. Without ``seen`` (features of a
-        network) all scores of values are 0.
+        In each part a score of 1 is about the edge of the training samples:
+
+        - ``values`` (k, f): the score of each value, by ``Seen.beyond``. Imputed values have 0. If
+          ``seen`` is empty (features of a network), all values have 0.
+        - ``distance`` (k,): each sample's Mahalanobis distance to the nearest group mean, divided
+          by ``reach``.
+        - ``missing`` (k,): the surprise of each sample's missing values, divided by ``lacking``. It
+          is 0 for a sample without missing values.
 
         Args:
             samples: (k, f), standardised and imputed as in training.
-            missing: (k, f) bool, which values are imputed. Their own score is 0.
+            missing: (k, f) bool, True for imputed values.
         """
         values = np.zeros(samples.shape)
         for place, seen in enumerate(self.seen):

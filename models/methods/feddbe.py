@@ -112,10 +112,16 @@ class MeanPull:
         self._running = torch.zeros_like(mean)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of a batch, the network's own plus a pull, and move the running mean on.
+        """Compute a batch's loss, a scalar: the network's criterion plus kappa times the pull.
 
-        The pull is kappa times half the mean square of running mean minus ``mean``. The running
-        mean has no bias, begins at 0, and has a gradient through this batch only.
+        The pull is half the mean of the squared differences between the running mean and ``mean``.
+        Each call updates the running mean: with weight mu it takes the batch's mean tokens, which
+        do not have the site's bias. The running mean starts at 0, and no correction is made for
+        this start. Gradients flow only through the current batch's part of the running mean.
+
+        Args:
+            inputs: (batch, *input_shape).
+            labels: (batch,).
         """
         network, momentum = self._network, self._settings.mean_momentum
         # The pull is on the tokens without the bias, which may take all that is peculiar to a site

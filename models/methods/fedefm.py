@@ -89,14 +89,20 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
-    """Compute EMD_ij: the mean closeness of two models' feature maps over a batch, 0 to 1.
+    """Compute EMD_ij, the mean closeness of two models' feature maps over a batch, 0 to 1.
 
-    ``own`` and ``other`` are (batch, rows, columns, channels), pooled to 'emd-grid' first. The
-    result is a scalar; a negative mean becomes 0. With 'emd-gradient' it has gradients for ``own``,
-    never for ``other``.
+    The result is a scalar. A negative mean becomes 0. With 'emd-gradient' the result has gradients
+    for ``own``, otherwise it has none. It never has gradients for ``other``.
+
+    Args:
+        own: the feature maps of one model, (batch, rows, columns, channels).
+        other: the feature maps of the other model, of the same shape.
+        settings: 'emd-grid' is the side to which the maps are pooled first. 'emd-solver' is the
+            solver of ``closeness``.
 
     Raises:
         SiteError: the maps differ in shape, or values are not finite.
+        SettingError: the pooled maps are too large for the solver 'cvxpylayers'.
     """
     if not settings.emd_gradient:
         own = own.detach()

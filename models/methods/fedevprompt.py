@@ -63,17 +63,17 @@ class FedEvPromptSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Check that the network is a frozen ViT with prompts and evidential loss.
+        """Check that the run trains prompts of a frozen ViT with an evidential loss.
 
         Args:
             common: the run's common settings.
             is_table: ignored.
 
         Raises:
-            SettingError: one of four conditions fails. The network must be a ViT with prompts and a
-                frozen backbone. 'train.loss' must not be cross-entropy. If 'shared-prompts' is
-                'none', 'server.aggregation' must be 'auto' or 'mean'. If it is 'b', 'prompt-sets'
-                must not be 'g'.
+            SettingError: one of these holds; only the first is reported. The network is not a ViT,
+                has no prompts, or trains its backbone. 'train.loss' is 'cross-entropy'.
+                'shared-prompts' is 'none', but 'server.aggregation' is neither 'auto' nor 'mean'.
+                'shared-prompts' is 'b', but 'vit.prompt-sets' is 'g'.
         """
         if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
             raise SettingError(

@@ -137,9 +137,10 @@ class PromptedViT(TokenClassifier):
         return self._layers(self._patches(inputs), weights=False)[0][:, :1]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Map images to the class token (batch, 1, c) and the patch tokens on their grid.
+        """Map images to the class token (batch, 1, c) and patch tokens (batch, rows, columns, c).
 
-        The grid is (batch, rows, columns, c).
+        Both are the output of the last layer after the final norm. The patch tokens are laid out on
+        the image's grid of patches (``grid_size``). Register tokens are left out.
         """
         tokens, _ = self._layers(self._patches(inputs), weights=False)
         return tokens[:, :1], self._on_grid(tokens)
@@ -254,13 +255,16 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 
 
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
-    """Draw the initial prompts of each set, as name -> (layers, 2, length, channels).
+    """Draw the initial prompts of each set: name of the set -> (layers, 2, length, channels).
 
-    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 has keys and values. The numbers are
-    Gaussian, from torch's global generator.
+    With 'vit.prompt-sets' 'b-t', set ``b`` has 'vit.basic-layers' layers, and set ``t`` has the
+    other layers. With 'g', the only set ``g`` has all layers. With 'none' the result is empty. On
+    the axis of length 2, keys come first, then values. The numbers are Gaussian, from torch's
+    global generator.
 
     Raises:
-        SettingError: with 'b-t', b-prompts would take all layers and leave none for t-prompts.
+        SettingError: with 'b-t', 'vit.basic-layers' is not below the number of layers, so no layer
+            is left for set ``t``.
     """
     depth, basic = len(vit.blocks), settings.basic_layers
     if settings.prompt_sets == "b-t" and basic >= depth:

@@ -129,9 +129,10 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
 
 
 def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str, Any]:
-    """Select the encoder's arrays in a file, and remove the prefix of their names.
+    """Select the encoder's arrays in a file, and remove the prefix from their names.
 
-    The prefix is the first of ``source.prefixes`` for which the file has the first convolution.
+    The prefix is the first of ``source.prefixes`` with which the file has the encoder's first
+    convolution.
 
     Args:
         content: the file's content. If it is not a mapping, it counts as empty.
@@ -139,11 +140,11 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
         source: the architecture that the file should hold.
 
     Returns:
-        The arrays whose names begin with ``source.part`` after the prefix, by name without the
-        prefix. Their shapes are not checked.
+        The arrays whose names begin with the prefix and ``source.part``, by name without the
+        prefix. Types and shapes are not checked.
 
     Raises:
-        SettingError: the file lacks the first convolution under all prefixes.
+        SettingError: the file does not have the first convolution with any of the prefixes.
     """
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):

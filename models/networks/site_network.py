@@ -100,8 +100,10 @@ class TokenClassifier(SiteNetwork):
     def classify(self, features: Tensor) -> Tensor:
         """Map features (batch, l, c) to logits (batch, classes).
 
-        An evidential network returns log alpha as logits. Their softmax, alpha / S, is the expected
-        class probability, so callers treat both kinds of network alike.
+        The head reads the features of a sample as one vector, (batch, l * c). An evidential network
+        returns log alpha as logits, where alpha are the parameters of a Dirichlet distribution. The
+        softmax of log alpha is the expected class probability, so callers can apply a softmax to
+        the logits of every network.
         """
         logits: Tensor = self.head(features.flatten(1))
         if self.evidence:
@@ -123,12 +125,14 @@ class FrozenPart(nn.Module):
 
 
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
-    """Return the arrays that sites exchange, by name, sorted: parameters and float buffers.
+    """Return the arrays that sites exchange: array name -> array, sorted by name.
 
-    The arrays of a ``FrozenPart`` are left out. Integer buffers are left out too: a mean of batch
-    norm's step counters would be meaningless, and the counters are not used, because every batch
-    norm here has a fixed momentum. The arrays share memory with ``module``, so changing one changes
-    the network.
+    These are the parameters and the floating-point buffers in the state dict of ``module``. The
+    arrays of each ``FrozenPart`` inside ``module`` are left out. Integer buffers are left out
+    because a mean of batch norm's step counters would be meaningless. Nothing uses the counters,
+    because every batch norm here has a fixed momentum.
+
+    The arrays share memory with ``module``, so changing an array changes the network.
     """
     frozen: tuple[str, ...] = ()
     for name, part in module.named_modules():

@@ -62,17 +62,19 @@ class Release:
         return self.source is None
 
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Clip each patient's part to the L2 bound, and round it towards zero to whole units.
+        """Clip each patient's part to the L2 norm ``bound``, and convert it to whole units.
 
-        A part whose rounded norm still exceeds the bound becomes 0.
+        Numbers are rounded towards zero. A unit is bound / 2^24. If rounding errors leave a part
+        longer than the bound, the whole part becomes 0. NaN and infinite numbers count as 0,
+        because an error would reveal the patient.
 
         Args:
-            rows: at least one array (n, ...) by name. Row i of all arrays together is the part of
-                patient i, and has one norm. A number that is not finite counts as 0, because an
-                error would reveal the patient.
+            rows: name -> array (n, ...), at least one array, all with the same n. Patient i's part
+                consists of row i of every array, and its norm is computed over all of these rows
+                together.
 
         Returns:
-            Name -> array of the same shape in units of bound / 2^24, int64.
+            Name -> int64 array of the same shape, in units.
         """
         # Arrays (n, numbers) by name; one row of all arrays together is one patient's vector
         flat: dict[str, Tensor] = {}

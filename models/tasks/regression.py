@@ -90,9 +90,20 @@ class Regression(Task):
         return values
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute the mean prediction and outcome in tenths of predictions (``outcome_bins``).
+        """Compute the sample count, mean prediction and mean outcome in ten bins of predictions.
 
-        A tenth with fewer than ``minimum`` samples is left out.
+        The bins are bounded by the deciles of a normal distribution that has the outcome's mean and
+        standard deviation (``scale``), so they may hold different numbers of samples. Bin 0 has the
+        lowest predictions. An empty bin, or a bin with fewer than ``minimum`` samples, is left out.
+
+        Args:
+            predictions: predicted numbers in the outcome's unit, (n, 1).
+            labels: outcomes in the same unit, (n,).
+            minimum: the fewest samples of a bin.
+
+        Returns:
+            ``outcome.<bin>.count``, ``outcome.<bin>.predicted`` and ``outcome.<bin>.observed`` ->
+            value.
         """
         from fedsilo.models.measures.regression_metrics import outcome_bins
 

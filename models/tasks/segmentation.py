@@ -92,10 +92,17 @@ class Segmentation(Task):
         return {"loss": loss} | overall_metrics(predictions.argmax(dim=1), labels, classes)
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Return ``class.<c>.<metric>`` for each class besides the background.
+        """Compute each class's mask metrics: ``class.<c>.<metric>`` -> value.
 
-        A class that fewer than ``minimum`` images have, in the predicted or the true mask, is left
-        out.
+        The background is left out. The metrics are those of ``overall_metrics`` (Dice, IoU and two
+        distances between outlines). Each is an average over the images that have the class in the
+        predicted or the true mask. A class with fewer than ``minimum`` of these images is left out.
+
+        Args:
+            predictions: class probabilities, (n, classes, h, w). The most probable class of a pixel
+                is its predicted class.
+            labels: each pixel's true class, (n, h, w).
+            minimum: the fewest images behind a value.
         """
         from fedsilo.models.measures.mask_metrics import class_metrics
 

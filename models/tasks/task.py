@@ -117,16 +117,17 @@ class Task(ABC):
         """
 
     def counts(self, predictions: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-        """Compute further metrics, which leave only once, for the final model on test samples.
+        """Compute further metrics of a site's test samples: metric -> value.
 
-        The default is an empty mapping. The names belong to families of
-        ``fedsilo.core.metric_names``.
+        The site sends them only once, in the final evaluation. This default returns an empty
+        mapping. Each name must belong to a family of ``fedsilo.core.metric_names``, as
+        ``class.0.right`` does.
 
         Args:
             predictions: (n, ...) float64 on the CPU.
             labels: (n, ...).
-            minimum: the smallest number of samples behind a value. Values over fewer samples are
-                left out.
+            minimum: the fewest samples behind a value. Values that rest on fewer samples are left
+                out.
         """
         return {}
 

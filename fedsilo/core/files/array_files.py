@@ -113,15 +113,16 @@ def _read_header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool
     """Read an array's shape, memory order and type from its npy header.
 
     Args:
-        member: the open member, after its first bytes.
-        start: these first bytes (magic bytes and version), which were already read.
+        member: the open member of the archive, of which the first 8 bytes have been read.
+        start: these 8 bytes: the magic string and the version.
 
     Returns:
-        The shape, whether the order is Fortran's (columns first) rather than C's, and the type.
-        After the call, the member's position is that of the first value.
+        The shape; True for Fortran's order (columns first), False for C's; and the type. The next
+        byte that ``member`` reads is the first byte of the values.
 
     Raises:
-        ValueError: the version is unknown, or numpy never writes such a header.
+        ValueError: the version is unknown, the header is malformed or too long, or a length in the
+            shape is negative or not an integer.
     """
     version = npy.read_magic(io.BytesIO(start))
     if version not in _READERS:

@@ -146,10 +146,18 @@ _WORDS = {
 
 
 def _build_sentence(error: ErrorDetails, quoted: bool) -> str:
-    """Build the sentence about one of pydantic's errors: its place, then the fault.
+    """Build a sentence from one of pydantic's errors: the place of the wrong value, then the fault.
 
-    A sentence that ``fault`` made is complete and is returned without a place. If ``quoted``, the
-    wrong value follows the place, unless it is a mapping. The place of the whole content is "it".
+    There are three special cases:
+
+    - A sentence that a validator built by ``fault`` is returned unchanged, without a place.
+    - A sentence that a validator built by ``within`` follows the place and a colon.
+    - If the whole content is wrong, its place is "it".
+
+    Args:
+        error: the error.
+        quoted: whether the wrong value follows the place, as in "'mean' is 'x': it must be a
+            number". A mapping is not quoted.
     """
     said = str(error.get("ctx", {}).get("sentence", ""))
     if error["type"] == "fault":

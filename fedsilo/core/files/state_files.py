@@ -26,11 +26,17 @@ _ENTRY = "fedsilo"
 
 
 def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
-    """Return a SHA-256 over ``arrays`` (names, types, shapes, bytes) and ``facts``.
+    """Compute the SHA-256 of arrays and facts, in hexadecimal.
 
-    The order of names and keys does not matter.
+    The digest covers the names, types, shapes and bytes of the arrays, and the facts as JSON. The
+    order of the arrays and of the keys in ``facts`` does not matter.
 
-    ``facts`` must be what JSON can represent.
+    Args:
+        arrays: arrays by name.
+        facts: further values by name.
+
+    Raises:
+        TypeError: JSON cannot represent a value in ``facts``.
     """
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(arrays):

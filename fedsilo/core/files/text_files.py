@@ -144,14 +144,19 @@ class Marks:
 
 
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
-    """Split a CSV text into its non-empty lines: (line number in the file, cells).
+    """Split a CSV text into its rows: (line number in the file, cells). Empty rows are left out.
 
-    The number of cells may differ between lines. If a quoted cell contains line ends, the number is
-    that of the record's last line. Python's non-strict csv module reads the text, so faulty quotes
-    are mostly accepted.
+    Rows may differ in their number of cells. If a quoted cell contains line ends, its row covers
+    several lines, and the line number is that of the last. Python's csv module reads the text in
+    its non-strict mode, so most faulty quotes are accepted.
+
+    Args:
+        text: the content of the file.
+        where: the file's name, for errors.
+        delimiter: the character between two cells.
 
     Raises:
-        DataError: the text is not valid CSV. The error names the file (``where``) and the line.
+        DataError: the text is not valid CSV. The error names the file and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:

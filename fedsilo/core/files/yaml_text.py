@@ -143,21 +143,21 @@ def _refuse_deep(text: str) -> None:
 
 
 def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Check a node with all nodes below it, and return the number of its values.
+    """Check a node and all nodes below it, and return the number of values in it.
 
-    A scalar counts as one value. A mapping or a list counts as one value plus the values of its
-    keys and items, so an empty one gives 1. A node that aliases repeat counts each time.
+    A scalar is one value. A mapping or list is one value plus the values of all its keys and items,
+    so an empty mapping is one value. If aliases repeat a node, its values are counted each time.
 
     Args:
         node: the node.
         loader: constructs the keys of a mapping, so that they can be compared.
-        sizes: id of a node -> its number of values, filled by this function. A node that is in
-            ``sizes`` already is not checked again. While a node is being checked, its number is 0,
-            which reveals a node inside itself.
+        sizes: id of a node -> its number of values. This function adds each node that it has
+            checked, and checks no node twice. The number is 0 while a node is being checked. If
+            such a node is found again, it contains itself.
 
     Raises:
-        YamlError: a text has a fault, a mapping has a key twice, a node is inside itself, or there
-            are more than 1,000,000 values.
+        YamlError: a text is too long or has a forbidden character, a mapping has a key twice, a
+            node contains itself, or there are more than 1,000,000 values.
     """
     known = sizes.get(id(node))
     if known == 0:

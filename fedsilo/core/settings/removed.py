@@ -123,16 +123,17 @@ OPTIONS: Mapping[tuple[str, str], str] = {
 
 
 def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
-    """Return key -> former default for removed settings that decide how private state is read.
+    """Return the former defaults of removed settings that affect private states: key -> default.
 
-    The digest of a site's private state still includes these defaults, so that states of earlier
-    versions can be opened.
+    The digest of a site's private state still includes these defaults. Otherwise no site could open
+    a state that an earlier version stored.
 
-    Settings without a group are always returned.
+    A removed setting without a group is always returned. A removed setting with a group is returned
+    only if a key of ``settings`` has the same group. Removed settings that are not marked
+    ``decides_state`` are left out.
 
     Args:
-        settings: today's settings by key. A removed setting of a method's group is returned only if
-            a key here has the same group.
+        settings: today's settings by key.
     """
     groups = {key.partition(".")[0] for key in settings if "." in key}
     former: dict[str, Value] = {}
@@ -182,16 +183,16 @@ def tell_renamed() -> None:
 def with_current_keys(
     values: Mapping[str, V], where: str = "", *, quietly: bool = False
 ) -> dict[str, V]:
-    """Replace former names of settings by today's keys. Other keys stay.
+    """Return a copy of ``values`` with today's keys in place of former names of settings.
 
     Args:
-        values: anything by key, such as settings or a grid of them. It is not changed.
+        values: any values by key, such as settings or a grid of settings.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: whether to leave former names out of the note that ``tell_renamed`` logs, because
-            users cannot change the record of a run.
+        quietly: whether to leave former names out of the note that ``tell_renamed`` logs. A run's
+            record is read quietly, because users cannot change it.
 
     Raises:
-        SettingError: a setting is given under both names.
+        SettingError: ``values`` has both the former name and today's key of one setting.
     """
     current = {}
     for name, value in values.items():

@@ -20,11 +20,11 @@ _STRUCTURED = (
 def flat_values(
     content: Mapping[str, Any], where: str = "", *, quietly: bool = False
 ) -> dict[str, Value]:
-    """Convert grouped settings from a file to flat ones, with keys ``group.key``.
+    """Convert a file's settings, which may be grouped, to flat settings with keys ``group.key``.
 
-    Flat keys may occur too, and stay. If the value of a setting is a YAML string, a file may also
-    give the mapping or list itself, which becomes JSON. Former names of settings are replaced by
-    today's keys. Unknown settings are kept, and an empty group is refused.
+    Keys that are already flat are kept, and so are unknown settings. If a setting takes a YAML
+    string, the file may have a mapping or a list instead, which becomes JSON. Today's keys replace
+    former names of settings.
 
     Args:
         content: the content of a file, or a part of it.
@@ -33,8 +33,10 @@ def flat_values(
             record.
 
     Raises:
-        SettingError: a setting that does not take YAML has a list or mapping as value. Or a setting
-            is given twice: flat and in its group, or under today's and a former name.
+        SettingError: a value is not a bool, a number or a string, so an empty group is refused too.
+            A mapping or list is allowed only for a setting that takes YAML. The error is also
+            raised if a setting is given twice: flat and in its group, or under today's key and a
+            former name.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():

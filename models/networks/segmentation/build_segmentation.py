@@ -44,7 +44,12 @@ class PyramidNetwork(Segmenter):
         self.head = pixel_head(pyramid.widths[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w)."""
+        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w).
+
+        The decoder starts from the encoder's coarsest map. Step by step it resizes its map to the
+        encoder's next finer map, concatenates the two and convolves. The last layer maps the finest
+        result to the logits.
+        """
         *finer, x = self.pyramid(images)
         for skip, block in zip(reversed(finer), reversed(self.decoder), strict=True):
             x = block(torch.cat([resize_maps(x, skip.shape[-2:]), skip], dim=1))
