@@ -247,10 +247,10 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return the number of silos; None if it is unknown here.
+    """Return the number of silos in the run's partition; None if this machine cannot know it.
 
-    It is unknown in three cases: the partition is 'own' and the sites' files decide it; the data
-    are missing or unusable; or there are no silos.
+    The result is None in three cases. The sites' own files decide the silos and the settings choose
+    no other partition; the data are missing or unusable; or the data set names no silos.
     """
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None

@@ -249,10 +249,10 @@ class _Member(tarfile.TarInfo):
 
 
 def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar archive, counting their sizes and headers.
+    """Yield the members of a tar archive, and refuse it once they are too large when unpacked.
 
-    To find the next member, ``tarfile`` inflates the current one, so the count must be checked
-    here.
+    The total of the members' sizes and headers is checked before each member is yielded, because
+    ``tarfile`` must inflate a member to find the next one.
 
     Raises:
         DataError: the members together are larger than allowed when unpacked (by default 1 GiB).

@@ -285,16 +285,15 @@ def write_folder_manifests(
 
     Args:
         folder: the folder that ``read_folder`` reads.
-        labels: the name of a class's folder -> the class. A folder that is not in ``labels`` gives
-            its own name to its class.
+        labels: the name of a class's folder -> the class. If a folder is not in ``labels``, its
+            class has the folder's name.
 
     Returns:
         For each manifest's path, the number of images with each label.
 
     Raises:
         DataError: ``read_folder`` refuses the folder, one of the files already exists, or a class
-            name begins with a space or has an invisible character. Nothing is written in these
-            cases.
+            name begins with a space or has an invisible character. Nothing is written then.
     """
     sites = read_folder(folder)
     for site, images in sites.items():

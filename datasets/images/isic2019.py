@@ -171,14 +171,14 @@ def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
 
 
 def _number(text: str, column: str, count: int, place: str) -> int:
-    """Parse a number from 0 to ``count`` - 1, which may end in '.0'.
+    """Parse a number from 0 to ``count`` - 1.
 
-    Blanks and leading zeros are not accepted.
+    The text may end in '.0'. Blanks and leading zeros are not accepted.
 
     Args:
-        text: the cell.
+        text: the text of the cell.
         column: the cell's column, for the error.
-        count: the number of allowed values.
+        count: how many numbers are allowed.
         place: the file and line, with which the error begins.
 
     Raises:

@@ -383,15 +383,18 @@ class Manifest:
         return name
 
     def resolve(self, number: int, column: str, path: str) -> str:
-        """Return the file that a cell names, relative to the data directory; it need not exist.
+        """Return the path of the file that a cell names, relative to the data directory.
+
+        The file need not exist. If it exists under another Unicode form of its name (NFC or NFD),
+        the path has that form.
 
         Args:
             number: the line of the cell, for errors.
             column: the column of the cell, for errors.
-            path: the cell, relative to the manifest's folder, or absolute.
+            path: the cell's text: a path relative to the manifest's folder, or an absolute path.
 
         Raises:
-            DataError: the path is not a file name, or leads outside the data directory.
+            DataError: the path is empty or not printable, or leads outside the data directory.
         """
         place = f"{self.where}, line {number}, column '{column}'"
         if not path or not path.isprintable():
@@ -404,9 +407,9 @@ class Manifest:
         return self._stored_name(name)
 
     def _make_relative(self, path: str, place: str) -> str:
-        """Convert an absolute path to one relative to the manifest's folder.
+        """Convert an absolute path to a path relative to the manifest's folder.
 
-        ``place`` is the file and line, for the error.
+        ``place`` tells the file, line and column, with which the error begins.
 
         Raises:
             DataError: the path is not below the data directory.

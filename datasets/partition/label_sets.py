@@ -97,8 +97,9 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 def _list_plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
     """Yield the divisions in which each silo's share of private labels is close to ``share``.
 
-    Private labels are dealt as evenly as possible. Every silo has at least one label, and each
-    shared label is at two or more silos. There may be no such division.
+    A private label is at only one silo, and a shared label at two or more. The private labels are
+    dealt to the silos as evenly as possible. A silo without a private label has all shared labels,
+    which is possible only if ``share`` is close to 0. If no division is close, nothing is yielded.
     """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
@@ -426,12 +427,18 @@ class LabelCut:
     ) -> None:
         """Raise the ``DataError`` for a silo that gets no training sample of one of its labels.
 
+        The message advises a larger size only if the user set the size and a larger one would help.
+
         Args:
-            name: the silo.
+            name: the name of the silo.
             labels: the silo's labels.
-            parts: training samples of each of these labels; one is 0.
-            size: training samples per silo.
+            parts: the number of training samples with each of these labels; at least one number is
+                0.
+            size: the number of training samples per silo.
             given: whether the user set the size.
+
+        Raises:
+            DataError: always.
         """
         lost = labels[parts.index(0)]
         # The smallest size that trains on at least one image of each of the silo's labels

@@ -170,9 +170,10 @@ class _Mixed:
         self.labels: Labels = np.concatenate(labels)[self._order]
 
     def inputs(self, rows: Rows) -> Tensor:
-        """Return the inputs of the samples at ``rows`` of the mixed order, (k, *input_shape).
+        """Return a copy of the inputs at ``rows``, (k, *input_shape), in the order of ``rows``.
 
-        The inputs are copied, in the order of ``rows``.
+        ``rows`` are positions in the pool's mixed order, which can differ from the order of the
+        silos.
         """
         import torch
 

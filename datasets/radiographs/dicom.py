@@ -178,10 +178,10 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Explain why a DICOM is not a single grey image; '' if it is one.
+    """Explain why a DICOM is not a single grey image; '' if it is a single grey image.
 
-    The DICOM must have pixel data, the header's size, bits and sign, one grey channel and one
-    frame.
+    The DICOM must have pixel data, the header values for size, bits and sign, only one channel,
+    which is grey, and only one frame.
     """
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"

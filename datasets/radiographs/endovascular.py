@@ -144,12 +144,12 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
 
 
 def read_picture(path: Path, bits: int) -> Grey:
-    """Decode an image file or DICOM to (height, width), float32, 0..1.
+    """Decode an image file or a DICOM to a grey image, (height, width) float32, from 0 to 1.
 
     Args:
-        path: a DICOM; for up to 8 bits a PNG or JPEG, whose colours become grey; for more bits a
-            grey PNG or TIFF.
-        bits: the declared bits per pixel, 8 to 16.
+        path: a DICOM; or a PNG or JPEG for 8 bits, whose colours are converted to grey; or a grey
+            PNG or TIFF for more bits.
+        bits: the declared number of bits per pixel, 8 to 16.
 
     Raises:
         BrokenImageError: the file is missing or damaged, or has another format or depth.

@@ -46,12 +46,12 @@ class MaskedDataSet(DataSet):
 
 
 def load_masked_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Load the masked silo ``name`` of the settings' data set, with masks as labels.
+    """Load the silo ``name`` of the settings' data set, with masks as labels.
 
     Args:
         name: the silo's name.
         settings: the run's settings.
-        places: data and cache directory; None finds them from the settings.
+        places: the data directory and the cache directory; None to find them from the settings.
 
     Raises:
         DataError: the data set has no masks, no silo has this name, or a file is unusable.

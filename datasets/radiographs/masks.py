@@ -218,7 +218,10 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
 
 
 def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
-    """Decode an image to its channels, one or three of (height, width), float32, 0..1.
+    """Decode an image to its channels, each (height, width) float32, from 0 to 1.
+
+    If ``declared`` has 'colour', the channels are red, green and blue, and a DICOM is refused.
+    Otherwise there is one grey channel.
 
     Raises:
         BrokenImageError: the file cannot be used.

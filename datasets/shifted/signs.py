@@ -45,13 +45,15 @@ class _Sign:
 
 
 def list_signs(folder: Path) -> Facts:
-    """List the CSV files and image folders in ``folder`` as facts that decide the decoded pool.
+    """List the CSV files and image folders in ``folder``, on which the decoded pool depends.
 
-    A folder's modification time changes if images are added or removed, but not if one is
-    overwritten.
+    These are the CSV file and the folder of each training class, and those of the test images.
+    Missing ones are left out. A folder's modification time changes if images are added or removed,
+    but not if an image is overwritten.
 
     Returns:
-        Name, size (0 for a folder) and modification time of each; [] without a training folder.
+        [name, size in bytes (0 for a folder), modification time in ns] of each; [] if there is no
+        folder of a training class.
     """
     classes = [_TRAIN / name for name in _CLASSES if (folder / _TRAIN / name).is_dir()]
     if not classes:
@@ -135,11 +137,11 @@ def _test_signs(folder: Path) -> list[_Sign]:
 
 
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
-    """Read all lines of a CSV; their images must be in ``folder``.
+    """Read all lines of a CSV file of signs, whose images must be in ``folder``.
 
     Raises:
-        DataError: the CSV has no line or lacks a column, a file is missing or named twice, or a
-            ClassId is out of range.
+        DataError: the CSV file has no line, lacks a column or cannot be read, an image is missing
+            or listed twice, or a ClassId is out of range.
     """
     present: set[str] = set()
     if folder.is_dir():

@@ -205,7 +205,8 @@ class DataSet(ABC):
 
         Returns:
             'K of N files in FOLDER' for a public data set, the silos' names for the user's own,
-            'made when first used' for a made-up one; '' if there are no files.
+            'made when first used' for a made-up data set. The text is '' if there are no files or
+            no data directory, or if the user's files are unusable.
         """
         if self.origin == "made-up":
             return "made when first used"

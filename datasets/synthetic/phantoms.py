@@ -142,13 +142,13 @@ class MammographyPhantom(PhantomDataSet):
 def _draw_breast(
     patient: np.random.Generator, view: np.random.Generator, size: int, malignant: bool
 ) -> Grey:
-    """Draw a breast at the left or right edge, (size, size), 0..1.
+    """Draw a breast at the left or right edge, as a grey image (size, size) from 0 to 1.
 
     Args:
-        patient: decides the shape, tissue and lesion; it is advanced.
-        view: decides exposure and side; it is advanced.
-        size: pixels per side.
-        malignant: True draws the lesion as a bright star, False as a faint soft spot.
+        patient: the generator for shape, tissue and lesion; its state changes.
+        view: the generator for exposure and side; its state changes.
+        size: the number of pixels per side.
+        malignant: whether the lesion is a bright star. If False, it is a faint soft spot.
     """
     x, y = pictures.grid(size)
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)

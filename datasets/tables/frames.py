@@ -33,21 +33,22 @@ _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' 
 def write_frames(
     folder: Path, frames: Mapping[str, DataFrame], label: str, policy: str = "drop"
 ) -> None:
-    """Write ``schema.yaml`` and a CSV file per site into ``folder``, inferring the schema.
+    """Infer a schema from tables, and write it and a CSV file per site into ``folder``.
 
-    Numbers and booleans become numeric columns. Texts become categorical columns, whose levels are
-    collected over all sites; a column with only one text at all sites is ignored. Each value of
-    column ``label`` becomes a class.
+    The schema's file is ``schema.yaml``. Numbers and booleans become numeric columns. Texts become
+    categorical columns, whose levels are collected over all sites; a column with only one text at
+    all sites is ignored. Each value of column ``label`` becomes a class.
 
     Args:
         folder: an existing folder.
         frames: site -> its table.
-        label: name of the label's column.
+        label: the name of the label's column.
         policy: what to do with a row that lacks a value: 'drop' it or 'impute' the value.
 
     Raises:
         DataError: columns differ between sites, the label's column is missing, a column has dates,
-            mixed types or more than 64 distinct texts, or there are not 2 to 1000 classes.
+            mixed types or more than 64 distinct texts, there are not 2 to 1000 classes, or a table
+            does not fit the schema.
     """
     import pandas as pd
 

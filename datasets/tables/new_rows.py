@@ -165,7 +165,8 @@ def _columns(
 def _id(line: Sequence[str], place: int) -> str:
     """Return a patient's id as one printable line of at most 60 characters.
 
-    ``place`` is the index of the id's cell. The id is '' if the row is too short to have that cell.
+    ``place`` is the index of the cell with the id. If the row is too short to have this cell, the
+    id is ''.
     """
     if place >= len(line):
         return ""

@@ -344,10 +344,10 @@ class RowReader:
         return value
 
     def _class_number(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the place of a line's label among the schema's classes.
+        """Return the index of a line's label among the schema's classes.
 
         Raises:
-            DataError: the label is not declared.
+            DataError: the label is not declared. The message names the line and the column.
         """
         classes = list(self.schema.classes.values())
         column = self.schema.label.column

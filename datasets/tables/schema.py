@@ -114,10 +114,12 @@ class TableSchema(FileModel):
         return [column.name for column in self.columns if column.kind != "ignored"]
 
     def count_missing(self, rows: npt.NDArray[np.float32]) -> dict[str, int]:
-        """Count the missing values (NaN) of rows (n, features) by column.
+        """Count the missing values (NaN) in each column of ``rows``, whose shape is (n, features).
+
+        A missing level of a categorical column counts once.
 
         Returns:
-            Column -> count; columns without missing values are left out.
+            Column -> count. Columns without missing values, and ignored columns, are left out.
         """
         features = self.features()
         missing = np.isnan(rows).sum(axis=0)
@@ -249,7 +251,7 @@ def read_schema(path: Path) -> TableSchema:
     """Read and validate the schema in a YAML file; docs/tables.md shows an example.
 
     Raises:
-        DataError: the file is missing or not valid YAML, or a key is unknown, missing, has a wrong
-            type or contradicts another key.
+        DataError: the file is missing or is not valid YAML, a key is unknown or missing, or a value
+            has a wrong type or contradicts another key.
     """
     return read_declared(path, TableSchema)

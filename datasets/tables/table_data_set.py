@@ -150,13 +150,16 @@ class TableDataSet(DataSet):
     def _split(
         self, table: ParsedTable, schema: TableSchema, settings: CommonSettings, where: str
     ) -> RowSplit:
-        """Split the rows of a table; in users' own tables, copies of a row stay in one part.
+        """Split the rows of a table into training, validation and test rows.
 
-        Otherwise a copy of a training row could be a test row. Public tables keep their published
-        split.
+        The schema gives the share of test rows and the seed; with test folds in the settings, the
+        chosen fold is used in place of the share. In a user's own table, copies of a row stay in
+        one part, because otherwise a copy of a training row could be a test row. Public tables are
+        not searched for copies, so that their published split stays the same.
 
         Raises:
-            DataError: there are too few rows to split, or fewer than 2 training rows.
+            DataError: there are too few rows or groups of copies to split, or fewer than 2 training
+                rows.
         """
         dropped = table.left_out.count
         if dropped:

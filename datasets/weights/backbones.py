@@ -80,9 +80,10 @@ def backbone_digest(settings: CommonSettings) -> str:
 
 
 def _origin(settings: CommonSettings) -> str:
-    """Describe where weights without a file come from: 'random', or timm's version and address.
+    """Describe where a backbone's weights come from if the settings name no file.
 
-    The address is 'unknown' if timm publishes no weights under the name.
+    The text is 'random', or "timm VERSION, REPOSITORY" with the weights' repository on the Hugging
+    Face Hub. The repository is 'unknown' if timm publishes no weights for the backbone.
     """
     if settings.backbone_weights == "random":
         return "random"

@@ -135,9 +135,10 @@ def _free_container_memory() -> float:
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
     """Plan the worker processes of this machine, and return each one's environment variables.
 
-    There are as many workers as cores, sites and free memory (1 GiB each) allow, but at least one.
-    A worker gets 'client-resources-num-cpus' cores, or one if that is less than one. If sites have
-    a share of a GPU and GPUs exist, each GPU has at most 1 / share workers.
+    A worker gets 'client-resources-num-cpus' cores, or one if that is less than one. The number of
+    workers is the smallest of these limits, but at least 1: the cores divided by a worker's cores,
+    the number of sites, and one worker per GiB of free memory. If sites have a share of a GPU and
+    GPUs exist, a fourth limit is 1 / share workers on each GPU, rounded down.
 
     Args:
         resources: all keys of ``RESOURCES`` with their values, as ``check_resources`` returns them.

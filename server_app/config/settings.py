@@ -117,11 +117,12 @@ class RunSettings(Mapping[str, Value]):
 
         The plugins are imported for this. Their digests are also added to this user's file of
         trusted plugins, so that the user can read the run later. If no plugin is in use and
-        'plugin-digests' is empty, the settings are returned unchanged.
+        'plugin-digests' is empty, the settings are returned unchanged, and nothing is added to the
+        file.
 
         Raises:
-            SettingError: 'plugin-digests' is already set, but its modules or digests differ from
-                those of the plugins in use.
+            SettingError: 'plugin-digests' is already set, but the modules or digests in it differ
+                from those of the plugins in use.
         """
         stated = self.common.plugin_digests
         plugs = registry.plugs_of(self.common)
@@ -235,14 +236,15 @@ def _possible_sites(common: CommonSettings) -> int | None:
 
 
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:
-    """Build settings with valid keys, types and ranges, without checking that they fit together.
+    """Build settings with valid keys, types and ranges.
 
-    Former keys are accepted, with a note in the log. The files of 'plugin' are executed first,
-    because they may define the method.
+    Whether the settings fit together is not checked. Former keys are accepted, with a note in the
+    log. The files of 'plugin' are executed first, because they may define the method.
 
     Raises:
-        SettingError: a key is unknown, or belongs to another method and does not have its default,
-            a value has the wrong type or range, or the method is unknown.
+        SettingError: a key is unknown; a key of another method does not have its default; a value
+            has the wrong type or range; the method is unknown; or a file of 'plugin' cannot be
+            used.
     """
     values = current_settings(values)
     tell_renamed()

@@ -182,17 +182,21 @@ def refuse_unknown_files(named: str, where: str) -> None:
 
 
 def _approve(module: str, recorded: str, pin: str) -> str:
-    """Refuse a plugin that this user does not trust, or whose SHA-256 is not ``pin``.
+    """Check that this user trusts a plugin and that its SHA-256 is ``pin``; return its file's path.
 
-    Trusted are a plugin that ``--plugin`` names, one that this user has run with the same bytes,
-    and an installed module that a package offers to fedsilo. The result is the plugin's entry for
-    the setting 'plugin': the path of its file, which is the one that the user named, if any, and
-    else ``recorded``. An installed module is imported at once, and the result is then empty.
+    The user trusts a plugin that ``--plugin`` names, and a plugin with this SHA-256 that the same
+    user has run before. The user also trusts an installed module that a package offers to fedsilo.
+    Other plugins are not even read.
 
     Args:
         module: the plugin's module.
         recorded: the plugin's entry in the run directory, or empty.
         pin: the plugin's SHA-256 in the run directory, or empty.
+
+    Returns:
+        The plugin's entry for the setting 'plugin': the path of its file, which is the path that
+        ``--plugin`` names, or else ``recorded``. An installed module is imported here, and the
+        result is ''.
 
     Raises:
         SettingError: the plugin is not trusted, cannot be read, or has another SHA-256.
@@ -273,12 +277,12 @@ def _digests_file() -> Path:
 def _read_remembered() -> set[tuple[str, str]]:
     """Read the user's file of trusted plugins as a set of (module, SHA-256) pairs.
 
-    The set is empty if there is no file, or if the user's home folder is unknown. Lines without two
-    blanks after the digest are ignored.
+    The set is empty if there is no file, or if the user's home folder is unknown. A line without
+    two blanks between digest and module is ignored.
 
     Raises:
-        SettingError: the file cannot be read, is not a regular file, or another user owns it or may
-            write to it.
+        SettingError: the file cannot be read, is a link or not a regular file, belongs to another
+            user, or can be written by other users.
     """
     try:
         path = _digests_file()

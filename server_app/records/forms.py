@@ -99,8 +99,8 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 def _find_line_fault(cells: Mapping[Any, Any]) -> str:
     """Describe the first fault in one line of a table; empty if the line has no fault.
 
-    The text continues a sentence that begins with "line 7". A line has a fault if it has too many
-    or too few cells, an invalid cell, or a 'value' that its metric cannot have.
+    The text continues a sentence that begins with, for example, "line 7". A line has a fault if it
+    has too many or too few cells, an invalid cell, or a 'value' that its metric cannot have.
     """
     # csv.DictReader has the key None if there are too many cells, and the value None if too few
     if None in cells or None in cells.values():
@@ -134,10 +134,11 @@ def _find_cell_fault(column: str, cell: str) -> str | None:
 def _is_possible(metric: str, value: float) -> bool:
     """Return whether a metric can have this value.
 
-    A metric with a dot in its name, such as one per class or per bin, must be from 0 to 10^15, or
-    from -10^15 if it is a number in the unit of the outcome. A score that is at most 1, such as
-    accuracy, must be from -10^15 to 10^15, because noise may move it beyond 1. NaN is not possible
-    for these. Every other metric may have any value, including NaN and infinity.
+    The name of the metric decides which values are possible. A metric in the unit of the outcome
+    must be from -10^15 to 10^15. Any other metric with a dot in its name, such as a metric per
+    class or per bin, must be from 0 to 10^15. A score that is at most 1 by definition, such as
+    accuracy, must be from -10^15 to 10^15, because noise may move it beyond 1. None of these
+    metrics can be NaN. Every other metric may have any value, including NaN and infinity.
     """
     # The limits exclude numbers that pages and plots could not show
     if metric.startswith(f"{OUTCOME}."):

@@ -64,8 +64,8 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
 def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of metrics whose means leave out the same sites.
 
-    Each data set has its own sentences, and equal sentences occur once. The list is empty if all
-    means are over all sites.
+    The metrics are grouped for each data set separately, and equal sentences are listed only once.
+    If all means are over all sites, the list is empty.
 
     Args:
         summaries: the summaries of runs, each with ``dataset``, ``lacking`` (metric -> sites

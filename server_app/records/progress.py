@@ -157,13 +157,14 @@ def _describe_fault(error: ValidationError) -> str:
 
 
 def mark_interrupted(folder: Path) -> None:
-    """Change the state in the progress files from "running" to "interrupted".
+    """Change the state in a run's progress files from "running" to "interrupted".
 
-    Call this only if the run's process was killed before it could write this state itself. Any
-    other state is kept, and nothing happens if there are no progress files.
+    The phase and the remaining seconds are cleared. If progress.json is missing or has another
+    state, nothing is written. Call this only if the run's process was killed before it could write
+    this state itself.
 
     Raises:
-        RunDirectoryError: progress.json cannot be read.
+        RunDirectoryError: progress.json cannot be read, or is damaged.
     """
     progress = read_progress(folder)
     if progress and progress.state == "running":

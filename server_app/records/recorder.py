@@ -300,9 +300,9 @@ class Recorder(Hook):
     def state(self) -> Any:
         """Return the recorder's state for a checkpoint, in values that JSON can represent.
 
-        The keys are "metrics" and "traffic" (the number of bytes and the CRC-32 of each file's
-        final rows), "open" and "last" (rows), "sites" (each site's bytes down, bytes up and
-        seconds), "peak-memory", "unrepeatable" and "failures".
+        The keys "metrics" and "traffic" have the number of bytes and the CRC-32 of that file's
+        final rows. "open" and "last" have rows. "sites" has each site's bytes down, bytes up and
+        seconds. The other keys are "peak-memory", "unrepeatable" and "failures".
         """
         return {
             "metrics": self.metrics.final,

@@ -303,13 +303,14 @@ def _is_taken(path: Path) -> bool:
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
-    """Build the text of config.toml: all settings, the engine and resources, and the versions.
+    """Build the text of config.toml: the format, settings, engine and resources, and environment.
 
-    An empty ``launch`` is left out.
+    The environment has the versions of fedsilo, Python and packages, and the processor.
 
     Args:
         settings: the run's settings. All are written, including those with their default values.
-        launch: the engine and resources, which ``fedsilo resume`` uses again.
+        launch: the engine and resources, which ``fedsilo resume`` uses again. If this is empty, the
+            text has no section "launch".
     """
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
@@ -372,16 +373,17 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     """Create the run directory if it is missing, and lock it for this process while the block runs.
 
-    If the block raises a FedsiloError and a new run has no checkpoint yet, the directory is
-    deleted. After any other exception it is kept. The lock file remains in the directory.
+    If the block raises a FedsiloError, and the run is new and has no checkpoint yet, the directory
+    is deleted. After any other exception the directory is kept. The lock file remains in the
+    directory.
 
     Args:
         directory: the run directory.
         new: whether the run is new and not resumed.
 
     Raises:
-        RunDirectoryError: another process writes to the directory, ``new`` is True but the
-            directory holds a run, or the disk is full. The message says how to go on.
+        RunDirectoryError: another process writes to the directory; ``new`` is True, but the
+            directory already has a run; or the disk is full while the block runs.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     # Following a link here would let the sender of a directory choose a file of ours to empty

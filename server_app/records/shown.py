@@ -127,10 +127,11 @@ class Floors:
         return hiding
 
     def shown_silos(self) -> Document:
-        """Return the content of silos.json with None in place of each hidden count.
+        """Return the content of silos.json with None in place of each hidden number.
 
-        A hidden label count becomes None. All label counts of a split below the floor become None
-        too. A size or number of dropped samples below the floor becomes None too.
+        Three kinds of numbers become None. The first are the hidden label counts. If a split has
+        fewer samples than the floor, these are all its label counts. The second are the sizes of
+        splits below the floor. The third are the numbers of left-out samples below the floor.
         """
         from fedsilo.client_app.summary.suppression import at_least
 
@@ -207,11 +208,15 @@ class Floors:
     def shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
         """Return whether a metric of round ``at`` may be shown.
 
-        An update's norm and direction are always shown. A metric is hidden if its name is not in
-        the grammar, if a hospital at 'trust: nobody' would not send it, or if its split is below
-        the floor. If a count of the split is hidden, metrics over all classes, metrics of hidden
-        classes, and an accuracy that reveals a patient are hidden too. Other metrics by class or by
-        bin are then shown only if the site's accuracy of the last round may be shown.
+        The norm and direction of an update are always shown. Any other metric is hidden if its name
+        is not a valid metric's name, if a hospital at 'trust: nobody' would not send it, or if its
+        split has fewer samples than the floor. If no class of the split is hidden, every remaining
+        metric is shown.
+
+        If a class of the split is hidden, these rules apply. A metric of one class is shown if that
+        class is not hidden. An accuracy is shown if it does not reveal a patient. Balanced
+        accuracy, AUC and average precision are hidden. A metric by bin is shown only if the
+        accuracy of the last round is known and may be shown. All other metrics are shown.
 
         Args:
             at: the round. In the last round metrics by class are shown too, so the rule for
@@ -219,7 +224,7 @@ class Floors:
             site: the site's name.
             split: the split, or ``UPDATE`` for the norm and direction of an update.
             metric: the metric's name in metrics.csv.
-            value: the metric's value, which decides for an accuracy.
+            value: the metric's value, which is used only for an accuracy.
         """
         if split == UPDATE:
             return True  # norm and direction of a change of weights

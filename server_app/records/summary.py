@@ -75,11 +75,10 @@ def _and(names: Sequence[str]) -> str:
 
 
 def means(values: Values) -> dict[str, float]:
-    """Return the unweighted mean of each metric over the sites that reported it.
+    """Return the unweighted mean of each metric over the sites that reported the metric.
 
     A site does not report a metric that its labels leave undefined, such as the AUC with one class.
-
-    A site that reported nothing does not count. Without any metrics, the result is empty.
+    If no site reported a metric, the result is {}.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -165,17 +164,17 @@ def result_table(
 ) -> Table:
     """Build the table of test results: a row per site, per distribution and for all sites.
 
-    A site whose distribution has the site's own name gets no row, because the distribution's row
-    repeats it. For more than 20 sites, quantiles and the five worst sites replace the sites' rows.
-    For more than 20 distributions, their rows are left out. The rows of distributions and of all
-    sites are unweighted means.
+    If a distribution has the same name as its site, the site gets no row, because the
+    distribution's row repeats it. If there are more than 20 sites, rows with quantiles and the five
+    worst sites replace the sites' rows. If there are more than 20 distributions, they get no rows.
+    The rows of distributions and of all sites are unweighted means.
 
     Args:
         values: site -> metric -> value on the test samples.
         distribution_of: site -> its distribution.
         title: the title of the table.
         shown: the metrics to show, in this order. A metric that no site has is left out.
-        hidden: metrics that have a column even if no site may show a value.
+        hidden: metrics of ``shown`` that get a column even if no site may show a value.
     """
     known: set[str] = set()
     for row in values.values():

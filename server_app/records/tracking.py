@@ -144,11 +144,10 @@ def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
 
 
 def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Settings) -> str:
-    """Create an MLflow run with the settings as its parameters, and return its id.
+    """Create an MLflow run with the settings as its parameters, and return the run's id.
 
-    Values become strings.
-
-    The run has the name of the run directory, and the directory's path as a tag.
+    The MLflow run is named after the run directory, and a tag has the directory's path. The
+    settings' values are logged as strings, in several requests if there are many.
     """
     from mlflow.entities import Param
 

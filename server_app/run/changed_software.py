@@ -48,7 +48,7 @@ def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions and the processor in config.toml's environment: name -> text.
 
     The names are those of packages, "fedsilo", "fedsilo's revision", "Python" and "the processor".
-    A version is cut to 20 characters, and the processor to 80.
+    A missing entry is left out. A version is cut to 20 characters, and the processor to 80.
     """
     versions = {}
     for name, version in environment.get("packages", {}).items():
@@ -91,7 +91,8 @@ def changed_site_software(directory: RunDirectory, participants: Participants) -
 def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the versions that differ, such as "torch 2.6 is now 2.7", sorted by name.
 
-    A package that only one side has is not a change. A version is cut to 80 characters.
+    The descriptions are joined by commas; the text is empty if no version differs. A package that
+    only one side has is left out. Each version is cut to 80 characters.
     """
     parts = []
     for name in sorted(before.keys() & now.keys()):

@@ -160,12 +160,13 @@ def check_first_silo(plan: Plan) -> Problem:
     """For engine Ray, check that the first silo's data and the initial weights load; return None.
 
     Inside a Ray process, the same error would come late and be hard to read. Nothing is checked for
-    other engines, for made-up data sets, or if the data set does not know its silos' names. Initial
-    weights are loaded if 'train.initial-weights' is set, or if network "resnet22" has backbone
-    weights.
+    another engine, for a made-up data set, or if the data set does not know its silos' names.
+    Initial weights are loaded only if 'train.initial-weights' is set, or if network "resnet22" has
+    backbone weights.
 
     Raises:
-        FedsiloError: the data or the weights cannot be loaded.
+        FedsiloError: the data or the weights cannot be loaded. The error is raised and not
+            returned.
     """
     common = plan.common
     if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
@@ -256,10 +257,10 @@ def check_site_count(beginning: Beginning) -> Problem:
 def check_same_sites(beginning: Beginning) -> Problem:
     """Return a RunDirectoryError if a resumed run has other sites, data or agreed weights.
 
-    Everything in silos.json, which the run wrote when it began, is compared, except the sites'
-    software, because hospitals may install a release meanwhile. If the method lets sites join late,
-    new sites are accepted, but a missing site never is. The result is None if nothing differs, for
-    a new run, without a run directory, and without silos.json.
+    The current sites are compared with silos.json, which the run wrote when it began. Only the
+    sites' software may differ, because hospitals may install a release meanwhile. If the method
+    lets sites join late, new sites are accepted, but a missing site never is. The result is None if
+    nothing differs, if the run is new, or if there is no run directory or no silos.json.
     """
     common, directory = beginning.common, beginning.directory
     if directory is None or not common.resume or not (directory.path / SILOS).is_file():

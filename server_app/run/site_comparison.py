@@ -137,8 +137,8 @@ def _count_in_equal_splits(participants: Participants) -> int:
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
     """Count the distinct samples that more than one simulated site has, in any of their splits.
 
-    The result is 0, without a count, if the inputs of all sites together exceed 1 GiB, or if a
-    site's files cannot be read.
+    If the inputs of all sites together exceed 1 GiB, or if a site's files cannot be read, nothing
+    is counted and the result is 0.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES

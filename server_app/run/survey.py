@@ -34,14 +34,15 @@ def run_survey(
 ) -> RunDirectory:
     """Ask the sites to describe their data, and write ``survey.json`` into a new run directory.
 
-    ``say`` prints one line for each refused node, one line that lists the sites, and one with the
-    file's path.
+    ``say`` prints one line for each refused node, one line that lists the sites, and one line with
+    the path of the file.
 
     Returns:
         The new directory, which has no other file.
 
     Raises:
-        FedsiloError: no site answers, or the directory exists already. Nothing is written then.
+        FedsiloError: no site answers, too few or too many nodes are connected, the operator's
+            registry cannot be used, or the directory exists already. Nothing is written then.
     """
     settings = with_run_name(settings)
     common = settings.common
@@ -185,13 +186,13 @@ def _cell_shares(
 
     Args:
         counts: the counts of the cells that were not merged.
-        total: the number of samples, or None if unknown. Used only if ``merged``; otherwise the
-            total is the sum of ``counts``.
+        total: the number of samples, or None if unknown. If ``merged`` is False, this argument is
+            not used, because the total is the sum of ``counts``.
         merged: whether to add a last cell with the rest of ``total``.
 
     Returns:
-        The shares, or None if the total is 0, or if cells were merged and ``total`` is unknown or
-        below the sum of ``counts``.
+        The shares, or None if the total is 0. If cells were merged, the result is also None if
+        ``total`` is unknown or below the sum of ``counts``.
     """
     cells, every = list(counts), sum(counts)
     if merged:
