@@ -112,8 +112,11 @@ def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> Site
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
     """Compute the histograms of the stored pixels, and of the same pixels as a network's inputs.
 
-    Stored pixels are scaled to [0, 1]: an 8-bit pixel v becomes v / 255, an int16 pixel becomes
-    (v + 32768) / 65535. Floats are not scaled. ``splits`` maps each site to its images.
+    Stored pixels are scaled to [0, 1]: an 8-bit pixel v becomes v / 255, an int16 pixel becomes (v
+    + 32768) / 65535. Floats are not scaled. ``splits`` maps each site to its images.
+
+    Returns:
+        The histograms of the stored pixels, then those of the network's inputs.
 
     Raises:
         DataError: ``splits`` is empty, or all images show only background.

@@ -55,7 +55,7 @@ class FedAvgFT(FedAvg):
         """Average like FedAvg, but in the last 'finetune-rounds' let each site fine-tune a copy.
 
         In these last rounds the sites return no arrays, so the global weights stay the same. The
-        new state records the sites that replied, because these now keep a personal model.
+        new state records the sites whose replies say that they now keep a personal model.
         """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}

@@ -135,9 +135,9 @@ def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
 def read_listed(path: Path, size: int = 0) -> ListedRun:
     """Read the state of a run directory for the list of runs.
 
-    If the directory cannot be read, the state is "unreadable" and ``note`` has the error. A run
-    whose process has disappeared is "interrupted". ``size``, the directory's size in bytes from
-    ``size_of``, is stored unchanged.
+    If the directory cannot be read, the state is "unreadable" and ``note`` has the error. If the
+    run's process was killed, the state is "interrupted". ``size``, the directory's size in bytes
+    from ``size_of``, is stored unchanged.
     """
     try:
         seen = look_at(path)
