@@ -327,8 +327,9 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     """Find the sites with a feature whose scale is above 1000 times the median site's scale.
 
     A feature's scale at a site is the larger of its absolute mean and its standard deviation. A far
-    smaller scale is not a fault. If fewer than three sites send sums, no site is returned. A
-    feature is compared only if at least three sites have values for it.
+    smaller scale is not a fault. If the median is 0, it is taken over the sites with a scale above
+    0. A feature is compared only if at least three sites have values for it, and at least two a
+    scale above 0. If fewer than three sites send sums, the result is {}.
 
     Args:
         facts: the hellos by site.
