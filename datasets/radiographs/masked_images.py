@@ -89,16 +89,23 @@ def split_masks(silo: Silo) -> Silo:
     """
     # The mask is not an input of the network, so the shape has one channel less
     channels, *size = silo.shape.input_shape
+    input_shape = (channels - 1, *size)
     return replace(
         silo,
-        train=_split_masks(silo.train),
-        val=_split_masks(silo.val),
-        test=_split_masks(silo.test),
-        shape=NetworkShape((channels - 1, *size), silo.shape.outputs),
+        train=_split_masks(silo.train, input_shape),
+        val=_split_masks(silo.val, input_shape),
+        test=_split_masks(silo.test, input_shape),
+        shape=NetworkShape(input_shape, silo.shape.outputs),
         task=SEGMENTATION,
     )
 
 
-def _split_masks(split: Split) -> Split:
-    """Separate the last channel of the inputs as labels; both are views of the mapped file."""
+def _split_masks(split: Split, input_shape: tuple[int, ...]) -> Split:
+    """Separate the last channel of the inputs as labels; both are views of the mapped file.
+
+    The images of an empty split get the shape ``input_shape`` without the mask, too.
+    """
+    if len(split) == 0:
+        inputs = split.inputs.new_zeros((0, *input_shape))
+        return Split(inputs, split.inputs.new_zeros((0, *input_shape[1:])))
     return Split(split.inputs[:, :-1], split.inputs[:, -1])

@@ -51,7 +51,14 @@ def kinds() -> list[Kind]:
 def _settings(name: str, data: Path, **more: Value) -> CommonSettings:
     own = SMALL.get(name, {}) | _MADE_UP.get(name, {})
     named = as_keys(more)
-    values: dict[str, Value] = {"dataset": name, "data.dir": str(data), **own, **named}
+    task = data_set(name).tasks[0]
+    values: dict[str, Value] = {
+        "dataset": name,
+        "task": task,
+        "data.dir": str(data),
+        **own,
+        **named,
+    }
     return resolve({"method": "fedavg", **values}).common
 
 
