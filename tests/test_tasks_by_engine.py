@@ -14,7 +14,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 DATA: dict[str, dict[str, Value]] = {
     "regression": {"dataset": "heart-synthetic-pulse"},
     "survival": {"dataset": "survival-synthetic"},
-    "multi-label": {"dataset": "chest-phantom", "data.image-size": 32, "network.width": 4},
+    "multi-label": {"dataset": "chest-phantom", "network.width": 4},
     "segmentation": {"dataset": "vessels-synthetic", "data.image-size": 16, "network.width": 4},
 }
 SMALL: dict[str, Value] = {
