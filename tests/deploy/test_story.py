@@ -140,14 +140,29 @@ def _unit_command(machine: Machine) -> Sequence[str]:
     return build_hospital_unit(machine.folder, options).command
 
 
-def _all_online(folder: Path, hospitals: Mapping[str, Machine]) -> Callable[[], bool]:
-    """Return a condition: all hospitals are online. Units that ended are started again."""
+def _restarted(
+    hospitals: Mapping[str, Machine], condition: Callable[[], bool]
+) -> Callable[[], bool]:
+    """Return a condition before which units that ended by themselves are started again.
 
-    def online() -> bool:
+    A hospital that ended while the server was down is online for the server for a minute more, and
+    its next start is refused until then.
+    """
+
+    def kept() -> bool:
         for machine in hospitals.values():
             if machine.ended():
                 time.sleep(1.0)
                 machine.start(_unit_command(machine))
+        return condition()
+
+    return kept
+
+
+def _all_online(folder: Path, hospitals: Mapping[str, Machine]) -> Callable[[], bool]:
+    """Return a condition: all hospitals are online."""
+
+    def online() -> bool:
         try:
             return list_online_sites(read_deployment(folder)) == list(SITES)
         except DeploymentError:  # the server has just been started
@@ -230,9 +245,9 @@ def test_an_upgrade_a_move_a_dead_server_and_its_restoration_change_no_bit(
             for entry in _CONFIG:
                 start += ["--node-config", entry]
             moved.start([sys.executable, "-m", "fedsilo.cli", *start])
-            _wait(_all_online(folder, hospitals), server.log, *logs)
+            _wait(_restarted(hospitals, _all_online(folder, hospitals)), server.log, *logs)
             resumed = _fedsilo(patch, *options, "--set", "run.resume=true")
-            _wait(reached(run, 6), server.log, *logs)
+            _wait(_restarted(hospitals, reached(run, 6)), server.log, *logs)
 
             # A backup while the run goes on; then the server dies
             secret, backup = tmp_path / "passphrase", tmp_path / "monday.backup"
@@ -254,7 +269,7 @@ def test_an_upgrade_a_move_a_dead_server_and_its_restoration_change_no_bit(
             new.parent.mkdir()
             _done(patch, "deploy", "restore", str(backup), *words, str(new))
             _done(patch, "deploy", "up", "--deployment", str(new))
-            _wait(_all_online(new, hospitals), *logs)
+            _wait(_restarted(hospitals, _all_online(new, hospitals)), *logs)
             again = run_options(new, values, "hearts")
             _done(patch, *again, "--set", "run.resume=true")
             restored = RunDirectory(read_deployment(new).runs / "hearts")
