@@ -50,10 +50,12 @@ class Machine:
     code: Path
     log: Path
     process: subprocess.Popen[bytes] | None = None
+    command: Sequence[str] = ()  # that of the last start
 
     def start(self, command: Sequence[str]) -> None:
         """Start the unit's command with the machine's checkout."""
         self.folder.mkdir(exist_ok=True)
+        self.command = command
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, env=_environment(self.code), stdout=log, stderr=log
@@ -153,7 +155,7 @@ def _restarted(
         for machine in hospitals.values():
             if machine.ended():
                 time.sleep(1.0)
-                machine.start(_unit_command(machine))
+                machine.start(machine.command)
         return condition()
 
     return kept
