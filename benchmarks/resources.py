@@ -1,4 +1,4 @@
-"""What a method needs at a hospital and at the server: memory, CPU, bytes and disk.
+"""Measure the memory, CPU, bytes and disk that a method needs at a hospital and at the server.
 
     python benchmarks/resources.py [--methods fedavg uefl] [--csv FILE]
 

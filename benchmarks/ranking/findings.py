@@ -1,4 +1,4 @@
-"""What a benchmark's page says in sentences: its state, its resolution, and who differs from whom.
+"""The sentences of a benchmark's page: its state, its resolution, and which methods differ.
 
 The null pair is FedAvg and FedNova. With equal steps of plain SGD at all sites they are the same
 method by mathematics, so their difference is an error of the benchmark.

@@ -73,7 +73,7 @@ class Benchmarked:
 
     @cached_property
     def sizes(self) -> dict[str, Size]:
-        """What the pilots next to the file of runs say of each experiment's size."""
+        """The size of each experiment, by the pilots next to the file of runs."""
         path = self.rows.path
         return sizes(read_pilots(path.with_name(f"{path.stem}-pilots.csv")))
 

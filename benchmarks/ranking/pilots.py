@@ -80,7 +80,7 @@ def read_pilots(path: Path) -> list[Pilot]:
 
 @dataclass(frozen=True)
 class Size:
-    """What the pilots say of an experiment's size, metrics from 0 to 1.
+    """The size of an experiment by its pilots; metrics are from 0 to 1.
 
     Attributes:
         reached: FedAvg's mean after the benchmark's rounds at its best rate.

@@ -93,7 +93,7 @@ def ranking(metrics: pd.DataFrame) -> Ranking:
 
 
 def relative_costs(results: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Return by method its costs over FedAvg's, geometric means over its settings.
+    """Return each method's costs as multiples of FedAvg's, geometric means over its settings.
 
     The costs are "bytes" and "samples". A method without training has 0 samples.
     """

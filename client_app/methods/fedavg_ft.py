@@ -33,7 +33,7 @@ class FedAvgFTSite(SiteMethod):
 
         If the server expects arrays, the received global model is trained. Otherwise the network
         that ``open`` builds is trained without noise, with 'fedavg-ft.finetune-learning-rate'. The
-        arrays of the trained network are stored here as the site's own model, and none is sent. In
+        trained network's arrays are stored here as the site's own model, and no arrays are sent. In
         both cases the network is measured before training.
 
         Raises:

@@ -18,10 +18,9 @@ from fedsilo.core.errors import CheckpointError
 from fedsilo.core.files.site_names import folder_name
 from fedsilo.core.files.state_files import load_state, save_state
 from fedsilo.core.messages import ROUND_KEYS, Instruction, state_key
-from fedsilo.core.plugins import PINS
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.removed import former_defaults, with_former_keys
-from fedsilo.core.settings_schema import Value, as_mapping, keys_in, keys_with
+from fedsilo.core.settings.removed import ADDED, former_defaults, with_former_keys
+from fedsilo.core.settings_schema import as_mapping, keys_in, keys_with
 
 _DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
@@ -168,16 +167,6 @@ _FREE = frozenset(
     + ("rounds", "plugin-settings", "privacy.sums-min-count")
 )
 
-# Settings that version 0.1 lacked -> the value that does what it did. States of 0.1 open with it
-_ADDED: dict[str, Value] = {
-    "fedefm.emd-gradient": False,
-    "glm.ties": "efron",
-    "glm.time": "",
-    "server.sites": "",
-    "task": "classification",
-    "train.dice-weight": 1.0,
-}
-
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return the SHA-256, in hexadecimal, of all settings that decide what a stored state means.
@@ -194,11 +183,9 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
     defaults_of_01 = former_defaults(values)
     for key in _FREE:
         values.pop(key, None)
-    for key, default in _ADDED.items():
+    for key, default in ADDED.items():
         if values.get(key) == default:
             values.pop(key, None)
-    if not values.get(PINS):  # so that states from before plugins have the same digest
-        values.pop(PINS, None)
     # States of 0.1 open: the digest is over its names, and over the settings that it had
     chosen = with_former_keys(values) | defaults_of_01
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()

@@ -22,7 +22,7 @@ from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.methods import OURS, known_defaults, load_plugin_files, settings_class
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.removed import RENAMED, current_settings, tell_renamed
+from fedsilo.core.settings.removed import ADDED, RENAMED, current_settings, tell_renamed
 from fedsilo.core.settings.written_settings import flat_values, group_settings
 from fedsilo.core.settings_schema import (
     Value,
@@ -50,13 +50,6 @@ CIRCUMSTANCES = frozenset(
     + keys_with(CommonSettings, "files")
     + ("plugin", "plugin-settings")
 )
-# Settings that came after 0.1, with their defaults, under which a run is as it was without them
-_ADDED: dict[str, Value] = {
-    plugins.PINS: "",
-    "server.sites": "",
-    "task": "classification",
-    "train.dice-weight": 1.0,
-}
 
 
 @dataclass(frozen=True)
@@ -82,14 +75,14 @@ class RunSettings(Mapping[str, Value]):
     def decisive(self) -> dict[str, Value]:
         """Return the settings that decide the result, by key; a resumed run must repeat them.
 
-        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. A key in ``_ADDED`` is
+        The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. A key in ``ADDED`` is
         left out if it has its default, because checkpoints of older runs lack it.
         """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
             decisive.pop(key, None)
-        for key, default in _ADDED.items():
-            if decisive[key] == default:
+        for key, default in ADDED.items():
+            if decisive.get(key) == default:
                 del decisive[key]
         return decisive
 

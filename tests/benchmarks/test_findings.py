@@ -1,4 +1,4 @@
-"""What the page says of a benchmark's state and resolution, and the pilots behind its size."""
+"""The page's sentences on a benchmark's state and resolution, and the pilots behind its size."""
 
 from pathlib import Path
 

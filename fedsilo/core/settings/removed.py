@@ -95,6 +95,18 @@ CHOICES: Mapping[tuple[str, Value], str] = {
 RENAMED: Mapping[str, str] = {
     key_of(name): key for name, key in keys_of(CommonSettings).items() if key_of(name) != key
 }
+# Settings that came after 0.1, with the default under which a run is as it was without them.
+# Checkpoints and private states of earlier runs lack them
+ADDED: Mapping[str, Value] = {
+    "fedefm.emd-gradient": False,
+    "glm.ties": "efron",
+    "glm.time": "",
+    "plugin-digests": "",
+    "server.sites": "",
+    "task": "classification",
+    "train.dice-weight": 1.0,
+}
+
 _READ_UNTIL = "0.3"
 _FORMER = {key: former for former, key in RENAMED.items()}
 

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 
 from fedsilo.core.one_line import format_count
-from fedsilo.core.settings.common_settings import SERVER
-from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.finding_metrics import FindingOutcome, finding_outcomes
 from fedsilo.models.measures.intervals import Estimate, of_auc
 from fedsilo.pages.page import NONE, Picture, Table, with_interval
 from fedsilo.pages.page_pictures import estimates
 from fedsilo.reports.clinic import INTERVALS, Examination, final_metrics
+from fedsilo.reports.tasks.shared import limit_of, values_of
 from fedsilo.runs.finished_run import Shown
 
 
@@ -18,10 +17,7 @@ def result(run: Shown, site: str | None) -> str:
 
     It is about ``site``, or about the mean over all sites if ``site`` is None.
     """
-    values: Mapping[str, float] = run.summary["mean"]
-    where = f"the mean over {format_count(len(run.silos), 'hospital')}"
-    if site:
-        values, where = run.summary["sites"].get(site, {}), site
+    values, where = values_of(run, site)
     if "auc" not in values:
         return "No AUC on test data may be shown for this run."
     findings = format_count(len(run.class_names()), "finding")
@@ -30,11 +26,7 @@ def result(run: Shown, site: str | None) -> str:
 
 def limit(run: Shown, site: str | None) -> str:
     """Describe the main limit of ``result`` in one sentence; ``site`` is not used."""
-    if data_set(str(run.summary["dataset"])).origin == "made-up":
-        return "The data are made up: the result says nothing about patients."
-    if run.trust != SERVER:
-        return f"At 'trust: {run.trust}' no AUC is known, only the loss."
-    return "It was measured only at the hospitals that trained it."
+    return limit_of(run, "no AUC is known")
 
 
 def sections(run: Shown) -> list[Examination]:

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedsilo.core.one_line import format_count
-from fedsilo.core.settings.common_settings import SERVER
-from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.regression_metrics import OutcomeBin, pool_outcome_bins
 from fedsilo.pages.page import NONE, Picture, Table
 from fedsilo.pages.page_pictures import against_diagonal
 from fedsilo.reports.clinic import Examination, final_metrics
+from fedsilo.reports.tasks.shared import limit_of, values_of
 from fedsilo.runs.finished_run import Shown
 
 _ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
@@ -19,10 +17,7 @@ def result(run: Shown, site: str | None) -> str:
 
     It is about ``site``, or about the mean over all sites if ``site`` is None.
     """
-    values: Mapping[str, float] = run.summary["mean"]
-    where = f"the mean over {format_count(len(run.silos), 'hospital')}"
-    if site:
-        values, where = run.summary["sites"].get(site, {}), site
+    values, where = values_of(run, site)
     if "mae" not in values:
         return "No error on test data may be shown for this run."
     explained = ""
@@ -35,11 +30,7 @@ def result(run: Shown, site: str | None) -> str:
 
 def limit(run: Shown, site: str | None) -> str:
     """Describe the main limit of ``result`` in one sentence; ``site`` is not used."""
-    if data_set(str(run.summary["dataset"])).origin == "made-up":
-        return "The data are made up: the result says nothing about patients."
-    if run.trust != SERVER:
-        return f"At 'trust: {run.trust}' no error of a single hospital is known, only the loss."
-    return "It was measured only at the hospitals that trained it."
+    return limit_of(run, "no error of a single hospital is known")
 
 
 def sections(run: Shown) -> list[Examination]:

@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 
 from fedsilo.core.metric_names import CLASS
-from fedsilo.core.one_line import format_count
-from fedsilo.core.settings.common_settings import SERVER
-from fedsilo.datasets.registry import data_set
 from fedsilo.pages.page import NONE, Table
 from fedsilo.reports.clinic import Examination, final_metrics
+from fedsilo.reports.tasks.shared import limit_of, values_of
 from fedsilo.runs.finished_run import Shown
 
 _COLUMNS = {
@@ -29,10 +27,7 @@ def result(run: Shown, site: str | None) -> str:
 
     It is about ``site``, or about the mean over all sites if ``site`` is None.
     """
-    values: Mapping[str, float] = run.summary["mean"]
-    where = f"the mean over {format_count(len(run.silos), 'hospital')}"
-    if site:
-        values, where = run.summary["sites"].get(site, {}), site
+    values, where = values_of(run, site)
     if "dice" not in values:
         return "No Dice score on test images may be shown for this run."
     marked = ", ".join(run.class_names()[1:])
@@ -41,11 +36,7 @@ def result(run: Shown, site: str | None) -> str:
 
 def limit(run: Shown, site: str | None) -> str:
     """Describe the main limit of ``result`` in one sentence; ``site`` is not used."""
-    if data_set(str(run.summary["dataset"])).origin == "made-up":
-        return "The data are made up: the result says nothing about patients."
-    if run.trust != SERVER:
-        return f"At 'trust: {run.trust}' no Dice score is known, only the loss."
-    return "It was measured only at the hospitals that trained it."
+    return limit_of(run, "no Dice score is known")
 
 
 def sections(run: Shown) -> list[Examination]:

@@ -1,0 +1,38 @@
+"""The sentences that reports of all tasks share: which values a result is about, and its limit."""
+
+from collections.abc import Mapping
+
+from fedsilo.core.one_line import format_count
+from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.datasets.registry import data_set
+from fedsilo.runs.finished_run import Shown
+
+
+def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
+    """Return the final test metrics of a site, or their means, and what they are of.
+
+    Args:
+        run: the run.
+        site: the site's name; None for the means over all sites.
+
+    Returns:
+        Metric -> value, empty for a site without metrics; and the site's name, or a phrase such as
+        "the mean over 3 hospitals".
+    """
+    if site:
+        return run.summary["sites"].get(site, {}), site
+    return run.summary["mean"], f"the mean over {format_count(len(run.silos), 'hospital')}"
+
+
+def limit_of(run: Shown, unknown: str) -> str:
+    """Describe the main limit of a result in one sentence.
+
+    Args:
+        run: the run.
+        unknown: what the server does not know unless it is trusted, such as "no AUC is known".
+    """
+    if data_set(str(run.summary["dataset"])).origin == "made-up":
+        return "The data are made up: the result says nothing about patients."
+    if run.trust != SERVER:
+        return f"At 'trust: {run.trust}' {unknown}, only the loss."
+    return "It was measured only at the hospitals that trained it."
