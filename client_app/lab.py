@@ -102,6 +102,8 @@ class Lab:
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
+        # Trains in ``fit``, and returns the mean loss; a rehearsal takes the training instead
+        self.run_training: Callable[[LocalTraining], float] = LocalTraining.run
         self._arrays: dict[str, Tensor] | None = None
         self.trained: SiteNetwork | None = None
         # Optimiser moments and position in the epoch, for the next round; None before ``fit``
@@ -260,8 +262,10 @@ class Lab:
         )
         self._protect_patients(training, aside, stays)
         continue_from_earlier_rounds(training, settings, round_ - 1, aside)
+        # Simulated sites that were trained as one batch only pick up their result here
+        run = self.session.trainers.get(training.key, self.run_training)
         if aside:
-            training.run()
+            run(training)
             return
         self.continued, self.trained = {}, network
         # The moments of a model that stays have no noise, so they must not outlive this training
@@ -271,8 +275,6 @@ class Lab:
                 training, self.stored_state, round_, self.site, order
             )
         else:
-            # Simulated sites that were trained as one batch only pick up their result here
-            run = self.session.trainers.get(training.key, LocalTraining.run)
             loss = run(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
 
