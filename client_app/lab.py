@@ -102,8 +102,8 @@ class Lab:
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
-        # Trains in ``fit``, and returns the mean loss; a rehearsal takes the training instead
-        self.run_training: Callable[[LocalTraining], float] = LocalTraining.run
+        # Replaces ``LocalTraining.run`` in ``fit``, for a rehearsal that stops there
+        self.run_training: Callable[[LocalTraining], float] | None = None
         self._arrays: dict[str, Tensor] | None = None
         self.trained: SiteNetwork | None = None
         # Optimiser moments and position in the epoch, for the next round; None before ``fit``
@@ -263,7 +263,7 @@ class Lab:
         self._protect_patients(training, aside, stays)
         continue_from_earlier_rounds(training, settings, round_ - 1, aside)
         # Simulated sites that were trained as one batch only pick up their result here
-        run = self.session.trainers.get(training.key, self.run_training)
+        run = self.session.trainers.get(training.key, self.run_training or LocalTraining.run)
         if aside:
             run(training)
             return

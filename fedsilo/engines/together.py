@@ -107,7 +107,7 @@ def _rehearse(message: Message, context: Context) -> _Site | None:
     lab = Lab(session, content, instruction)
     lab.run_training = _stop
     try:
-        # What earlier trainings report here is reported again by the site's own answer
+        # The site's own answer reports again whatever earlier trainings report here
         with collect_unrepeatable_operations():
             session.method.train(lab)
     except _ReachedTraining as reached:
@@ -208,7 +208,7 @@ class TrainedTogether:
     """A site's result of a common training, for the message that asked for it."""
 
     arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name
-    gradient_sums: Mapping[str, Tensor]  # of a ``GradientSum``, by the parameter's name
+    gradient_sums: Mapping[str, Tensor]  # a ``GradientSum``, by the parameter's name
     loss: float  # the mean loss over the last pass
     rates: list[float]  # the learning rate of each step
     work: Counter[str]  # counts the steps and the samples that they used
