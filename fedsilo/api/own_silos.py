@@ -311,12 +311,24 @@ def _class_name(label: Any, names: Any) -> str | None:
 
 
 def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
-    """Convert samples ``x`` and labels ``y`` of equal length to a frame or to arrays.
+    """Convert a silo's samples and labels to a data frame (tables) or to two arrays (images).
 
-    Samples (n, features) become a frame with the labels in the column ``label``. Unless ``x`` is a
-    frame, its features are named x0, x1, ... Images (n, height, width) or (n, channels, height,
-    width) become arrays. Labels are (n,) or (n, 1). Only the labels of images are checked here. The
-    result and the errors are those of ``_convert_silo``.
+    Args:
+        site: the silo's name, for errors.
+        x: rows (n, features), as a data frame or as an array; or images (n, height, width) or
+            (n, channels, height, width). A tuple of n samples is stacked first.
+        y: the labels, (n,) or (n, 1).
+        label: the name of the label column in the data frame.
+
+    Returns:
+        For rows, "tables" and a data frame with a column for each feature and the column ``label``;
+        the features of an array are named x0, x1, and so on. For images, "arrays" and the pair of
+        images and labels; labels of any objects become strings.
+
+    Raises:
+        SettingError: the samples are neither rows nor images or differ in shape, the numbers of
+            samples and labels differ, or a label of an image is missing. The labels of rows are not
+            checked here.
     """
     import pandas as pd
 

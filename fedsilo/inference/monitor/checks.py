@@ -124,11 +124,19 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 
 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
-    """Return the edges between the cells of a numeric feature: quantiles of ``old`` (n, 1).
+    """Choose the edges that cut a numeric feature into the cells of a histogram.
 
-    The number of cells is chosen so that a cell has on average at least twice ``floor`` of the
-    smaller group of samples (old or new), but it is from two to ten. Equal quantiles are merged. A
-    feature with two values is cut between them.
+    If the training samples have exactly two values, the only edge is in the middle between the two.
+    Otherwise the edges are quantiles of the training samples, and equal quantiles become one edge.
+    The number of cells is min(n, ``new_count``) // (2 * ``floor``), but at least 2 and at most 10.
+
+    Args:
+        old: the training samples of the feature, (n, 1).
+        new_count: the number of new samples, which are cut by the same edges.
+        floor: the smallest number of training samples in a cell, which the caller checks.
+
+    Returns:
+        The edges between cells in increasing order, one fewer than cells.
     """
     values: Array = np.unique(old)
     if len(values) == 2:

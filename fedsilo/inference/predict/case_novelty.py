@@ -49,10 +49,17 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return each value's distance to ``nearest`` if it lies between the code and ``nearest``.
+        """Measure how far each value lies inside the gap between the code and all other values.
 
-        The distances have shape (k,). The distance is 0 for any other value, and for a value that
-        equals the code up to rounding.
+        The gap is the open interval between the code (``value``) and ``nearest``, the training
+        value next to it. No training value lies inside.
+
+        Args:
+            values: standardised values, of shape (k,).
+
+        Returns:
+            For each value inside the gap, its distance to ``nearest``; otherwise 0. The distance is
+            also 0 for a value that equals the code up to rounding.
         """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)
