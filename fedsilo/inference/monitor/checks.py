@@ -73,9 +73,9 @@ def drift_checks(
 def _places_by_column(names: Sequence[str]) -> list[list[int]]:
     """Group the indices of the features by column, in order.
 
-    A numeric column has one feature; a category has one for each level except the first, called
-    ``column=level``. A numeric column keeps its own group even if the next category has the
-    same name.
+    A numeric column has one feature. A categorical column has a feature ``column=level`` for each
+    level except the first. A numeric column is a group of its own, even if the next categorical
+    column has the same name.
     """
     groups: list[list[int]] = []
     before = None
@@ -189,8 +189,8 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
-    It is an alarm if the 95 % Wilson interval of the covered share is entirely below ``coverage``.
-    ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
+    The check is an alarm if the 95 % Wilson interval of the share of such sets is entirely below
+    ``coverage``. ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
     """
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
     around = wilson(right, n)
@@ -205,8 +205,8 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
 def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
     """Check that the mean confidence agrees with the accuracy.
 
-    Confidence is the largest of a case's ``probabilities`` (n, classes). It is an alarm if its mean
-    is outside the 95 % Wilson interval of the accuracy.
+    Confidence is the largest of a case's ``probabilities`` (n, classes). The check is an alarm if
+    the mean confidence is outside the 95 % Wilson interval of the accuracy.
     """
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
@@ -220,10 +220,10 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
 
 
 def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseCheck:
-    """Check that the accuracy has not fallen below ``reference``, that of the run's test samples.
+    """Check that the accuracy has not fallen below the run's accuracy on its test samples.
 
-    It is an alarm if the 95 % Wilson interval of the accuracy is entirely below ``reference``.
-    ``predicted`` and ``labels`` are classes (n,).
+    The check is an alarm if the 95 % Wilson interval of the accuracy is entirely below
+    ``reference``, the run's accuracy. ``predicted`` and ``labels`` are classes (n,).
     """
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)

@@ -33,11 +33,12 @@ _TIMES = 5  # the same as a multiple of the median distance between two neighbou
 class Code:
     """A value, far from all other values, that many training samples share.
 
-    An example is a cholesterol of 0, which may mean "not measured". Both numbers are standardised.
+    An example is a cholesterol of 0, which may mean "not measured". Both attributes are in
+    standardised units.
 
     Attributes:
-        value: the number itself, the lowest or highest of its feature.
-        nearest: the nearest other training value.
+        value: the code itself, which is the lowest or highest training value of its feature.
+        nearest: the training value next to it.
     """
 
     value: float
