@@ -321,8 +321,9 @@ def check_parquet(path: Path) -> list[str]:
     read the listed columns as codes into a dictionary of their distinct values.
 
     Returns:
-        The names of these columns, sorted. Columns within lists are not among them, because they
-        cannot be read as codes: each of their values counts as large as the whole stored column.
+        The names of these columns, sorted. Nested columns, such as lists, are not among them,
+        because they cannot be read as codes. Each of their values counts as large as all stored
+        values together.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).
