@@ -328,8 +328,8 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
     """Summarise the accuracy over the test samples of all sites together, with its interval.
 
     ``tested`` maps a site to its number of test samples and its accuracy. ``only`` is the single
-    site that the sentence is about, or None for all sites; then the sentence names how many of them
-    have an accuracy.
+    site that the sentence is about; None for all sites. If some of all sites have no accuracy, the
+    sentence says how many sites it covers.
     """
     samples = right = 0
     for n, accuracy in tested.values():

@@ -63,7 +63,11 @@ class Monitored:
         return [check for check in self.checks if check.alarm]
 
     def verdict(self) -> str:
-        """Summarise the checks in one sentence that names the checks with an alarm."""
+        """Summarise the checks in one sentence.
+
+        If there are alarms, the sentence names these checks. Otherwise it says that all checks are
+        within their limits, or that nothing could be checked.
+        """
         if not self.checks:
             return "Nothing could be checked."
         if not self.alarms:

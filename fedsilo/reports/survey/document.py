@@ -55,7 +55,10 @@ class SurveyDocument(BaseModel):
     columns: dict[str, ColumnTitle] = {}  # column -> its words, if the server has a schema
 
     def title(self, feature: str) -> str:
-        """Return the title of a feature, with its name and unit; only the name without a title."""
+        """Return the title of a feature, with its name and unit.
+
+        If the schema gives no title, the result is the feature's name.
+        """
         if feature in self.columns:
             return self.columns[feature].title
         return feature

@@ -115,10 +115,11 @@ def _site_table(view: View) -> Table:
 
 
 def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a run's pictures and its other files.
+    """Return a run's pictures (PNG files), and the names of its other files.
 
-    A picture has its file's name, what it shows, and the name of the same picture as PDF (empty if
-    the run has none).
+    Each picture is a dictionary: ``file``, the file's name; ``shows``, what the picture shows; and
+    ``paper``, the name of the same picture as PDF, empty if the run has none. These PDF files are
+    not among the other files.
     """
     others = runs.files(name)
     pictures = []
