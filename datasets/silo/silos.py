@@ -377,9 +377,10 @@ def save_silo(
 
 
 def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) -> list[str]:
-    """Return a sentence for each split with equal numeric outcomes; [] for labels of other tasks.
+    """Return a sentence for each split whose numeric outcomes are all equal.
 
-    An empty split has none. ``facts`` are those of ``save_silo``.
+    An empty split gets no sentence. If the task has no numeric outcome, the result is []. ``facts``
+    are those of ``save_silo``.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:
@@ -395,12 +396,15 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
 def cached_silo(
     folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
-    """Open a silo in the cache; create it first if it is missing or was altered.
+    """Open a silo in the cache; if it is missing or was altered, create it first.
+
+    The silo's own folder is ``<folder>/<folder_name>-<key>``. The key is a digest of ``facts``, so
+    other facts give another folder.
 
     Args:
         folder: the cache's folder for this data set's silos.
-        name: the silo's name. The folder is named by its ``folder_name`` and a key.
-        facts: everything that decides the silo's content, as JSON values; their digest is the key.
+        name: the silo's name.
+        facts: everything that decides the silo's content, as JSON values.
         classes: number of classes.
         fill: function that writes the silo into a new folder with ``save_silo``.
 

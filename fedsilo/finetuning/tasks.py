@@ -250,8 +250,9 @@ class Segmentation(Downstream):
     ) -> dict[str, float]:
         """Measure ``loss`` and the ``segmentation_metrics`` on a split, name -> value.
 
-        The loss is the training loss in eval mode, averaged over batches weighted by their number
-        of images. Metrics that the masks do not define are missing.
+        The network is put in eval mode. The loss is the training loss, averaged over batches that
+        are weighted by their number of images. Metrics that the masks do not define are missing.
+        ``settings`` are not used.
         """
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():

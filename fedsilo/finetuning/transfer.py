@@ -291,11 +291,16 @@ def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
 def build_run_vit(
     source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]
 ) -> PromptedViT:
-    """Build the ViT of a run with the run's weights, all frozen, on the CPU.
+    """Build a run's ViT on the CPU, with the run's weights. No parameter can be trained.
 
-    The network's settings are the run's; all other settings are ``settings``, those of fine-tuning.
-    Arrays that do not fit images of ``input_shape`` (channels, height, width) keep random values,
-    but position embeddings are resampled to fit.
+    The settings of the network are the run's, and all other settings are those of fine-tuning.
+    Position embeddings are resampled if the images have another size than in the run. Other arrays
+    that do not fit keep random values.
+
+    Args:
+        source: the run's model.
+        settings: the settings of fine-tuning.
+        input_shape: the shape of the images, (channels, height, width).
 
     Raises:
         SettingError: none of the encoder's arrays fits.

@@ -138,11 +138,11 @@ def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -
 
 
 def refuse_twice(paths: Sequence[Path], option: str) -> None:
-    """Check that no path is listed twice, because its file would be written twice.
+    """Check that all ``paths`` differ, so that no file is written twice.
 
     Raises:
-        SettingError: a path is listed twice. The message names ``option``, which can change the
-            path.
+        SettingError: a path is listed twice. The message names the path, and ``option``, the option
+            that can change it.
     """
     for path in paths:
         if paths.count(path) > 1:

@@ -245,14 +245,16 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
-    """Lay out the columns of the classes' maps, with classes in numeric order.
+    """Give each class a block of neighbouring columns, in the numeric order of the classes.
+
+    A block has as many columns as the largest number of maps that any site has for the class.
 
     Args:
-        sites: site -> class number (text) -> maps.
+        sites: site -> class number (a string, as in JSON) -> the site's maps of the class.
 
     Returns:
-        Class -> the first column of its block, and the total number of columns. A block is as wide
-        as the largest number of maps that any site has for the class.
+        A pair: class number (a string) -> the first column of its block, counted from 0; and the
+        number of all columns.
     """
     widths: dict[str, int] = {}
     for maps in sites.values():

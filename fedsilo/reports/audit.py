@@ -37,7 +37,7 @@ class Choice:
     until: datetime = _LAST
 
     def takes(self, line: Mapping[str, Any]) -> bool:
-        """Tell whether the line is one of those asked for."""
+        """Tell whether a line is about the chosen run and its time is in the chosen range."""
         if self.run and line["run"] != self.run:
             return False
         return self.since <= _time_of(line) <= self.until
@@ -118,7 +118,12 @@ class Audit:
             )
 
     def document(self) -> dict[str, Any]:
-        """Return the audit as JSON values: the chosen lines, and the facts about the chain."""
+        """Return the audit as values for JSON.
+
+        ``lines`` has the chosen lines. ``lines-in-log``, ``torn`` and ``without-check-value`` are
+        numbers of lines in the log. ``first-number``, ``last-number`` and ``last-check`` describe
+        the chain, and are None without one. ``breaks`` has the sentences about broken places.
+        """
         return {
             "lines": [dict(line) for line in self.chosen],
             "lines-in-log": self.count,

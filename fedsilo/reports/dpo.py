@@ -32,9 +32,9 @@ _NO_LIMITS = ("site", "audit_log")
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
-    They are the run's sites, result and limit, the data flow, the bytes, metrics and arrays that
-    were sent, and the guarantee of differential privacy. ``log`` is a hospital's own audit log, or
-    None; its lines about the run are summarised.
+    The variables are the run's sites, result and limit, the data flow, the bytes, metrics and
+    arrays that were sent, and the guarantee of differential privacy. ``log`` is a hospital's own
+    audit log, whose lines about the run are summarised; None for no summary.
     """
     privacy = run.summary["privacy"]
     log_data = None
@@ -207,7 +207,8 @@ def _measurements(run: Shown) -> dict[str, Any]:
 def _arrays(run: Shown) -> list[list[str]] | None:
     """Build a row per kind of array in the final model: number of arrays, values, and bytes.
 
-    Values count as four bytes each. It is None if the run directory lacks a server's model.
+    Each value counts as four bytes. The result is None if the run directory has no model of the
+    server.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -229,7 +230,7 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     """Build the facts of a differential privacy guarantee, and the epsilon of each site.
 
-    It is None if the run does not give a guarantee.
+    The result is None if the run does not give a guarantee.
     """
     if guarantee == NO_PRIVACY:
         return None
@@ -247,7 +248,7 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of ``dpo.html`` for a hospital's own site file.
 
-    They list what the hospital allows, and each limit with its value, origin and meaning.
+    The variables list what the hospital allows, and each limit with its value, origin and meaning.
     """
     lists = []
     for name in _LISTS:

@@ -73,8 +73,9 @@ def shortened(text: str) -> Iterator[str]:
 def _cut(text: str) -> Iterator[str]:
     """Yield the parts of a sentence, each of at most 25 words.
 
-    A longer sentence is cut after the punctuation mark nearest to its middle, and so are its parts.
-    Marks within brackets do not count. Without a mark, the sentence is cut after 25 words.
+    A longer sentence is cut after the punctuation mark nearest to its middle. Its parts are cut in
+    the same way until they are short enough. Marks within brackets do not count. A sentence without
+    a mark is cut after 25 words.
     """
     words = text.split()
     if len(words) <= _WORDS:

@@ -49,10 +49,11 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
         split: the split of the samples, ``test`` or ``val``.
 
     Returns:
-        The names of the data sets, the tests of each headline metric ("compared"), the unequal
-        budgets ("unequal"), a picture of the costs ("cost_picture", a list), and whether the runs
-        have one seed, the same seeds and the same split. If the runs are on several data sets, the
-        tests and the picture are empty lists.
+        A dictionary with the keys "data_sets" (the sorted names), "compared" (a comparison for each
+        headline metric), "cost_picture" (a list with at most one picture), "unequal" (a line for
+        each experiment with another budget), "one_seed" (no experiment has two seeds), "paired"
+        (all experiments have the same seeds) and "same_split" (all runs have the same split; None
+        if unknown). If the runs are on several data sets, "compared" and "cost_picture" are empty.
     """
     experiments = experiments_of(runs)
     most_seeds = max(map(len, experiments.values()))

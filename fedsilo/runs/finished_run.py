@@ -149,7 +149,7 @@ class FinishedRun(RunFiles):
         return f"{word}s"
 
     def refuse_masks(self, command: str) -> None:
-        """Check that a command that explains or calibrates answers for whole images suits the run.
+        """Check that the run predicts class probabilities, which the named command needs.
 
         Args:
             command: the command's name, such as 'calibrate'.

@@ -30,7 +30,7 @@ def summed_metrics(trains: bool, measured: Sequence[str], splits: Sequence[str])
             the split.
 
     Returns:
-        Names such as ``incoming.val.loss``, the training loss first; perhaps none.
+        Names such as ``incoming.val.loss``, the training loss first; may be empty.
     """
     names = []
     if trains and "train" in splits:

@@ -63,7 +63,11 @@ class Monitored:
         return [check for check in self.checks if check.alarm]
 
     def verdict(self) -> str:
-        """Summarise the checks in one sentence that names the checks with an alarm."""
+        """Summarise the checks in one sentence.
+
+        If there are alarms, the sentence names these checks. Otherwise it says that all checks are
+        within their limits, or that nothing could be checked.
+        """
         if not self.checks:
             return "Nothing could be checked."
         if not self.alarms:
@@ -262,10 +266,10 @@ def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tup
 
 @dataclass(frozen=True)
 class NewData:
-    """New cases, with the class of each readable case; -1 if it is unknown."""
+    """New cases, with the class of each case; -1 if it is unknown."""
 
     inputs: Inputs
-    labels: Tensor  # (k,) int64, of the readable inputs
+    labels: Tensor  # (n,) int64, of all inputs, readable or not
 
     def features(self) -> Tensor:
         """Return the readable inputs as they were read (k, *input_shape), NaN for a missing value.
@@ -312,8 +316,9 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Map each text that a label may have to its class number.
 
-    ``classes`` maps a class's name to the labels that the data set declares for it. Names and
-    labels both count; a label that is also the name of another class counts as a label.
+    ``classes`` maps a class's name to the labels that the data set declares for the class. The keys
+    of the result are the names and the labels. If a label equals the name of another class, the
+    label decides.
     """
     numbers = {}
     for number, name in enumerate(classes):

@@ -105,10 +105,17 @@ class ValueTexts:
         return places
 
     def _text(self, column: Column, values: Floats, mean: float) -> str:
-        """Format the value of a column from the values (f,) of its features: a number, or a level.
+        """Format the value of a column: a number, or the name of a level.
 
-        For a missing value, it states what the model uses instead: ``mean``, or a mixture of all
-        levels.
+        For a missing value, the text says so and names what the model uses instead: the mean of a
+        numeric column, or the mixture of all levels.
+
+        Args:
+            column: the column.
+            values: the values (f,) of the column's features: one number, or 0 and 1 for each level
+                except the first. NaN stands for a missing value. If all are 0, the level is the
+                first.
+            mean: the mean of a numeric column in training.
         """
         if np.isnan(values).any():
             used = f"{mean:.4g}, the mean,"
@@ -123,12 +130,14 @@ class ValueTexts:
         return column.words().level(level)
 
     def _usual(self, column: Column, rows: Floats) -> str:
-        """Describe the usual values of a column in training; empty if too few patients support it.
+        """Describe the usual values of a column in training, from its features' ``rows`` (n, f).
 
-        For a numeric column with more than five values, it is the range of 90 % of the patients, or
-        of 50 % if fewer than ``floor`` patients would lie beyond each end. For other columns, it
-        lists the common values with their shares. ``rows`` (n, f) are the values of the column's
-        features.
+        For a numeric column with more than five different values, the text is the range of 90 % of
+        the patients. If fewer than ``floor`` patients lie beyond each end of that range, it is the
+        range of 50 %. If that range has too few beyond its ends too, the text is empty.
+
+        For any other column, ``_common`` lists the values that enough patients have, with the
+        shares of these patients. The list may be empty.
         """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:

@@ -25,7 +25,8 @@ _MEANING = (
 def result(run: Shown, site: str | None) -> str:
     """Summarise the Dice score on test images in one sentence.
 
-    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no score
+    may be shown, it says so.
     """
     values, where = values_of(run, site)
     if "dice" not in values:

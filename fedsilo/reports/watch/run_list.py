@@ -110,9 +110,10 @@ def _is_run(path: Path) -> bool:
 
 
 def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
-    """Yield the run directories in a folder, or the folder itself, down to ``levels`` below it.
+    """Yield the run directories in a folder, down to ``levels`` levels below it.
 
-    Links are not followed. A folder that disappears meanwhile is left out.
+    If the folder is itself a run directory, only the folder is yielded. Links are not followed. A
+    folder that disappears meanwhile is left out.
 
     Raises:
         OSError: a folder cannot be read.
@@ -161,7 +162,10 @@ def read_listed(path: Path, size: int = 0) -> ListedRun:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder; links count for themselves."""
+    """Return the size in bytes of all files in a folder and below.
+
+    A symbolic link has its own size, not that of its target. A file that vanishes is left out.
+    """
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:

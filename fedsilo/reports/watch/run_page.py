@@ -43,12 +43,14 @@ _PICTURES = {
 
 
 def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> str:
-    """Build the page of a run; also of a deployment and its newest run, or of a hospital.
+    """Build the HTML of the page for a run, for a deployment with its newest run, or a hospital.
 
     Args:
-        view: the state.
-        runs: the folder with the run, for its metrics, files and neighbours; None for a hospital.
-        has_list: whether the page links to the list of all runs.
+        view: the state that the page shows. A part that it lacks is left out.
+        runs: the folder with the run, for its metrics and files and for the other runs in it; None
+            for a hospital.
+        has_list: whether the page links to the list of all runs. If False, the page does not name
+            other runs either.
     """
     run = None
     if view.run and runs:
@@ -113,10 +115,11 @@ def _site_table(view: View) -> Table:
 
 
 def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a run's pictures and its other files.
+    """Return a run's pictures (PNG files), and the names of its other files.
 
-    A picture has its file's name, what it shows, and the name of the same picture as PDF (empty if
-    the run has none).
+    Each picture is a dictionary: ``file``, the file's name; ``shows``, what the picture shows; and
+    ``paper``, the name of the same picture as PDF, empty if the run has none. These PDF files are
+    not among the other files.
     """
     others = runs.files(name)
     pictures = []
