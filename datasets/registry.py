@@ -218,7 +218,7 @@ def check_data_settings(settings: CommonSettings) -> None:
 def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
     """Return the metrics of a data set's result tables, the headline first.
 
-    They are the task's own, or the data set's if the task leaves them to it.
+    If the task has metrics of its own to show, they are returned, and otherwise the data set's.
 
     Raises:
         SettingError: the data set or the task does not exist.

@@ -152,8 +152,8 @@ class FedAlignCLSite(SiteMethod):
         """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
 
         Without alignment in this round the stored discriminator is kept. The right predictions,
-        (n,) uint8, are 1 for each sample that the trained local model predicts correctly. They are
-        stored only if the next epoch has a curriculum.
+        (n,) uint8, are 1 for each sample that the trained local model predicts correctly. Right
+        predictions are stored only if the next epoch has a curriculum.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -168,8 +168,8 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
 
-        It is 0 if the next round does not align. A negative request counts as 0. Whether the site
-        has that many samples is not checked here.
+        The number is 0 if the next round does not align. A negative request counts as 0. Whether
+        the site has that many samples is not checked here.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):

@@ -259,8 +259,8 @@ class DataSet(ABC):
         A data set with images returns a function that reads a new image file in the same way as the
         images of ``site``. The function takes a path, returns an array (channels, height, width) as
         in ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
-        site's images are rotated or have their own tone curve, new images get the same, unless
-        ``site`` is ''.
+        site's images are rotated or have their own tone curve, new images are changed in the same
+        way. If ``site`` is '', new images are not changed.
 
         Raises:
             DataError: the data set has no images, or its declaration cannot be read.

@@ -157,12 +157,12 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 
 
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
-    """Convert rows to pairs: the line number, from 1, and the texts of the cells.
+    """Convert rows to pairs: the line number, from 1, and the cells as strings.
 
     A missing value becomes ''. Empty rows are kept, so that the line numbers match the file.
 
     Raises:
-        DataError: all texts together have more characters than ``most_unpacked`` allows, which is
+        DataError: all cells together have more characters than ``most_unpacked`` allows, which is
             2^30 by default.
     """
     # Read once: ``check_unpacked`` would ask the file system for each row

@@ -187,7 +187,7 @@ def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
 def effective_patients(values: Floats) -> float:
     """Return the number of patients over which ``values`` (n,) are spread: (sum |v|)^2 / sum v^2.
 
-    It is n if all are equally large, 1 if only one is not 0, and 0 if all are 0.
+    The result is n if all values are equally large, 1 if only one is not 0, and 0 if all are 0.
     """
     squares = float(np.square(values).sum())
     if squares == 0:

@@ -34,7 +34,7 @@ OWN_FIT = "own-fit"  # the phase in which each site fits its own model
 def part_norm(common: CommonSettings) -> float:
     """Return the norm to which the parts of the sums are scaled, so that no site clips them.
 
-    It is 'secure.clip-norm' in a secret sum, otherwise 1.
+    The norm is 'secure.clip-norm' in a secret sum, otherwise 1.
     """
     if common.secure_aggregation == "none":
         return 1.0

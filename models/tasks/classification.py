@@ -167,8 +167,8 @@ class Classification(Task):
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
         """Return the value that a part of 1 stands for, by metric.
 
-        It is 1 for accuracy, 3 nats for the loss, and the logarithm of the number of classes for
-        entropy.
+        The value is 1 for accuracy, 3 nats for the loss, and the logarithm of the number of classes
+        for entropy.
         """
         from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 
