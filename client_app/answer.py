@@ -160,9 +160,9 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
     If the server asks for metrics, the trained network is measured on validation data first. Arrays
-    leave only if the server asks for them. They are the arrays in ``outgoing.send``, or the
-    network's exchanged arrays if ``send`` is None. In secure aggregation they are masked. At trust
-    'sums' a masked array of counts then leaves even if the method sends no arrays, and also in the
+    leave only if the server asks for them. If ``outgoing.send`` is given, its arrays leave;
+    otherwise the network's exchanged arrays leave. In secure aggregation the arrays are masked. At
+    trust 'sums' a masked array of counts leaves even if the method sends no arrays, and also in the
     final evaluation.
 
     Args:

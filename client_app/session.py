@@ -333,8 +333,8 @@ class SiteSession(OpenedSite):
     def _refuse_few_weighed(self) -> None:
         """Reject class weights that let a few samples dominate a step.
 
-        The effective sample size must reach 'minimum-batch'. A simulated site passes, and so does a
-        hospital with its own cap on epsilon, because there clipping and noise hide each sample.
+        The effective sample size must reach 'minimum-batch'. A simulated site passes. A hospital
+        with its own cap on epsilon passes too, because clipping and noise hide each sample there.
 
         Raises:
             RefusedError: the effective sample size is too small.

@@ -218,7 +218,7 @@ def check_data_settings(settings: CommonSettings) -> None:
 def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
     """Return the metrics of a data set's result tables, the headline first.
 
-    They are the task's own, or the data set's if the task leaves them to it.
+    If the task has metrics of its own to show, they are returned, and otherwise the data set's.
 
     Raises:
         SettingError: the data set or the task does not exist.
@@ -332,9 +332,9 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: the directory to search for files; '' means $FEDSILO_DATA.
 
     Returns:
-        A dictionary of texts per data set, with the keys ``name``, ``kind`` (public, own or
-        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (which files were
-        found). A text is '' if it is unknown or does not apply.
+        A dictionary of strings per data set, with the keys ``name``, ``kind`` (public, own or
+        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files that were
+        found). A value is '' if it is unknown or does not apply.
     """
     places = find_places(data_dir, "")
     rows = []

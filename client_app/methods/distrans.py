@@ -23,7 +23,7 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 
 
 class DisTransSite(SiteMethod):
-    """Receives and sends the network and, unless the offset stays, the offset."""
+    """Receives and sends the network. The offset is exchanged too, or stays at the site."""
 
     settings: DisTransSettings
 

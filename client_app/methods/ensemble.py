@@ -21,7 +21,7 @@ class EnsembleSite(LocalSite):
         return super().open(lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the site's own model and store it; it is sent too if the server asks for arrays."""
+        """Train and store the site's own model. If the server asks for arrays, also send it."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

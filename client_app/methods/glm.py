@@ -59,10 +59,11 @@ class GLMSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check columns, outcomes and floors at a site whose data are open.
 
-        A hospital that has only declared its data so far passes; it is checked later.
+        A hospital that has only declared its data so far passes; its data are checked later.
 
         Raises:
-            SiteError: a column or an outcome cannot be used.
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: an outcome or a time cannot be used.
             RefusedError: there are too few patients or events, or too few share a value.
         """
         if session.stand_in is None:

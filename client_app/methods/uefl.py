@@ -78,8 +78,9 @@ class UEFLSite(SiteMethod):
     def centroids(self, lab: Lab) -> Outgoing:
         """Send K-means centroids of the site's training features, with their counts (section 3.2).
 
-        If 'uefl.codeword-start' is "gaussian", only the number of codewords leaves, as a metric,
-        unless the message asks to refresh the first codebook.
+        Centroids leave if the message asks to refresh the first codebook, or if
+        'uefl.codeword-start' is "kmeans". In any other case only the number of codewords leaves, as
+        a metric.
 
         Raises:
             RefusedError: centroids are needed but the run is private, and centroids have no noise.

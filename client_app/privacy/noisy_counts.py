@@ -64,8 +64,9 @@ def noisy_counts(
     """Return the label counts that a site reports, by split and class, with stored noise.
 
     For data that were never reported before, the ledger is charged, and then the noise is drawn and
-    stored. Stored counts are returned unchanged, unless the hospital has paid for a new draw (see
-    ``draw_again``), which is then made without a further charge.
+    stored. For data that were reported before, the stored counts are returned unchanged. If the
+    hospital has paid for a new draw (see ``draw_again``), that draw is made first, without a
+    further charge.
 
     Args:
         exact: the true number of samples of each class, by split.

@@ -165,7 +165,7 @@ class UnmaskedSum:
 
     Attributes:
         sites: the sites of the sum, sorted; empty until the sum is unmasked.
-        terms: a digest of the settings that affect the numbers of a site.
+        terms: a digest of the settings that scale a site's part of the sum.
         failed: whether this site could not answer and added 0.
     """
 

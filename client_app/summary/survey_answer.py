@@ -176,8 +176,9 @@ def _first_answer(
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer by name, with a note on whether the data have changed.
 
-    The note is ``changed`` in the part ``about``. It is true if the data, which are read again with
-    the settings of the first answer, have another fingerprint now. The stored file does not change.
+    The data are read again, with the settings of the first answer. If their fingerprint differs
+    from that of the first answer, the note ``changed`` in the part ``about`` is true. The stored
+    file does not change.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -383,9 +384,9 @@ class AnswerBuilder:
     ) -> Values | None:
         """Return a numeric measure's values without the missing ones (NaN), or None.
 
-        Returns None if the measure has levels or no known value. At a real site it also returns
-        None for at most 10 distinct values, unless ``include_few_values`` is True, because a mean
-        over so few distinct values would reveal counts.
+        Returns None if the measure has levels or no known value. If ``include_few_values`` is
+        False, a real site also returns None for a measure with at most 10 distinct values, because
+        a mean over so few distinct values would reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]

@@ -268,8 +268,8 @@ def collect_unrepeatable_operations(
     and other errors pass unchanged.
 
     Args:
-        report: called once with a line that lists the names, after the block has ended without an
-            error. It is not called if the set is empty.
+        report: called once with a line that lists the names, if the block has ended without an
+            error and the set is not empty.
 
     Raises:
         SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.

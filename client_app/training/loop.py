@@ -86,8 +86,8 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 def micro_batches(count: int, size: int) -> list[slice]:
     """Split a batch of ``count`` samples into slices of ``size``, in order.
 
-    A ``size`` of 0 gives one slice, and so does a batch of at most ``size`` samples. A last slice
-    of one sample is joined to the previous slice.
+    If ``size`` is 0, or if the batch has at most ``size`` samples, the result is one slice. A last
+    slice of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]

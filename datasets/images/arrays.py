@@ -212,8 +212,8 @@ def _check_arrays(
 ) -> Arrays:
     """Check a site's arrays and bring them into their normal form.
 
-    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are labels
-    of the task, such as class numbers.
+    If ``x`` lacks the channels' axis, as in (n, height, width), it gets one. ``y`` are labels of
+    the task, such as class indices.
 
     Returns:
         Samples (n, channels, height, width), float32 or uint8; labels (n, ...) of the task's type;

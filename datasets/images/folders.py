@@ -237,8 +237,9 @@ class FolderImages(ImageDataSet):
         """List the images of each site in the data directory.
 
         Raises:
-            DataError: the folders match no layout, or two sites have different classes. It is a
-                ``FileNamesError``, because folders may be named after patients.
+            FileNamesError: the folders match no layout, or two sites have different classes. This
+                kind of DataError marks a text that may name patients, because folders may be named
+                after patients.
         """
         folder = self.files_folder(places)
         try:

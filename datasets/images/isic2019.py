@@ -35,7 +35,7 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Return the class number of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
+    """Return the class index of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
     if target == "diagnosis":
         return diagnosis
     return int(DIAGNOSES[diagnosis] == "NV")

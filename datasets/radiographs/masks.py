@@ -208,8 +208,8 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
     foreground. All other keys have their defaults, such as 8 bits without colour.
 
     Raises:
-        DataError: the file is unreadable or invalid; or there is no file, and no folder is a site
-            or a folder's name cannot be a site's.
+        DataError: the file is unreadable or invalid; or there is no file, and no folder is a site.
+        ValueError: there is no file, and a folder's name cannot be a site's.
     """
     if (folder / MaskImages.file).exists():
         return read_declared(folder / MaskImages.file, MaskDeclaration)

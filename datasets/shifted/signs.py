@@ -47,8 +47,8 @@ class _Sign:
 def list_signs(folder: Path) -> Facts:
     """List the CSV files and image folders that decide the decoded pool, to notice their changes.
 
-    They are the CSV file and the image folder of each training class, the possible CSV files of the
-    test images, and the test images' folder. A missing file or folder is left out. A folder's
+    The list has the CSV file and the image folder of each training class, the possible CSV files of
+    the test images, and the test images' folder. A missing file or folder is left out. A folder's
     modification time changes if images are added or removed, but not if an image is overwritten.
 
     Returns:

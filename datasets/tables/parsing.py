@@ -53,8 +53,9 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     """Parse the lines of a table into features and classes.
 
     A row is left out if its label is missing, if another value is missing and the policy is 'drop',
-    or if a value is out of range and 'out-of-range' is 'drop'. The other cells of such a row are
-    still checked, unless the label is missing.
+    or if a value is out of range and 'out-of-range' is 'drop'. If the label is missing, the other
+    cells of the row are not checked. The cells of any other row are checked, even if the row is
+    left out.
 
     Args:
         lines: the table's lines.
@@ -396,5 +397,5 @@ def _as_number(token: str) -> float | None:
 
 
 def quote_texts(texts: Iterable[str]) -> str:
-    """Quote texts and join them with commas, cut to 300 characters, for errors."""
+    """Quote strings and join them with commas, cut to 300 characters, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

@@ -351,8 +351,8 @@ def build_prompted_vit(
 ) -> PromptedViT:
     """Build the prompted ViT with an uninitialised backbone, which ``load_backbone`` fills later.
 
-    The backbone is on the meta device, unless 'vit.backbone-weights' is 'random': then it gets
-    random weights here.
+    If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise it is on
+    the meta device, which has shapes but no values.
 
     Args:
         settings: the run's settings.

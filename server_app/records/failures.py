@@ -30,7 +30,7 @@ class FailureLog:
         self.entries = read_failures(directory)
 
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append a failure to the file and to ``entries``, unless an equal entry is already there.
+        """Append a failure to the file and to ``entries``, if there is no equal entry yet.
 
         A resumed run repeats the interrupted round, so the same failure may come again. The line is
         synchronised to the disk.

@@ -66,7 +66,10 @@ class PrivacyHook(Hook):
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store each site's reported epsilon, unless it is below the stored one."""
+        """Store each site's reported epsilon if it is above the stored one.
+
+        A reply without an epsilon counts as 0.
+        """
         for site, reply in replies.items():
             said = float(reply.metrics.get(DP_EPSILON, 0.0))
             self.spent_by[site] = max(said, self.spent(site))

@@ -138,8 +138,8 @@ class ProgressHook(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Print the title, the sites, the number of rounds and, when resuming, the last round.
 
-        The numbers of rounds are also noted in the progress. No error is raised: ``report`` gets
-        it.
+        The numbers of rounds are also noted in the progress. An error is passed to ``report`` and
+        is not raised.
         """
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
@@ -158,14 +158,14 @@ class ProgressHook(Hook):
 
     @_never_raises
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Record the sites that are asked in this phase."""
+        """Record the phase and the sites that it asks. No site has answered or failed yet."""
         here = self.progress
         here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
         here.asked, here.answered, here.away, here.failed = sites, [], [], {}
 
     @_never_raises
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Add a site to the sites that have answered."""
+        """Add a site to the sites that have answered. It no longer counts as disconnected."""
         self.progress.answered.append(site)
         if site in self.progress.away:
             self.progress.away.remove(site)
@@ -194,7 +194,7 @@ class ProgressHook(Hook):
 
         The metrics are unweighted means over sites. They are the training loss of this round, and
         the validation metrics of the model that the round started with, because the new model has
-        not been measured yet. A validation metric is left out unless every site with validation
+        not been measured yet. A validation metric is shown only if every site with validation
         metrics has sent it.
 
         Args:

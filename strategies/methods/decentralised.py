@@ -53,9 +53,10 @@ class Decentralised(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind: the method's setting 'topology', or else the method's name.
+        """Return the topology's kind: the method's setting 'topology', or the method's name.
 
-        "star" becomes "hub", a star with one of the silos in the middle.
+        The name counts if the method has no such setting. "star" becomes "hub", a star with one of
+        the silos in the middle.
         """
         return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
@@ -223,7 +224,7 @@ class CDL(Decentralised):
     settings: CDLSettings
 
     def kind(self) -> str:
-        """Return the kind of the topology."""
+        """Return the topology's kind, 'cdl.divergence-topology', with "hub" in place of "star"."""
         return among_silos(self.settings.divergence_topology)
 
 

@@ -124,7 +124,7 @@ class GLM(Method):
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the columns that explain."""
+        """The names of the explanatory columns."""
         return [self.features[place] for place in self.column_places.columns]
 
     @property
@@ -337,10 +337,11 @@ class GLM(Method):
         return fits
 
     def why_finished(self, state: GLMState) -> str | None:
-        """Return the reason to end the run, or None if the fit is not finished.
+        """Return the sentence that the coefficients have converged; None if the run continues.
 
-        The fit is finished once the coefficients have converged and the sites' own fits, if the run
-        asks for them, have arrived.
+        ``state.ended`` decides. It becomes True in the round in which the coefficients converge. If
+        the run then asks for the sites' own fits, it becomes True in the next round, in which these
+        arrive.
         """
         if state.ended:
             return f"the coefficients have converged after {state.round} rounds"
@@ -356,8 +357,8 @@ class GLM(Method):
 
         The file has the coefficients in the columns' own units with standard errors, the measures
         of fit, and the sites' own fits. Further keys are the outcome, data set, trust, treatment of
-        missing values, hospitals and number of rounds; Cox's model has a few more. ``values`` is
-        not used.
+        missing values, hospitals and number of rounds. Cox's model has also the keys of
+        ``_survival_facts``.
 
         Args:
             state: the state after convergence.

@@ -65,9 +65,10 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights for a site without a personal model.
+        """Return the global weights for a site to fine-tune or to measure.
 
-        A site with a personal model gets no arrays, because it measures that model.
+        A site with a personal model (``state.personal``) gets no arrays, because it fine-tunes or
+        measures that model.
         """
         if site in state.personal:
             return {}

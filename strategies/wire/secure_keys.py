@@ -210,10 +210,10 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
 
 
 def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
-    """Read a list of texts from a record of secure aggregation. The list may be empty.
+    """Read a list of strings from a record of secure aggregation. The list may be empty.
 
     Raises:
-        SiteError: the value under ``key`` is missing, or is not a list of texts.
+        SiteError: the value under ``key`` is missing, or is not a list of strings.
     """
     values = record.get(key)
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
