@@ -229,7 +229,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Check that a run clips and adds noise; otherwise its epsilon would be infinite.
+    """Check that a run clips gradients and adds noise, so that its epsilon is finite.
 
     The caller skips this check at a site without a cap on epsilon.
 

@@ -332,9 +332,9 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: the directory to search for files; '' means $FEDSILO_DATA.
 
     Returns:
-        A dictionary of texts per data set, with the keys ``name``, ``kind`` (public, own or
-        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (which files were
-        found). A text is '' if it is unknown or does not apply.
+        A dictionary of strings per data set, with the keys ``name``, ``kind`` (public, own or
+        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files that were
+        found). A value is '' if it is unknown or does not apply.
     """
     places = find_places(data_dir, "")
     rows = []

@@ -93,12 +93,13 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the order (n,) in which the epoch uses its samples (eq. 4); None if random.
+        """Return the order (n,) in which the epoch uses its samples (eq. 4).
 
         Also reports the share of "forgotten" samples as a metric. A sample is forgotten if the
         local model predicted it correctly at the end of the last epoch, but the global model now
-        does not. If the site missed the end of the last epoch, nothing is reported and the result
-        is None. The result is also None if this epoch has no curriculum.
+        does not. The result is None, which means a random order, in two cases: if this epoch has no
+        curriculum, or if the site missed the end of the last epoch. In the second case nothing is
+        reported.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last

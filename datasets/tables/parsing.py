@@ -397,5 +397,5 @@ def _as_number(token: str) -> float | None:
 
 
 def quote_texts(texts: Iterable[str]) -> str:
-    """Quote texts and join them with commas, cut to 300 characters, for errors."""
+    """Quote strings and join them with commas, cut to 300 characters, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

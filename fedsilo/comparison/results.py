@@ -177,8 +177,9 @@ def chosen_metrics(
 def refuse_unmeasured(wanted: str, option: str) -> None:
     """Check before any run that fedsilo's methods can measure the metrics in ``wanted``.
 
-    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` pass, because
-    only finished runs show which of them exist; ``matching`` checks them then.
+    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` are not
+    checked here, because only finished runs show which of them exist. ``matching`` checks them
+    after the runs.
 
     Raises:
         SettingError: no method measures one of the names. The message begins with ``option``.

@@ -89,7 +89,7 @@ class _Work:
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores.
+    """Return the number of runs at once: ``jobs`` or, if that is 0, one per ``threads`` cores.
 
     Only the cores that this process may use count, as in a container. The number is at least 1.
     """
@@ -247,7 +247,7 @@ class WorkerPool(ProcessPoolExecutor):
         )
 
     def __enter__(self) -> Self:
-        """Start the pool; until its end, new processes do not import the caller's script."""
+        """Start the pool. Until its end, new processes do not import the caller's script."""
         self._hiding = without_main()
         self._hiding.__enter__()
         return super().__enter__()
@@ -279,8 +279,8 @@ def make_pool(
 ) -> Executor:
     """Create a pool of ``workers`` processes, or of Slurm jobs if ``jobs`` has Slurm's parameters.
 
-    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is that of ``WorkerPool``; it
-    has no effect on Slurm jobs.
+    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is passed to ``WorkerPool``,
+    and has no effect on Slurm jobs.
     """
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
@@ -304,9 +304,10 @@ def _begin_worker(command: int) -> None:
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-    """Call ``work`` in a worker process; Ctrl-C interrupts the work, but not an idle worker.
+    """Call ``work`` in a worker process, and return its result.
 
-    If the command ends meanwhile (``SystemExit``), the worker process ends at once.
+    Ctrl-C interrupts the work, but not an idle worker. If the command ends while the work runs
+    (``SystemExit``), the worker process ends at once.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

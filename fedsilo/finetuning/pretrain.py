@@ -161,7 +161,10 @@ def backbone_file(common: CommonSettings) -> Path:
 
 
 class _Trainer:
-    """Trains a ViT with a linear head on the public images, one in ten of which is held out."""
+    """Trains a ViT with a linear head on public images.
+
+    One in ten of the images is held out, to measure accuracy.
+    """
 
     def __init__(
         self, public: Split, classes: int, common: CommonSettings, recipe: Pretraining

@@ -169,11 +169,12 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
 def draw_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``curves.png``: test metrics over rounds, or validation metrics if none were tested.
 
-    If sites sent updates, ``contributions.png`` shows each site's update in each round.
+    If sites sent updates, ``contributions.png`` is drawn too, with each site's update in each
+    round.
 
     Returns:
-        The paths of the pictures; [] (and no picture) if the run has none of the metrics in
-        its task's ``curves``.
+        The paths of the pictures. If the run has none of the metrics in its task's ``curves``, the
+        list is empty and nothing is drawn.
 
     Raises:
         RunDirectoryError: the run has not ended.

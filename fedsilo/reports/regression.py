@@ -60,7 +60,7 @@ class Regression:
 
     @property
     def coefficients(self) -> list[dict[str, Any]]:
-        """A row per coefficient, as in ``fit.json``; an intercept comes first."""
+        """A row for each coefficient, as in ``fit.json``. An intercept, if any, comes first."""
         rows: list[dict[str, Any]] = self.document["coefficients"]
         return rows
 
@@ -200,7 +200,7 @@ def format_effect(value: float) -> str:
 
 
 def format_p(p: float) -> str:
-    """Format a p value with three decimals; a smaller one as '<0.001'."""
+    """Format a p value with three decimals. A value below 0.001 becomes '<0.001'."""
     if p < 0.001:
         return "<0.001"
     return f"{p:.3f}"

@@ -40,8 +40,8 @@ def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
     The variables are the settings, curves, final metrics, costs, failures, and a comparison if the
-    runs are of several experiments. The metrics are on test samples; if all runs lack these, on
-    validation samples.
+    runs are of several experiments. The metrics are on test samples. If no run has such metrics,
+    they are on validation samples.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -269,7 +269,7 @@ def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str,
 
 
 def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[str]:
-    """Return the sites that have a value in every round; none without rounds."""
+    """Return the sites that have a value in every round. Without rounds, the set is empty."""
     if not by_round:
         return set()
     return set.intersection(*map(set, by_round.values()))

@@ -57,8 +57,8 @@ class RiskSets:
     """The patients at risk at each distinct time.
 
     Attributes:
-        places: the place of each patient's time among the distinct times, (n,).
-        dying: the patients with an event, (events,).
+        places: the index of each patient's time among the distinct times, (n,).
+        dying: the indices of the patients with an event, (events,).
         deaths: the number of events at each distinct time, (times,).
     """
 

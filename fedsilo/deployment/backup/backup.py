@@ -301,10 +301,10 @@ def _move(folder: Path, before: str, now: str) -> None:
 
 
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
-    """List the sentences that the operator of a restored deployment must know.
+    """List sentences that the operator of a restored deployment must know.
 
-    They are about other versions of fedsilo and Flower, the address that hospitals use, and the
-    epsilon that local sites spent after the backup. The list may be empty.
+    The sentences are about other versions of fedsilo and Flower, the address that hospitals use,
+    and the epsilon that local sites spent after the backup. The list may be empty.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

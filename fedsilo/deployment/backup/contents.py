@@ -80,7 +80,7 @@ class BackupCopy:
         return max(copied, default="")
 
     def _copy_site(self, site: str) -> bool:
-        """Copy the files of a site on this machine; return whether none changed meanwhile.
+        """Copy the files of a site on this machine, and return whether none changed meanwhile.
 
         Flower's folder and the cache of decoded data are left out.
         """
@@ -102,7 +102,10 @@ class BackupCopy:
                 self._copy_file(path)
 
     def _copy_file(self, path: Path) -> bool:
-        """Copy a file, and return True; return False if it no longer exists."""
+        """Copy a file into the backup, and return True.
+
+        If the file no longer exists, nothing is copied and the result is False.
+        """
         name = path.relative_to(self.deployment.folder).as_posix()
         # A run and a site delete their older states while they work
         with suppress(FileNotFoundError):

@@ -49,11 +49,10 @@ class InstalledApp:
     def refuse_other(self, bundle: bytes) -> None:
         """Check that a run's app, the zip ``bundle``, equals the installed app.
 
-        All files in fedsilo's own folders (``ROOMS``) must be equal, and so must the table
-        ``tool.flwr`` of pyproject.toml, which has the app's components and the defaults of all
-        settings. A Python file elsewhere is refused too, because it could replace an installed
-        package, unless its folder is one that fedsilo has or knows, such as tests. Other files are
-        ignored, and so is the version.
+        The app is refused if a file in fedsilo's own folders (``ROOMS``) differs. It is refused if
+        the table ``tool.flwr`` of pyproject.toml differs, which has the app's components and the
+        defaults of all settings. It is also refused if it has a Python file elsewhere that could
+        replace an installed package (``_is_strange``). Other files and the version may differ.
 
         Raises:
             RefusedError: files differ (the message names up to three), or the bundle cannot be

@@ -92,7 +92,8 @@ class HospitalWorker:
     def start(self, token: str) -> None:
         """Fork a process that answers the task of ``token``, and add the process to ``running``.
 
-        The call returns at once in this process. The new process never returns from it.
+        In this process, the call returns without waiting for the answer. The new process never
+        returns from it.
         """
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
@@ -107,7 +108,7 @@ class HospitalWorker:
         self.started += 1
 
     def reap(self) -> None:
-        """Remove the processes that have ended from ``running``; log an error for each killed one.
+        """Remove the processes that have ended from ``running``, and log each that was killed.
 
         The function does not wait for processes that still run.
         """

@@ -38,7 +38,10 @@ _QUICK_FOR = 10.0  # seconds of short intervals after an arrival
 
 @dataclass
 class PollInterval:
-    """The seconds between two polls: ``short`` for ten seconds after an arrival, else ``long``."""
+    """The seconds between two polls.
+
+    The interval is ``short`` for ten seconds after an arrival, and ``long`` at any other time.
+    """
 
     short: float = _SHORT
     long: float = _LONG

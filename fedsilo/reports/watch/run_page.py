@@ -104,7 +104,10 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
 
 
 def _site_table(view: View) -> Table:
-    """Build the table of the sites' states; a run that is over has no column ``now``."""
+    """Build the table of the sites' states.
+
+    If the run is over, the column ``now`` is left out.
+    """
     columns, rows = list(SITE_COLUMNS), [list(row) for row in view.site_rows()]
     if view.run and view.run.over:
         place = columns.index("now")
@@ -187,9 +190,10 @@ def _metric_table(measured: Measured) -> Table | None:
 
 
 def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
-    """List the last messages without a usable answer, the newest first.
+    """List the last messages without a usable answer, the newest first, as rows of cells.
 
-    Each has its round, phase, site and reason. A damaged file gives one row that says so.
+    The cells are the round, the phase, the site and the reason. If the file is damaged, one row
+    says so.
     """
     try:
         failures = read_failures(RunDirectory(run_dir))
