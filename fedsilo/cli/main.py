@@ -248,7 +248,10 @@ _DRY_RUN = inspect.Parameter(
 
 
 def _add_commands(app: typer.Typer) -> None:
-    """Add all commands to an app; a command of two words goes into a group named by the first."""
+    """Add all commands to an app.
+
+    A command of two words is added to a group named by its first word.
+    """
     groups: dict[str, typer.Typer] = {}
     for panel, commands in COMMANDS.items():
         for name, command in commands.items():
@@ -386,9 +389,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list, also if they are
-    optional. Other optional types stay optional. A union becomes ``Path`` if that is a member, else
-    ``str``, else its first member.
+    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list, whether they
+    are optional or not. Other optional types stay optional. A union becomes ``Path`` if that is a
+    member. Otherwise it becomes ``str`` if that is a member, and else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

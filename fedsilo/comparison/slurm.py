@@ -72,7 +72,10 @@ class SlurmPool(ThreadPoolExecutor):
         self._executor = _executor(slurm, folder)
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
-        """Submit ``work`` as a Slurm job; its future raises a RunFailedError if the job fails."""
+        """Submit ``work`` as a Slurm job, and return the future of its result.
+
+        If the job fails, the future raises a RunFailedError.
+        """
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

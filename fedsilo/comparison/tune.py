@@ -335,7 +335,11 @@ def ranking(
 def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Score each point by its runs; ``summaries`` and the result are in the order of ``points``."""
+    """Score each point by its runs.
+
+    ``summaries`` has the summaries of each point's runs. Both ``summaries`` and the result are in
+    the order of ``points``.
+    """
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
         scored.append(_score_point(settings, runs, metric))

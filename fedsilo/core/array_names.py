@@ -29,7 +29,7 @@ def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Put ``prefix`` before the name of each array; ``arrays_below`` removes it again."""
+    """Put ``prefix`` before the name of each array. ``arrays_below`` removes it again."""
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 

@@ -26,7 +26,7 @@ _UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 def tool(name: str) -> str:
-    """Return the path of a command, from this Python's folder or else from the PATH.
+    """Return the path of a command in the folder of this Python or, if not there, on the PATH.
 
     Raises:
         ProcessError: the command is in neither place.
@@ -136,8 +136,8 @@ def runs(process: psutil.Process) -> bool:
 def process_of(pid: int, started: float) -> psutil.Process | None:
     """Return the running process with the id ``pid`` and this start time; None if it has ended.
 
-    ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
-    because the system reuses ids. A zombie counts as ended.
+    ``started`` is in seconds since 1970, and may differ by less than one second. It tells whether
+    the system has given the id to another process. A zombie counts as ended.
     """
     try:
         process = psutil.Process(pid)

@@ -118,7 +118,7 @@ class InlineGrid(Grid):
         return replies
 
     def answer(self, message: Message) -> Message:
-        """Let the ClientApp answer a message; an exception becomes an error reply."""
+        """Let the ClientApp answer a message. If it raises an exception, build an error reply."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
@@ -155,9 +155,9 @@ def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; return the run directory.
+    """Run ``settings`` over ``nodes`` simulated sites in this process.
 
-    Raises the errors of ``run``.
+    Returns the run directory. Raises the errors of ``run``.
     """
     from fedsilo.server_app.run.runner import run
 

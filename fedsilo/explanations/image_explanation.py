@@ -202,8 +202,8 @@ def _reduce(image: Tensor) -> Tensor:
     """Convert an image (channels, height, width) to float32 in [0, 1], with sides up to 512 pixels.
 
     8-bit images are divided by 255. Other images are scaled so that their 0.2 % quantile becomes 0
-    and their 99.8 % quantile becomes 1. A larger image is shrunk with its proportions unchanged; a
-    smaller one keeps its size.
+    and their 99.8 % quantile becomes 1. An image with a longer side is shrunk with its proportions
+    unchanged. A smaller image keeps its size.
     """
     pixels = image.float()
     if image.dtype == torch.uint8:

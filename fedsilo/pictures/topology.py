@@ -87,7 +87,10 @@ def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
-    """Draw one line per label over rounds into a panel; ``lines`` has round (text) -> value."""
+    """Draw one line per label over rounds into a panel.
+
+    ``lines`` maps each label to round (a string, as in JSON) -> value.
+    """
     for label, series in lines.items():
         value_of = {int(round_): value for round_, value in series.items()}
         rounds = sorted(value_of)
@@ -250,9 +253,9 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 
 
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw a bar of seconds per round for each topology; the run's own topology is orange.
+    """Draw a bar of seconds per round for each topology. The run's own topology is orange.
 
-    If no cycle times were measured, a text says so.
+    If no cycle times were measured, only a text that says so is drawn.
     """
     times = document["cycle-times"]
     if not times:

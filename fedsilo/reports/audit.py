@@ -183,7 +183,7 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 
 
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
-    """Read a date, such as 2026-03-03, or a date and time; without a time zone it is UTC.
+    """Read a date, such as 2026-03-03, or a date and time. Without a time zone it is in UTC.
 
     Args:
         text: the date or time.

@@ -191,7 +191,10 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
-    """Build a site's table with a row per class; ``hidden`` tells whether a cell is "n/a"."""
+    """Build the template variables of a site's table: its caption and a row for each class.
+
+    ``hidden`` tells whether some cell is "n/a".
+    """
     rows = []
     is_hidden = False
     for outcome in by_class:

@@ -61,7 +61,7 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Build ``result`` and ``limit`` of ``head.html`` for a data protection officer.
 
-    Each is a sentence about messages, bytes and epsilon, not about accuracy.
+    Both are sentences about messages, bytes and epsilon, not about accuracy.
     """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
@@ -85,9 +85,10 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limit(run: Shown, spent: str) -> str:
-    """Return a sentence on what epsilon does not bound; ``spent`` is empty without epsilon.
+    """Return a sentence on what epsilon does not bound.
 
-    The sentence depends on the level of trust, and on whether the sites were simulated.
+    ``spent`` is the spent epsilon as a string, which is empty without differential privacy. The
+    sentence depends on it, on the level of trust, and on whether the sites were simulated.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -166,7 +167,7 @@ def _bytes(run: Shown) -> dict[str, Any]:
 
 
 def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
-    """Format a number of sent bytes; ``hidden`` shows it only as an upper bound."""
+    """Format a number of sent bytes. If ``hidden`` is True, show it only as an upper bound."""
     text = bytes_text(number)
     if hidden:
         return _bound(run, text)

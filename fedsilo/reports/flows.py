@@ -61,7 +61,7 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
 def shortened(text: str) -> Iterator[str]:
     """Yield a text as sentences of at most 25 words, each with a capital letter and a full stop.
 
-    The text is cut at semicolons and full stops; a part that is still too long is cut by ``_cut``.
+    The text is cut at semicolons and full stops. If a part is still too long, ``_cut`` cuts it.
     """
     for part in _STOPS.split(text):
         if not part:

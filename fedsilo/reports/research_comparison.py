@@ -77,7 +77,10 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 
 
 def _has_same_seeds(experiments: Mapping[str, Mapping[int, Any]]) -> bool:
-    """Tell whether every experiment has the same seeds; ``experiments`` is name -> seed -> any."""
+    """Tell whether every experiment has the same seeds.
+
+    ``experiments`` maps each experiment to a mapping whose keys are the seeds.
+    """
     seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
     return len(seeds) == 1
 
@@ -168,7 +171,8 @@ def _reason_for_no_test(tested: Tested) -> str:
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
     """Return the mean over seeds with its 95 % t interval, clipped to the metric's range.
 
-    The range is 0 to 1, without an upper limit for losses; a ``difference`` may also be negative.
+    The range is 0 to 1. For losses it has no upper limit. For a ``difference`` of two values, it
+    also has the negative values.
     """
     most = 1.0
     if metric in _UNBOUNDED:
@@ -182,7 +186,7 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
     """Draw the differences by seed for each pair of experiments with two or more common seeds.
 
-    At most 15 pairs are drawn; without a pair, the list is empty.
+    At most 15 pairs are drawn. If there is no such pair, the list is empty.
     """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):

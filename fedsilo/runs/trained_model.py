@@ -178,7 +178,7 @@ def open_at_first_site(
     ``open_at`` opens the model with the data of a site, or raises a DataError.
 
     Raises:
-        DataError: the data of all sites are missing; this is the error of the first site.
+        DataError: ``open_at`` raised one for every site. The error is that of the first site.
     """
     errors: list[DataError] = []
     for site in sites:

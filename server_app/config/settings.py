@@ -350,8 +350,8 @@ def read_toml(path: Path) -> dict[str, Value]:
     """Read the settings of a TOML file, such as a run directory's config.toml, by key.
 
     The entries "format", "launch" and "environment" are left out. Former keys become current keys.
-    The log has a note about them, unless the file has the entry "format", as every config.toml has.
-    Keys that do not exist are returned too.
+    The log has a note about them only if the file lacks the entry "format", which every config.toml
+    has. Keys that do not exist are returned too.
 
     Raises:
         SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting

@@ -40,7 +40,7 @@ class FailureLog:
             phase: the phase of the round, such as "train"; empty if the run itself failed.
             site: the site's name; empty if the run itself failed.
             code: the error's code.
-            cause: the reason; it is cut to one line of at most 1000 characters.
+            cause: the reason, which is cut to one line of at most 1000 characters.
 
         Raises:
             RunDirectoryError: the file cannot be written.

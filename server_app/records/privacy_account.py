@@ -77,8 +77,8 @@ class PrivacyHook(Hook):
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return the reason to end the run normally because a site's epsilon is spent, or None.
 
-        The result is None unless ``error`` is a TooFewSitesError, at least one site failed because
-        its epsilon is spent, and a round has finished. Before the first finished round, there is no
+        There is a reason if ``error`` is a TooFewSitesError, at least one site failed because its
+        epsilon is spent, and a round has finished. Before the first finished round, there is no
         model to keep, so the run fails with the error.
 
         Args:

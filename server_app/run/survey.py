@@ -154,7 +154,7 @@ def distance(
 
     Args:
         counts: for each of the two sites, the counts of the same cells, with None for a suppressed
-            cell; or None for a site that sent no counts.
+            cell. The entry of a site that sent no counts is None.
         totals: the number of samples at each of the two sites, or None if unknown.
     """
     from scipy.spatial.distance import jensenshannon

@@ -255,7 +255,7 @@ def first_question(
         stateful_sites: the sites that keep private state of the run.
 
     Returns:
-        The question; if the method asks none, a question with an empty phase and no sites.
+        The question. If the method asks none, it has an empty phase and no sites.
     """
     try:
         asks(_FirstQuestion(sites, stateful_sites))

@@ -208,7 +208,7 @@ class Method(ABC):
     def model(self, state: Any) -> Arrays:
         """Return the arrays that a finished run stores as its model, by name.
 
-        These are all arrays of the state except those with a name that starts with a prefix in
+        The model is all arrays of the state except those with a name that starts with a prefix in
         ``beside``.
         """
         arrays: Arrays = state.arrays
@@ -295,9 +295,10 @@ class Method(ABC):
         """
 
     def leaves(self) -> list[str]:
-        """Return sentences on the data that a site sends during a run; empty ones are dropped.
+        """Return the sentences on the data that a site sends during a run.
 
-        In this order: the introduction before round 1, the method's own data, and any compression.
+        The first are on sums of features before round 1, if sites send any. Then come those of the
+        method and, if updates are compressed, one on the rounding. Empty sentences are left out.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)

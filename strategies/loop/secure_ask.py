@@ -169,7 +169,7 @@ class SecureAsk(Ask):
     def _arrays_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``.
 
-        These are the given ``arrays`` and, for tables, the pooled statistics.
+        The site receives the given ``arrays`` and, for tables, the pooled statistics.
         """
         sent = with_prefix(f"{ARRAYS}/", arrays)
         if self.ask.standardisation:

@@ -128,8 +128,8 @@ def check_classes(facts: SiteFacts) -> str | None:
 def check_counts(facts: SiteFacts) -> str | None:
     """Return a fault if the label counts, dropped samples or floor are impossible; otherwise None.
 
-    The floor is the smallest number of samples that the site lets a mean cover. It must be at least
-    1. Missing label counts are accepted here, because a site does not report them at trust 'sums'.
+    The floor, the smallest number of samples that the site lets a mean cover, must be at least 1.
+    Missing label counts are accepted here, because a site does not report them at trust 'sums'.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
@@ -258,7 +258,7 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 
     Args:
         facts: the hellos by site.
-        pooled: not used; all checks of sites together have it.
+        pooled: not used; every check that compares the sites has this argument.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -284,7 +284,7 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
     Args:
         facts: the hellos by site.
-        pooled: not used; all checks of sites together have it.
+        pooled: not used; every check that compares the sites has this argument.
     """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}

@@ -143,8 +143,8 @@ class FedProto(ClassMeans):
     def means_that_leave(self) -> list[str]:
         """Return one or two sentences on the prototypes that leave a site.
 
-        The first names the prototype with the fewest samples; at least one site must send a mean.
-        The second, for network "logistic", warns that a prototype is an exact mean of rows.
+        The first names the prototype with the fewest samples. The second, for network "logistic",
+        warns that a prototype is an exact mean of rows. At least one site must send a mean.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "

@@ -85,8 +85,8 @@ class SCAFFOLD(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a reply's 1 / K cannot be true, or return None if it is plausible.
 
-        K is the site's number of steps. It must be from 1 to ``most_steps`` for the site's samples,
-        up to a small rounding error. K need not be whole.
+        K, the site's number of steps, must be from 1 to ``most_steps`` for the site's samples, up
+        to a small rounding error. K need not be whole.
         """
         share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
         if share <= 1 and share * most >= 1 - _ROUNDING:

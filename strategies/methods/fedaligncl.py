@@ -169,8 +169,8 @@ class FedAlignCL(FedAvg):
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
         """Return the specs of the arrays that a site sends in addition to the weights.
 
-        These are ``count`` embeddings (count, channels) and, with 'align-target' "others", the
-        weights of the site's discriminator. If ``count`` is 0, the mapping is empty.
+        The site sends ``count`` embeddings (count, channels) and, with 'align-target' "others", the
+        weights of its discriminator. If ``count`` is 0, the mapping is empty.
         """
         if not count:
             return {}

@@ -103,13 +103,13 @@ class FedEvPrompt(Method):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the averaged arrays; each site adds its own prompts."""
+        """Return the averaged arrays, to which each site adds its own prompts."""
         return _averaged_arrays(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
-        A class with n training samples has an array (min(n, 'buffer-maps'), cells); a class without
+        A class with n training samples has an array (min(n, 'buffer-maps'), cells). A class without
         samples has no array. The mapping is empty if 'distillation-weight' is 0, because maps are
         not used then.
         """

@@ -110,7 +110,7 @@ class FedPAC(FedProto):
     def _common_part(self, state: State) -> dict[str, NDArray]:
         """Return the state's arrays that all sites share.
 
-        These are all arrays except the sites' own classifiers and the prototypes.
+        All arrays are shared except the sites' own classifiers and the prototypes.
         """
         shared = {}
         for name, array in state.arrays.items():

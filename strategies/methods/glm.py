@@ -161,8 +161,8 @@ class GLM(Method):
         - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
           of Newton's method.
         - Once ``sums`` is set, each site is asked for its own fit, and the run ends. This step
-          comes only at trust 'server' with 'glm.heterogeneity'; otherwise the run ends with
-          convergence.
+          comes only at trust 'server' with 'glm.heterogeneity'. Without it, the run ends when the
+          coefficients have converged.
 
         If a site had to clip its numbers, its sums are not used. The next round then asks again
         with a larger ``scale``.
@@ -245,7 +245,7 @@ class GLM(Method):
         The last step was too long if the objective is now lower than before it. The new
         coefficients are then the mean of the current ones and those before. Otherwise a full step
         is taken. If the full step is very small, the coefficients have converged. The state then
-        gets ``sums``, and ``ended`` unless the sites' own fits are still to be asked for.
+        gets ``sums`` and, if the sites are not to be asked for their own fits, ``ended``.
 
         Raises:
             FitError: a coefficient is beyond what data can determine.
@@ -264,9 +264,9 @@ class GLM(Method):
         return moved
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
-        """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``; return the total.
+        """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``, and add them up.
 
-        Returns None if a site had to clip its numbers, because the total is then wrong.
+        The result is None if a site had to clip its numbers, because the total is then wrong.
 
         Raises:
             FitError: a site could not answer.
@@ -397,10 +397,10 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return "time", "ties" and "strata" for ``fit.json``; {} if the family is not Cox.
+        """Return the entries "time", "ties" and "strata" of ``fit.json``, which only Cox has.
 
-        "strata" is always "hospitals". "time" and "ties" are the settings of these names; an empty
-        'time' counts as "time".
+        "strata" is always "hospitals". "time" and "ties" are the settings of these names. If 'time'
+        is empty, the entry is "time". For any other family the mapping is empty.
         """
         if self.settings.family != "cox":
             return {}

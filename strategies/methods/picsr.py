@@ -135,10 +135,10 @@ class PICSR(Method):
         return replace(state, arrays=self._collect_experts(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
-        """Let sites measure the mixture of all experts; their metrics go to the hooks.
+        """Let sites measure the mixture of all experts, and send back only metrics.
 
-        In a run that stopped before the experts were collected, each site measures its own expert,
-        or the global weights if it has none.
+        If the run stopped before the experts were collected, a site with an expert measures that
+        expert. A site without one measures the global weights.
         """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -196,9 +196,9 @@ class PICSR(Method):
     def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
         """Return the arrays that the router rounds begin with, from the last experts round.
 
-        These are each reply's expert as ``expert/<site>/<array>``, its prototype as
-        ``prototype/<site>``, and a new router as ``router/<array>``. The router has one output per
-        reply, and its weights are drawn from the seed.
+        Each reply's expert becomes ``expert/<site>/<array>``, and its prototype
+        ``prototype/<site>``. A new router is added as ``router/<array>``. The router has one output
+        per reply, and its weights are drawn from the seed.
         """
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.shape.input_shape, len(replies), self.common.seed)
@@ -212,7 +212,7 @@ class PICSR(Method):
     def _trained_arrays(self, state: PersonalState) -> Arrays:
         """Return the arrays that the sites train in the next round.
 
-        In a warm-up round these are all arrays of the state, and in the router's rounds only the
+        In a warm-up round all arrays of the state are trained, and in a router round only the
         router's arrays.
         """
         if self.settings.stage(state.round) == WARMUP:

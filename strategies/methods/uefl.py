@@ -110,8 +110,8 @@ class UEFL(Method):
         Before round 1, K-means fills the first book if 'uefl.first-book' is 'kmeans'.
 
         An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
-        a new book. With 'uefl.refresh' the certain sites' features re-initialise the first book,
-        unless the run ends here.
+        a new book. If the run continues, and with 'uefl.refresh', the certain sites' features also
+        re-initialise the first book.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -159,7 +159,7 @@ class UEFL(Method):
     def model_for(self, site: str, state: UEFLState) -> Arrays:
         """Return the network and the codebooks that ``site`` has access to, sorted by name.
 
-        A site without access to a codebook does not get it; every site has the first one.
+        Every site has access to the first codebook.
         """
         arrays: dict[str, NDArray] = {}
         for name, array in sorted(state.arrays.items()):

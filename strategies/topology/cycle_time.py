@@ -83,7 +83,7 @@ def cycle_time(
     compute_seconds: Mapping[str, float],
     visit_seconds: Mapping[str, float] | None = None,
 ) -> float:
-    """Return the seconds of one round; for matcha the expected seconds over its random rounds.
+    """Return the seconds of one round or, for matcha, the expected seconds over random rounds.
 
     Args:
         topology: the neighbours of each site.
@@ -153,7 +153,7 @@ class _Seconds:
     def star(self, arcs: Arcs) -> float:
         """Return the seconds to compute, send all models to the hub, and send the mean back.
 
-        The hub is the site with the most incoming arcs; with equal numbers it is the first.
+        The hub is the site with the most incoming arcs. If several have the most, it is the first.
         """
         arcs = _without_self_arcs(arcs)
         # Every arc of a star leads to or from the hub, so most arcs enter there

@@ -123,7 +123,7 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
     """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency.
 
-    No edge may share a site with another edge of its matching; this is not checked.
+    No two edges of a matching may share a site, which is not checked.
     """
     matrices = []
     for edges in matchings:

@@ -145,7 +145,7 @@ def refuse_invalid_key(public: bytes) -> None:
 
 
 def seal_shares(shares: Shares, key: bytes, positions: tuple[int, int]) -> bytes:
-    """Encrypt shares, together with the positions of both sites; only ``key`` can decrypt them.
+    """Encrypt shares, together with the positions of both sites. Only ``key`` can decrypt them.
 
     Args:
         shares: the shares.

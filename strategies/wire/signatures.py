@@ -154,8 +154,8 @@ def _fingerprint_bytes(public: bytes) -> bytes:
 def key_code(public: bytes) -> str:
     """Return a code of a public key that people can read aloud: 128 bits of its SHA-256.
 
-    It has eight groups of four hexadecimal digits. A fingerprint has upper- and lower-case letters,
-    which would not survive a telephone call.
+    The code has eight groups of four hexadecimal digits. A fingerprint has upper- and lower-case
+    letters, which would not survive a telephone call.
 
     Raises:
         SiteError: the bytes are not a public key in OpenSSH's form.

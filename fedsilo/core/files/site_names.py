@@ -54,9 +54,9 @@ def is_visible(text: str) -> bool:
 
 
 def is_site_name(text: str) -> bool:
-    """Return whether a text has the form of a site's name; see ``site_name_fault``.
+    """Return whether a text has the form of a site's name, by the rules of ``_find_fault``.
 
-    The reserved name 'all' has the form.
+    The reserved name 'all' has this form.
     """
     return bool(_PLAIN.fullmatch(text)) or not _find_fault(text)
 

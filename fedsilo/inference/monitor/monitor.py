@@ -213,8 +213,8 @@ def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | 
     """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
 
     Returns:
-        The calibration and an empty text. If ``path`` is None and the run directory does not
-        contain a calibration: None, and a sentence with the command that makes one.
+        The calibration and an empty string. If ``path`` is None and the run directory does not
+        contain a calibration, None and a sentence with the command that makes one.
 
     Raises:
         FedsiloError: the calibration cannot be used, or the file ``path`` is missing.
@@ -306,7 +306,10 @@ def open_new_data(model: TrainedModel, data: Path) -> NewData:
 
 
 def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return class -> the labels that the data set declares for it; none for other data sets."""
+    """Return class -> the labels that the data set declares for the class.
+
+    For data sets other than image data sets, each class has no labels.
+    """
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
         return data.classes(common, find_places(common.data_dir, common.cache_dir))

@@ -158,7 +158,10 @@ class ValueTexts:
 
     @cached_property
     def _secret(self) -> int:
-        """The key that chooses a further count to hide; equal training rows have an equal key."""
+        """The number that decides which further count is hidden.
+
+        Equal training rows give equal numbers.
+        """
         return secret_of(self.training.tobytes())
 
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
@@ -187,8 +190,8 @@ class Reasons:
     def picture(self, index: int) -> dict[str, str]:
         """Build the template variables of a case's picture: a data URL and its description.
 
-        ``index`` is the case's index among the readable inputs. Both texts are empty without a
-        picture.
+        ``index`` is the case's index among the readable inputs. If the case has no picture, both
+        are empty strings.
         """
         if index not in self.pictures:
             return {"image": "", "image_text": ""}
@@ -200,8 +203,9 @@ class Reasons:
 def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[int]) -> Reasons:
     """Explain the answers of some cases.
 
-    ``shown`` has the indices of these cases among all inputs. A table's rows get the contributions
-    of their columns; the first 50 images get maps. A case without an answer is not explained.
+    ``shown`` has the indices of these cases among all inputs. For rows of a table, the
+    contributions of the columns are computed. For images, maps of the first 50 are drawn. A case
+    without an answer is not explained.
     """
     kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
     answered = predictions.answered()

@@ -43,7 +43,8 @@ def limit(run: Shown, site: str | None) -> str:
 def sections(run: Shown) -> list[Examination]:
     """Build the clinic report's section: a table by site, and a table by class and site.
 
-    A metric that no site has is left out, and so is a table without rows.
+    A metric that no site has is "n/a". If no class has a metric, the second table is left out. If
+    no site has any metric, the section has only a sentence that says so.
     """
     metrics = final_metrics(run)
     title = "How well its masks agree with the true ones"

@@ -104,7 +104,10 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
 
 
 def _site_table(view: View) -> Table:
-    """Build the table of the sites' states; a run that is over has no column ``now``."""
+    """Build the table of the sites' states.
+
+    If the run is over, the column ``now`` is left out.
+    """
     columns, rows = list(SITE_COLUMNS), [list(row) for row in view.site_rows()]
     if view.run and view.run.over:
         place = columns.index("now")
@@ -168,7 +171,11 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
 
 def _metric_table(measured: Measured) -> Table | None:
-    """Build the table of the headline metrics in the last round: a row per site, then the mean."""
+    """Build the table of the headline metrics in the last round: a row per site, then the mean.
+
+    With a single site, there is no row for the mean. If no headline metric was measured, the result
+    is None.
+    """
     if not measured.metrics:
         return None
     sites: dict[str, None] = {}
@@ -187,9 +194,10 @@ def _metric_table(measured: Measured) -> Table | None:
 
 
 def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
-    """List the last messages without a usable answer, the newest first.
+    """List the last messages without a usable answer, the newest first, as rows of cells.
 
-    Each has its round, phase, site and reason. A damaged file gives one row that says so.
+    The cells are the round, the phase, the site and the reason. If the file is damaged, one row
+    says so.
     """
     try:
         failures = read_failures(RunDirectory(run_dir))
