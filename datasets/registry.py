@@ -109,7 +109,7 @@ def _load_plugin(name: str) -> DataSet:
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
     """Return today's keys of the settings that a plugin's data set reads.
 
-    Keys from version 0.1 are replaced by today's keys, and a note says so once.
+    Keys from version 0.1 are replaced by today's keys, and one note says so.
 
     Raises:
         SettingError: a key is unknown, or is given under both names.

@@ -74,7 +74,7 @@ class GLMSite(SiteMethod):
 
         If the message asks for moments, the sums are those of each column, and the reported loss is
         0. Otherwise they are the gradient and the Hessian at the coefficients that the server sent,
-        and the loss is the mean negative log-likelihood.
+        and the loss is minus the log-likelihood (``GLMSums.objective``) per patient.
 
         Raises:
             RefusedError: the sums would rest on too few patients, now or earlier in this run.

@@ -187,7 +187,9 @@ def _weights_by_name(settings: CommonSettings) -> str:
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
-    """Return the node config's 'site' or, without it, the name of the silo 'partition-id', from 0.
+    """Return the node config's 'site' or, without it, the name of the silo of the 'partition-id'.
+
+    'partition-id' is the index of the silo's name, from 0.
 
     Raises:
         SiteError: the node config has no 'site', and one of these holds: a real site's data set

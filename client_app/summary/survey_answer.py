@@ -325,7 +325,8 @@ class AnswerBuilder:
 
         The number of samples is None if it is below the floor. A column's count is None if it is
         below the floor, or if fewer of these samples than the floor have a valid value, because the
-        difference from the number of samples would reveal them.
+        difference from the number of samples would reveal them. With a floor of 1 or less all
+        counts are returned.
         """
         missing = {}
         for name, count in rows.missing.items():

@@ -240,6 +240,7 @@ class FolderImages(ImageDataSet):
             FileNamesError: the folders match no layout, or two sites have different classes. This
                 kind of DataError marks a text that may name patients, because folders may be named
                 after patients.
+            DataError: no data directory is named, or it does not exist.
         """
         folder = self.files_folder(places)
         try:

@@ -354,8 +354,8 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Return the smallest and the largest value that are possible after the modality step.
 
-    They follow from the header and not from the pixels. If the header has a lookup table, it
-    decides them; otherwise the stored bits, the sign and the rescaling do.
+    Both values follow from the header and not from the pixels. If the header has a lookup table,
+    the table decides them; otherwise the stored bits, the sign and the rescaling do.
 
     Raises:
         ValueError: the rescale slope is not above 0.

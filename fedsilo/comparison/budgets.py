@@ -258,9 +258,9 @@ class Budgets:
     def frame(self) -> pd.DataFrame:
         """Return the budgets as a data frame: a row per experiment, with unrounded numbers.
 
-        Column ``rounds`` is the mean of the finished rounds over seeds, ``wanted`` the rounds that
-        the settings ask for, and ``differs`` the differences from the first experiment on the data
-        set.
+        Column ``rounds`` has the mean of the finished rounds over seeds. ``wanted`` has the rounds
+        that the settings ask for. ``differs`` has the differences from the first experiment on the
+        data set.
         """
         unlike = self.unlike()
         records = []

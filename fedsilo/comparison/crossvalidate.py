@@ -184,8 +184,9 @@ def metric_intervals(
 ) -> pd.DataFrame:
     """Compute the intervals of each experiment's metrics, per site and for the mean over sites.
 
-    If a metric is undefined at a site in some run (AUC with one class), the site's interval is over
-    the other runs, and the mean over sites leaves out the site. Intervals are clipped to [0, 1].
+    A metric may be undefined at a site in some runs (AUC with one class). Then the site's interval
+    is over the other runs, and the mean over sites leaves out the site. Intervals are clipped to
+    [0, 1].
 
     Returns:
         A table with the columns ``COLUMNS``; ``compared_with`` is empty.

@@ -348,8 +348,8 @@ class TwoClassMetrics:
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    The result is None if all samples are of one class, or if ``count_correct`` is None for some
-    site, for example because the site has equally many samples of both classes.
+    The result is None if all samples are of one class. It is also None if ``count_correct`` is None
+    for some site, for example because the site has equally many samples of both classes.
     """
     counts = [0, 0]
     correct = [0, 0]

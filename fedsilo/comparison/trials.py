@@ -321,14 +321,14 @@ def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outco
 def _run_trial(work: _Work) -> Failure | None:
     """Run a trial in a temporary folder, and write its summary to ``work.path``.
 
-    The summary is that of the run, with these additions. ``digest`` is the SHA-256 of metrics.csv,
-    which is equal for two trials only if all their metrics are. If the pooled balanced accuracy
-    over all sites can be computed, it is added to the means of the test split and of the validation
-    split under the name ``POOLED``.
+    The summary is the run's, with two additions. ``digest`` is the SHA-256 of metrics.csv, so two
+    trials have the same digest only if all their metrics are equal. The means on test and on
+    validation samples get the pooled balanced accuracy over all sites, under the name ``POOLED``. A
+    mean for which it cannot be computed does not get it.
 
     Returns:
-        None if the trial succeeded; otherwise the error's code and text. No summary is written
-        then.
+        None if the trial succeeded; otherwise the error's code and text. Then no summary is
+        written.
     """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process

@@ -117,8 +117,8 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
     """Check that the silos of ``experiment`` are the sites of the existing deployment.
 
-    Nothing is checked if the option ``site`` names the sites, or if the server has an address, the
-    deployment has no sites on this machine and ``sites`` is not given.
+    Nothing is checked if the option ``site`` names the sites. If ``sites`` is not given either,
+    nothing is checked for a deployment that has an address and no sites on this machine.
 
     Raises:
         SettingError: the experiment's silos are not the deployment's sites, or ``_silos`` refuses

@@ -48,8 +48,8 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
-            another command changes the deployment; in these cases nothing was written. Also raised
-            if a registration fails; the names before it are then registered.
+            another command changes the deployment. Nothing was written then. Also raised if a
+            registration fails. The hospitals named before are then registered, but have no kit.
     """
     with open_locked(folder) as deployment:
         # All names are checked before the first is registered, so after an error none is registered

@@ -91,10 +91,12 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
 def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     """Read the images of the sites with their masks, and pool them.
 
+    Test masks may all be empty.
+
     Raises:
-        DataError: a split is empty at all sites; all training masks or all validation masks are
-            empty; masks differ in size from their images, or have a value above 1; or the sites'
-            images have different sizes. Test masks may all be empty.
+        DataError: a split is empty at all sites, or all its training or validation masks are empty.
+            Also raised if masks differ in size from their images or have a value above 1, or if the
+            sites' images have different sizes.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:

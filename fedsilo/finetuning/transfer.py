@@ -40,9 +40,9 @@ class TransferReport:
     def summary(self) -> str:
         """Format the report in one line.
 
-        The line has the number of arrays that were copied with their share of the encoder's
-        numbers, the backbone, whether the head was copied, and up to three of the arrays that keep
-        their initial values.
+        The line has the number of arrays that were copied, and their share of the encoder's
+        numbers. Then it names the backbone if one was loaded, the head if it was copied, and up to
+        three of the arrays that keep their initial values.
         """
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]

@@ -40,8 +40,8 @@ def draw_lines(
 ) -> None:
     """Draw one line per name over rounds.
 
-    If there are more than 20 lines, only their spread and the five worst lines (by their last
-    value) are drawn, and the panel gets its own legend.
+    If there are more than 20 lines, only their spread and the five worst lines are drawn, by their
+    last value. The panel then gets its own legend.
 
     Args:
         axes: the panel.

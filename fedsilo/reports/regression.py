@@ -128,9 +128,9 @@ class Regression:
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
         """Yield a row for each coefficient that at least two hospitals have fitted on their own.
 
-        The cells are its name, the number of these hospitals, the fixed effect and the random
-        effects (each with its 95 % interval), I² in percent, and the p-value of Q. Nothing is
-        yielded if the fit has no comparison of hospitals.
+        The cells are the coefficient's name, the number of these hospitals, the fixed effect, the
+        random effects, I² in percent, and the p-value of Q. The effects have 95 % intervals. If the
+        fit has no comparison of hospitals, nothing is yielded.
         """
         for row in self.document.get("heterogeneity", []):
             if "fixed" not in row:

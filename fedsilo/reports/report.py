@@ -98,7 +98,10 @@ def _dpo_page(
 
 
 def _prefix(run: Shown, runs: Sequence[Shown]) -> str:
-    """Return the text before a run's headings: its name, or nothing if it is the only run."""
+    """Return the text before a run's headings: its name and a colon.
+
+    If the run is the only one, the text is empty.
+    """
     if len(runs) == 1:
         return ""
     return f"{run.name}: "

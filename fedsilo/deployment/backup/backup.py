@@ -168,9 +168,10 @@ def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) 
 
 
 def _copy_plan(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add deployment.json without the ids of processes, which mean nothing elsewhere.
+    """Add a copy of deployment.json to the backup, without the ids of processes.
 
-    The deployment's own file is not changed.
+    The ids mean nothing on another machine. The copy is first written to ``scratch``. The
+    deployment's own file is not changed.
     """
     plan = json.loads((deployment.folder / FILE).read_text(encoding="utf-8"))
     plan["started"] = {}

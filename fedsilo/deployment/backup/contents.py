@@ -38,8 +38,8 @@ class BackupCopy:
 
         Returns:
             True if the copy is consistent. False if it must be made again, because a site's files
-            changed meanwhile, a run replaced all its checkpoints, or, with sites on this machine, a
-            run has a newer checkpoint than the copy.
+            changed meanwhile or a run replaced all its checkpoints. With sites on this machine, it
+            is also False if a run has a newer checkpoint than the copy.
         """
         folder = self.deployment.folder
         for part in (self.deployment.secrets, folder / "kits"):
@@ -59,7 +59,10 @@ class BackupCopy:
         return True
 
     def _runs(self) -> list[RunDirectory]:
-        """Return all run directories at the server, sorted by name."""
+        """Return all run directories at the server, sorted by name.
+
+        Symbolic links are left out. If the folder of runs does not exist, the list is empty.
+        """
         if not self.deployment.runs.is_dir():
             return []
         folders = [path for path in self.deployment.runs.iterdir() if _is_own_folder(path)]

@@ -239,8 +239,8 @@ class SealedReader:
     def _find_damage(self) -> str:
         """Describe the first fault of the backup's files; an empty string if there is none.
 
-        A fault is a file that only the manifest or only the zip has, a name that leads out of the
-        folder, another SHA-256 than in the manifest, or a file that cannot be read.
+        A file is faulty if only one of manifest and zip has it, if its name leads out of the
+        folder, if its SHA-256 is not the manifest's, or if it cannot be read.
         """
         listed = {_FILES + name for name in self.manifest.files}
         present = {entry.filename for entry in self._zip.infolist()} - {MANIFEST}

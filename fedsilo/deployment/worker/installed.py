@@ -81,10 +81,10 @@ class InstalledApp:
     def _is_strange(self, name: str) -> bool:
         """Return whether a bundle's file is a Python file outside all folders of fedsilo.
 
-        Such a file, for example ``torch.py``, could replace an installed package. The result is
-        False for three kinds of path: a path whose first part is in ``ROOMS`` or exists in the
-        installed fedsilo, a path in a checkout's folders benchmarks, docker, docs, release and
-        tests, and a path that begins with a dot. It is also False if the name does not end in .py.
+        Such a file, for example ``torch.py``, could replace an installed package. A file is not
+        strange if its name does not end in .py. It is not strange either if the first part of its
+        path is in ``ROOMS``, exists in the installed fedsilo, begins with a dot, or is a folder of
+        a checkout: benchmarks, docker, docs, release or tests.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -197,8 +197,8 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the table ``tool.flwr`` of ``project``, the parsed content of a pyproject.toml.
 
     The entry "federations" is left out, because Flower removes it from a bundle. The content may
-    come from a server, so nothing is assumed about it: if ``tool`` or ``tool.flwr`` is missing or
-    is not a table, the result is an empty mapping.
+    come from a server, so any form is accepted. If ``tool`` or ``tool.flwr`` is missing or is not a
+    table, the result is an empty mapping.
     """
     tools = project.get("tool")
     table = None

@@ -136,8 +136,8 @@ class HospitalWorker:
         """Return whether the worker should be restarted before the next task.
 
         The result is True after 1000 tasks. It is also True if the worker has started a task and
-        its process has more than one thread, because a fork copies only the thread that calls it
-        and the child would lack the others. Every thread counts. OpenBLAS's threads do no harm,
+        its process has more than one thread. A fork copies only the thread that calls it, so the
+        child would lack the other threads. Every thread counts. OpenBLAS's threads do no harm,
         because OpenBLAS ends them before the fork of the first task.
         """
         threads = psutil.Process().num_threads()
@@ -162,8 +162,9 @@ def preload() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take tasks until the hospital's process ends, and return the exit code.
 
-    The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
-    fail again. Otherwise it is 0. SIGTERM ends the process with code 0.
+    If the secret or the installation cannot be used, the error is printed and the code is
+    ``CANNOT``, because a restart would fail again. Otherwise the code is 0. SIGTERM ends the
+    process with code 0.
 
     Args:
         arguments: the worker's arguments; None for the process's own.

@@ -112,7 +112,8 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
     """Return site -> title of a column -> number of rows left out because of the column's value.
 
-    A column is left out if its counts are suppressed at all sites.
+    A column is left out if its counts are suppressed at all sites. If no column remains, the result
+    is empty.
     """
     # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}

@@ -61,7 +61,10 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
-    """Return a finding's AUC, with its 95 % interval if the number of test samples is known."""
+    """Return a finding's AUC, with its 95 % interval if the number of test samples is known.
+
+    If the AUC or the number of samples with the finding is hidden, the result is None.
+    """
     if outcome.auc is None or outcome.count is None:
         return None
     if total <= outcome.count:

@@ -50,8 +50,8 @@ class ListedRun:
         """Delete the run directory with all its files.
 
         Raises:
-            RunDirectoryError: a process is writing to it, it is not a run directory of its own (a
-                link, or a folder without a run's files), or the system refuses.
+            RunDirectoryError: a process is writing to the directory, or the system refuses. Also
+                raised if it is a link, or a folder without a run's files.
         """
         if self.path.is_symlink() or not _is_run(self.path):
             raise RunDirectoryError(f"{self.path} is not a run directory, so it is not deleted")

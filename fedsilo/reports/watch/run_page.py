@@ -171,7 +171,11 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
 
 def _metric_table(measured: Measured) -> Table | None:
-    """Build the table of the headline metrics in the last round: a row per site, then the mean."""
+    """Build the table of the headline metrics in the last round: a row per site, then the mean.
+
+    With a single site, there is no row for the mean. If no headline metric was measured, the result
+    is None.
+    """
     if not measured.metrics:
         return None
     sites: dict[str, None] = {}

@@ -98,11 +98,11 @@ class Watched:
     def in_words(self) -> str:
         """Describe in sentences how far the run is.
 
-        - Of a finished run, they name the number of finished rounds.
-        - Of a run that failed, was interrupted or was killed, they name the state and the finished
-          rounds.
-        - Of a run that goes on, they name the round, the sites that the server waits for and, if
-          known, the time left. If the run has not written for a minute, a last sentence says so.
+        For a finished run, the sentence has the number of finished rounds. For a run that failed,
+        was interrupted or was killed, the sentences have the state and the number of finished
+        rounds. For a running run, the sentence has the round, the sites that the server waits for
+        and, if known, the time left. If a running run has written nothing for a minute, another
+        sentence says so.
         """
         here = self.progress
         if here.state == "finished":
@@ -250,9 +250,9 @@ class View:
     def line(self) -> str:
         """Summarise the state in one line, such as "hearts: running, round 3 of 10, 12 s left".
 
-        The line is about the hospital if there is one, otherwise about the numbers of runs by state
-        for a folder of runs, otherwise about the one run. Without any, it ends in "no run yet". The
-        members of a deployment that are down follow after a semicolon.
+        For a hospital, the line has the facts about its messages. For a folder of runs, it has the
+        number of runs in each state. Otherwise it is about the one run, or says that there is no
+        run yet. The members of a deployment that are down follow after a semicolon.
         """
         parts = [f"{self.title}: no run yet"]
         if self.run:
