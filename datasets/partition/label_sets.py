@@ -156,9 +156,10 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
 
     Share 0 is yielded first. Other shares are found as follows, and one may be yielded repeatedly.
     For each number of shared labels, the other labels are private and are divided among the silos
-    as evenly as possible, so some silos may have one private label more than the rest. If each silo
-    can hold as many shared labels as give all silos the same share, that share is yielded. Every
-    silo needs a private label, and there must be enough places for each shared label at two silos.
+    as evenly as possible, so some silos may have one private label more than the rest. These silos
+    then hold proportionally more shared labels, so that all silos have the same share. The share is
+    yielded if every silo has a private label, no silo holds more shared labels than there are, and
+    the silos together hold each shared label at least twice.
 
     Args:
         classes: the number of labels.

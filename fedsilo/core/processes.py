@@ -42,7 +42,10 @@ def tool(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` different TCP ports of the loopback interface that are free now."""
+    """Return ``count`` different TCP ports of the loopback interface that are free now.
+
+    The ports are not reserved, so another process may take one at any time.
+    """
     # All ports are held at once, because one port could otherwise come twice
     with ExitStack() as stack:
         free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]

@@ -90,7 +90,7 @@ class RunSettings(Mapping[str, Value]):
         """Return the settings as the run config of ``flwr run``, with groups as nested tables.
 
         ``flwr run`` accepts only the keys in pyproject.toml. All other settings of a plugin's
-        method are therefore left out of their groups. They form one JSON text, full key -> value,
+        method are therefore left out of their groups. They form one JSON string, full key -> value,
         under 'plugin-settings' at the top level.
 
         Returns:
@@ -455,12 +455,10 @@ def parse_pair(text: str) -> tuple[str, Any]:
     """Parse ``key=value`` into a key and a value, without checking the key.
 
     The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
-    a string.
-
-    An empty value is an empty string.
+    a string. An empty value is an empty string.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or the text holds more than one pair.
+        SettingError: there is no '=', the key is empty, or there is more than one pair.
     """
     key, equals, raw = text.partition("=")
     try:

@@ -236,7 +236,10 @@ def title_of_results(summary: Mapping[str, Any]) -> str:
 
 
 def mean_line(mean: Mapping[str, float]) -> str:
-    """Format the means over all sites as one line, with three decimals, sorted by metric."""
+    """Format the means over all sites as one line, with three decimals, sorted by metric.
+
+    Without any mean, the line ends with "none".
+    """
     values = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
     return f"mean over the test samples of all sites: {values or 'none'}"
 

@@ -135,7 +135,7 @@ class Terms:
 
 
 def split_sites(text: str) -> tuple[str, ...]:
-    """Split the value of 'server.sites' into names of sites, in the order of the text.
+    """Split the value of 'server.sites' into names of sites, in their given order.
 
     The names are separated by commas, and spaces around a name are ignored. An empty string gives
     an empty tuple.

@@ -154,8 +154,8 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 def _fault_of_maps(reply: Reply) -> str | None:
     """Describe the first fault in the attention maps of a reply; None if all maps are valid.
 
-    Each map must be finite, not negative, and sum to 1 within 0.001. The text begins with the name
-    of the array. Other arrays are not checked, and a reply without maps is valid.
+    Each map must be finite, not negative, and sum to 1 within 0.001. The description begins with
+    the name of the array. Other arrays are not checked, and a reply without maps is valid.
     """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):

@@ -436,6 +436,6 @@ def _units_arrays(state: GLMState) -> dict[str, Any]:
 
 
 def _refuse(fault: str) -> None:
-    """Raise a ``FitError`` with the text ``fault``, unless it is empty."""
+    """Raise a ``FitError`` with the message ``fault``, if the message is not empty."""
     if fault:
         raise FitError(fault)

@@ -276,7 +276,7 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return the codebook events of a run, for the log and the curves: round -> text.
+        """Return the codebook events of a run, for the log and the curves: round -> description.
 
         There are three events: a new codebook for some sites, a new codebook that got no codewords
         because no cluster was large enough, and a re-initialised first codebook. If a round has two

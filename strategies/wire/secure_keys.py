@@ -250,7 +250,7 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number, of any sign, from a record of secure aggregation.
+    """Read a whole number, which may be negative, from a record of secure aggregation.
 
     A bool or a float does not count as a whole number.
 

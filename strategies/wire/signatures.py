@@ -165,7 +165,7 @@ def key_code(public: bytes) -> str:
 
 
 def is_key_code(text: str) -> bool:
-    """Tell whether a text has the form of a key code."""
+    """Tell whether a string has the form that ``key_code`` returns."""
     return bool(_KEY_CODE.fullmatch(text))
 
 

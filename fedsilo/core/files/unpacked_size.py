@@ -52,7 +52,7 @@ def unpacked_fault(path: Path, size: int) -> str | None:
     """Explain why unpacking a file to ``size`` bytes is refused; None if it is allowed.
 
     The limit is ``most_unpacked(path)``: 1 GiB or $FEDSILO_MOST_UNPACKED, but at least 16 times the
-    file's size on disk. The text continues a sentence that begins with the path.
+    file's size on disk. The explanation is a predicate for the file's path.
     """
     most = most_unpacked(path)
     if size <= most:
