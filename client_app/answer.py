@@ -56,6 +56,7 @@ def answer(lab: Lab) -> RecordDict:
         SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
             operation is not deterministic although 'machine.deterministic' is 'true'; or the server
             asks for a secret sum in a run without secure aggregation.
+        FedsiloError: the method's phase fails, or the reply cannot be packed.
     """
     phase = lab.instruction.phase
     with collect_unrepeatable_operations() as lab.unrepeatable:
@@ -147,6 +148,9 @@ def evaluate(lab: Lab) -> RecordDict:
     Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
     first. At trust 'sums' the secrets are not deleted, because the metrics are summed in secret
     too.
+
+    Raises:
+        FedsiloError: the model cannot be opened or measured, or the reply cannot be packed.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)

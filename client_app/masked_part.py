@@ -198,6 +198,7 @@ class MaskedPart:
         Raises:
             SiteError: the message has no record of secure aggregation.
             RefusedError: the hospital's signing key is unusable.
+            CheckpointError: the lock file of the signing key cannot be written.
         """
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings

@@ -146,6 +146,7 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
             another task than the run.
         SiteError: the node config names no site.
         DataError: the data cannot be read.
+        CheckpointError: the stored declaration of the data is damaged, or cannot be written.
     """
     simulated, run, node = is_simulated(context), context.run_config, context.node_config
     settings = _run_settings(context)
@@ -194,6 +195,7 @@ def _run_settings(context: Context) -> CommonSettings:
         RefusedError: the run chooses among the site's samples without 'allow-folds'; or the
             hospital has a cap on epsilon, but the run adds no noise, so its epsilon would be
             infinite.
+        SettingError: a value of the run or of the node config is invalid.
     """
     settings, node = site_settings(context), context.node_config
     if not is_simulated(context):

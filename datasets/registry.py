@@ -239,6 +239,7 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
     Raises:
         DataError: the files that name the silos are missing or unusable.
+        SettingError: no data set has the name in the settings.
     """
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
@@ -289,6 +290,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     Raises:
         DataError: no silo has this name, a file is missing or unusable, or there are too few
             samples.
+        SettingError: no data set has the name in the settings, or the partition is impossible.
     """
     places = places or find_places(settings.data_dir, settings.cache_dir)
     chosen = data_set(settings.dataset)
@@ -320,6 +322,7 @@ def image_reader(site: str, settings: CommonSettings) -> ImageReader:
 
     Raises:
         DataError: the data set is a table, or its declaration cannot be read.
+        SettingError: no data set has the name in the settings.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
     return data_set(settings.dataset).image_reader(site, settings, places)

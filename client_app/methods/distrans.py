@@ -32,6 +32,10 @@ class DisTransSite(SiteMethod):
 
         The offset is this site's own. If offsets stay at the sites, it is the stored one, or in the
         first round one drawn from the site's own seed. Otherwise it is the received one.
+
+        Raises:
+            SettingError: the network's head cannot be doubled, or the arrays do not fit the
+                network.
         """
         single, shape = (
             initial_classifier(lab.common, lab.silo, lab.task),

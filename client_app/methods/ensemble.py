@@ -14,6 +14,9 @@ class EnsembleSite(LocalSite):
         """Build a network that averages the predictions of the received models.
 
         If no models were received, build the site's own model.
+
+        Raises:
+            SettingError: the arrays of a model do not fit the network.
         """
         if arrays := from_others(lab):
             experts = open_experts(lab.common, lab.silo.shape, arrays)

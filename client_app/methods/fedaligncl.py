@@ -66,6 +66,10 @@ class FedAlignCLSite(SiteMethod):
         In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
         The weights are sent with noise. Embeddings are sent too, also with noise, if the server
         requests them.
+
+        Raises:
+            SiteError: received embeddings or discriminators are unusable, or the training diverged.
+            RefusedError: the hospital's limits forbid the training.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -79,6 +79,7 @@ class GLMSite(SiteMethod):
         Raises:
             RefusedError: the sums would rest on too few patients, now or earlier in this run.
             SiteError: the message has an impossible scale, or the units or columns cannot be used.
+            SettingError: the settings name a column that the table lacks, or name one twice.
         """
         notes, arrays = ScaleNotes.from_values(lab.instruction.notes), lab.arrays()
         if not (notes.scale > 0 and notes.grid > 0 and math.isfinite(notes.scale * notes.grid)):
@@ -149,7 +150,13 @@ class GLMSite(SiteMethod):
         return centers, deviations
 
     def _design(self, lab: Lab) -> tuple[Floats, Outcomes]:
-        """Return the design (n, k) of this site's patients, and their outcomes."""
+        """Return the design (n, k) of this site's patients, and their outcomes.
+
+        Raises:
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the units in the message, an outcome or a time cannot be used.
+            RefusedError: there are too few patients or events, or too few share a value.
+        """
         patients = read_patients(lab.session, self.settings)
         return patients.design(*self._units(lab), self.settings)
 

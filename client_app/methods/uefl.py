@@ -48,7 +48,11 @@ class UEFLSite(SiteMethod):
         self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
-        """Build the network with the received weights and codebooks."""
+        """Build the network with the received weights and codebooks.
+
+        Raises:
+            SettingError: the arrays do not fit the network.
+        """
         arrays, classifier = lab.arrays(), initial_classifier(lab.common, lab.silo, lab.task)
         load_exchanged(classifier, {n: a for n, a in arrays.items() if not n.startswith(CODEBOOK)})
         books = arrays_below(CODEBOOK, arrays)

@@ -51,6 +51,9 @@ def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
         chosen_noise: the hospital's 'counts-noise'. If it is 0, the result is the noise with which
             one report costs a quarter of the hospital's cap.
         hospital: the hospital's ledger of all runs, with its cap and delta.
+
+    Raises:
+        SettingError: ``chosen_noise`` is 0, and no noise is enough for a quarter of the cap.
     """
     return chosen_noise or counts_noise_for(hospital.cap, hospital.delta)
 

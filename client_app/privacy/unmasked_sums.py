@@ -243,6 +243,9 @@ class SummedBefore:
         A server can unmask the sum with shares from other sites and never ask this site, so the
         record cannot wait until the end of the round. If a failure on these arrays is already
         recorded, nothing is written.
+
+        Raises:
+            CheckpointError: the file is damaged, or cannot be written.
         """
         if not self.has_failed(arrays):
             self.note(arrays, [], failed=True)

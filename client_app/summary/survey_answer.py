@@ -135,7 +135,11 @@ def _reasons_against(
 
 
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
-    """Build a new answer from the data, with the settings and fingerprint that it depends on."""
+    """Build a new answer from the data, with the settings and fingerprint that it depends on.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
+    """
     site, run = _open_site(context)
     answer = AnswerBuilder(site, secret).answer()
     return StoredAnswer(answer.to_config(), run, dict(fingerprint(site.silo)))
@@ -179,6 +183,9 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     The data are read again, with the settings of the first answer. If their fingerprint differs
     from that of the first answer, the note ``changed`` in the part ``about`` is true. The stored
     file does not change.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)

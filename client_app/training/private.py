@@ -82,6 +82,9 @@ class PrivateTraining:
         Returns:
             The mean loss over the real batch (0 for an empty batch) plus the penalty, a detached
             scalar.
+
+        Raises:
+            RuntimeError: all charged releases are used up, which is a bug in the caller.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():

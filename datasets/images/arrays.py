@@ -137,7 +137,11 @@ class OwnArrays(DataSet):
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names."""
+    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names.
+
+    Raises:
+        DataError: a file's name cannot be a site's, or two files belong to one site.
+    """
     return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 

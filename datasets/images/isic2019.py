@@ -133,6 +133,9 @@ def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Return the listing as ``_parse_listing`` reads it: image -> (diagnosis, centre).
 
     The files are read again only if they have changed.
+
+    Raises:
+        DataError: a line has an invalid name or number, or an image is listed twice.
     """
     return _parse_listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 

@@ -62,7 +62,11 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``."""
+    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, is not grey, or has another depth.
+    """
     if is_dicom(path):
         return read_dicom(path, bits)
     return read_grey(path, bits)
@@ -331,6 +335,9 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
     Without VOI table and window, the smallest possible value becomes 0, and the largest 1. ``raw``
     are the stored values (height, width); the header of ``dataset`` may be adapted for pydicom.
+
+    Raises:
+        ValueError: the rescale slope is not above 0. A damaged table may raise any other error.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 

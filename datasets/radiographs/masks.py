@@ -138,7 +138,11 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether a manifest or folder on this machine has images in the part 'val'."""
+        """Tell whether a manifest or folder on this machine has images in the part 'val'.
+
+        Raises:
+            DataError: the declaration or the listing of a site is invalid.
+        """
         folder = self.files_folder(places)
         for site, listing in self.declaration(places).sites.items():
             if (folder / listing).exists() and "val" in self.index(site, settings, places).parts:
@@ -153,7 +157,11 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return [*super().content(index), *super().content(masks), *pixels]
 
     def bits(self, index: ImageIndex) -> int:
-        """Return the bits per pixel that the declaration states, by default 8."""
+        """Return the bits per pixel that the declaration states, by default 8.
+
+        Raises:
+            DataError: ``masks.yaml`` is invalid.
+        """
         return _read_declaration(index.folder).bits
 
     def channels_of(self, index: ImageIndex) -> int:
@@ -168,6 +176,9 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
         If ``index`` has masks, the last channel is the mask, with the class of each pixel. The
         function raises ``BrokenImageError`` if the image or its mask is unusable.
+
+        Raises:
+            DataError: ``masks.yaml`` is invalid.
         """
         declared = _read_declaration(index.folder)
         table = value_table(declared.classes)

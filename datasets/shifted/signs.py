@@ -191,7 +191,11 @@ def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
 
 
 def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64."""
+    """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64.
+
+    Raises:
+        DataError: an image is missing, damaged, or not in 8-bit colour.
+    """
     images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
     for place, sign in enumerate(signs):
         images[place] = _decode(sign)

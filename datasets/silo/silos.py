@@ -361,6 +361,9 @@ def save_silo(
             JSON values; the splits' fingerprints are added.
         notes: sentences about the data, such as the number of imputed values; ``open_silo`` logs
             them, and a sentence for each split whose numeric outcomes are all equal.
+
+    Raises:
+        OSError: a file cannot be written.
     """
     # Before the first array is written, so that no other user can open one meanwhile
     folder.chmod(0o700)

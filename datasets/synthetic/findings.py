@@ -70,7 +70,11 @@ class ChestPhantom(DataSet):
         return lambda path: read_square(path, 8, _SIZE)[None]
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Draw and split a site's images, or open them in the cache."""
+        """Draw and split a site's images, or open them in the cache.
+
+        Raises:
+            DataError: there are too few images for the folds.
+        """
         facts = [_MAKER, name, split_values(settings)]
 
         def fill(folder: Path) -> None:

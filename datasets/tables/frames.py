@@ -50,6 +50,7 @@ def write_frames(
         DataError: columns differ between sites, the label's column is missing, a column has dates,
             mixed types or more than 64 distinct texts, there are not 2 to 1000 classes, or a table
             does not fit the schema.
+        OSError: a file cannot be written.
     """
     import pandas as pd
 

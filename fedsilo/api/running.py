@@ -125,7 +125,10 @@ def simulate(
 
 
 def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
-    """Return the settings that the options name: they override the experiment, a file and --set."""
+    """Return the settings that the options name, key -> value. Options not given are left out.
+
+    These settings override the experiment, a file and --set.
+    """
     given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
     overrides: dict[str, Value] = {}
     for key, value in given.items():

@@ -137,12 +137,18 @@ def _all_commands() -> Iterator[tuple[str, Command]]:
 
 
 def _shown_by(name: str) -> Callable[..., Any]:
-    """Return the function that shows a command's result."""
+    """Return the function that shows the result of the command ``name``.
+
+    If ``results`` has no function of that name, it is ``print_result``.
+    """
     return cast(Callable[..., Any], getattr(results, name.replace(" ", "_"), print_result))
 
 
 def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
-    """Show click's error with the usage, or our own suggestion in place of click's."""
+    """Show click's error with the usage.
+
+    If ``suggest`` knows what the user meant, the error says that in place of click's words.
+    """
     instead = suggest(error, words)
     if instead and isinstance(error, click.UsageError):
         wrong = getattr(error, "option_name", words[0])
@@ -221,7 +227,10 @@ def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
 
 @contextmanager
 def _silence(quiet: bool) -> Iterator[None]:
-    """Discard what is printed on standard output while the block runs, if ``quiet``."""
+    """Discard what is printed on standard output while the block runs.
+
+    If ``quiet`` is False, nothing is discarded.
+    """
     if not quiet:
         yield
         return

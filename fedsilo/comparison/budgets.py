@@ -373,7 +373,10 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
 
 
 def _continues(common: CommonSettings) -> bool:
-    """Tell whether the optimiser's state is kept over rounds, which epoch steps imply."""
+    """Tell whether the optimiser's state is kept over rounds.
+
+    This is so with epoch steps, and if the setting 'train.optimiser-state' is "run".
+    """
     return common.epoch_steps > 0 or common.optimiser_state == "run"
 
 
@@ -390,7 +393,10 @@ def _format_value(value: Value) -> str:
 
 
 def _format_count(number: float) -> str:
-    """Format a mean number of steps or samples; 0 means that the sites do not report it."""
+    """Format a mean number of steps or samples.
+
+    If the number is 0, the sites do not report it, and the result is "unknown".
+    """
     if number == 0:
         return "unknown"
     return f"{number:,.0f}"

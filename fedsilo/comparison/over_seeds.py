@@ -272,7 +272,8 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of ``metrics`` that some run hides at the same sites.
 
-    The list is empty if ``runs`` are not views from ``shown``, or hide nothing.
+    A last sentence names the option that shows all values. If ``runs`` are not views from
+    ``shown``, or if they hide nothing, the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:

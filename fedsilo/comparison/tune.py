@@ -384,7 +384,10 @@ def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> 
 
 
 def _pieces(budget: Tuning) -> str:
-    """Describe the validation data of a point, such as "5 folds, 3 seeds"."""
+    """Describe the validation data of a point, such as "5 folds, 3 seeds".
+
+    With one fold, the data set's own validation part is named in place of the folds.
+    """
     folds = "the data set's own validation part"
     if budget.folds > 1:
         folds = f"{budget.folds} folds"

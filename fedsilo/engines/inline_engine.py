@@ -97,7 +97,11 @@ class InlineGrid(Grid):
         return []
 
     def _train_together(self) -> None:
-        """Train the sites of the oldest 'machine.vectorised' training messages as one batch."""
+        """Train the sites of the oldest 'machine.vectorised' training messages as one batch.
+
+        The ids of these messages are noted in ``_trained``. Each site uses its result when it
+        answers.
+        """
         from fedsilo.engines.together import train_together
 
         batch: list[tuple[Message, Context]] = []

@@ -96,7 +96,12 @@ class Audit:
         return table
 
     def _chain(self) -> Iterator[str]:
-        """Yield sentences about the chain: breaks, or the last check value to note elsewhere."""
+        """Yield sentences about the chain of the log's lines.
+
+        They name each break, torn lines, lines without a check value, and a missing beginning or
+        end of the log. If the chain has no break, the last one has the check value to keep
+        elsewhere.
+        """
         for text in self.breaks:
             yield f"CHAIN BROKEN: {text}"
         if self.torn:

@@ -83,7 +83,12 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _head(run: Shown) -> dict[str, Any]:
-    """Build the variables of ``head.html``, with the patients for whom the page has no result."""
+    """Build the variables of ``head.html`` for the clinic's page.
+
+    The fact "without a result" is added to those of ``head_of``. At trust level ``server`` it has
+    the number of samples that each site left out. If results of a site are hidden, it names the
+    site.
+    """
     head = head_of(run)
     missing = []
     if run.trust == SERVER:

@@ -157,7 +157,7 @@ def sites_frame(silos: Document) -> pd.DataFrame:
 
 
 def _typed_frame(rows: Sequence[Row], types: dict[str, Any]) -> pd.DataFrame:
-    """Build a table from rows of text: ``types`` gives its columns and their types."""
+    """Build a table from rows of strings. ``types`` has its columns and their types."""
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=list(types))

@@ -155,6 +155,10 @@ def multishot_loss(
 
     Returns:
         The loss, a scalar, and host -> EMD_j.
+
+    Raises:
+        SiteError: the feature maps differ in shape, or values are not finite.
+        SettingError: the maps are too large for the solver 'cvxpylayers'.
     """
     # Both maps come from eval mode. With the batch's own statistics in one of them, a model's
     # closeness to itself would be 0.72 instead of 1. The map is computed first, because the batch

@@ -358,6 +358,10 @@ def build_prompted_vit(
         settings: the run's settings.
         shape: the shape of the images and the number of classes.
         evidence: turns logits into evidence; None for cross-entropy.
+
+    Raises:
+        SettingError: the ViT cannot be built, does not fit the images, or has too few layers for
+            its prompts.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, shape), shape, settings, evidence)

@@ -284,7 +284,8 @@ def _refuse_used(folder: Path, manifest: Manifest) -> None:
 def _move(folder: Path, before: str, now: str) -> None:
     """Change the paths in a restored deployment.json that lead into the deployment's old folder.
 
-    Paths elsewhere, such as that of the data, stay.
+    The path of the deployment itself is changed too. Paths elsewhere, such as that of the data,
+    stay.
 
     Args:
         folder: the folder with deployment.json, which may still have a temporary name.

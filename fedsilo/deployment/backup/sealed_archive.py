@@ -116,7 +116,11 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 
 
 def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
-    """Return the 12 bytes that identify a chunk among all chunks of a backup."""
+    """Return the 12 bytes that identify a chunk among all chunks of a backup.
+
+    They hold the number of the file, whether the chunk is its last one, and the number of the
+    chunk.
+    """
     return struct.pack(">I?xxxI", number, is_last, chunk)
 
 

@@ -94,7 +94,8 @@ class InstalledApp:
     def _refusal(self, other: Sequence[str], version: str) -> str:
         """Describe a refused app: both versions, the files that differ, and what to do.
 
-        ``version`` is that of the run's app.
+        At most three files are named. If some of them were changed on this machine, they are named
+        too. ``version`` is that of the run's app.
         """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
@@ -210,7 +211,11 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _version_of(project: Mapping[str, Any]) -> str:
-    """Return the version in a pyproject.toml, which may be a server's, or "unknown"."""
+    """Return the version of fedsilo in the content of a pyproject.toml, or "unknown" without one.
+
+    The content may come from a server. So the version is cut to 20 characters, and characters that
+    cannot be printed are escaped.
+    """
     try:
         return _printable(str(project["project"]["version"])[:_LONGEST_VERSION])
     except (KeyError, TypeError):

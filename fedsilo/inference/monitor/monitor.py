@@ -317,7 +317,7 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 
 
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Map each text that a label may have to its class number.
+    """Map each string that a label may have to its class number.
 
     ``classes`` maps a class's name to the labels that the data set declares for the class. The keys
     of the result are the names and the labels. If a label equals the name of another class, the
@@ -336,10 +336,10 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _table_labels(
     path: Path, schema: TableSchema, classes: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
-    """Yield (line number as text, class number) for each row with a known label.
+    """Yield (line number as a string, class number) for each row with a known label.
 
-    ``classes`` maps a label's text to its class number. For a table without a label column, nothing
-    is yielded.
+    ``classes`` maps a label to its class number. For a table without a label column, nothing is
+    yielded.
     """
     (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]

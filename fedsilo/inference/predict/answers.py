@@ -124,10 +124,7 @@ class Predictions:
         return frame
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return title -> values for each column of the table. A column has k values.
-
-        Each readable input has one value.
-        """
+        """Return title -> values for each column of the table, one value per readable input (k)."""
         columns = self.task.answer_columns(self.probabilities, self.classes)
         if "entropy" in self.task.always:
             columns["entropy"] = predictive_entropy(self.own).tolist()

@@ -260,7 +260,10 @@ class CaseNovelty:
 
 
 def _column_names(marks: Booleans, features: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the columns of the marked features, for each row of ``marks`` (k, f)."""
+    """Return the columns of the marked features, for each row of ``marks`` (k, f).
+
+    A column with several marked features is named once.
+    """
     names = [name.partition("=")[0] for name in features]
     # A column of levels has several features, but is named once
     return [tuple(dict.fromkeys(compress(names, row))) for row in marks]

@@ -122,7 +122,10 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
 
 
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    """Return the samples of a split of all silos."""
+    """Return the samples of a split of all silos, in the form that novelty compares.
+
+    Rows of a table are standardised. Images are replaced by features of the network.
+    """
     if model.silo.standardisation is not None:
         return _table_samples(silos, model.silo.standardisation, split)
     return _image_samples(model, silos, split)

@@ -87,7 +87,11 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of samples by split, and one of the rows left out, if any are known."""
+    """Yield a table of the sites' samples by split, and a table of the rows that were left out.
+
+    The second table has the columns whose values are missing or out of range. If no such count is
+    known, it is left out.
+    """
     rows = []
     for site, answer in document.sites.items():
         samples = answer.samples or {}

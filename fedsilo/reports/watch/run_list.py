@@ -104,7 +104,7 @@ def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list
 
 
 def _is_run(path: Path) -> bool:
-    """Tell whether a folder has the lock and the settings, or the progress, of a run."""
+    """Tell whether a folder has a run's lock file, and also its settings or its progress."""
     has_file = any((path / name).is_file() for name in (CONFIG, FILE))
     return has_file and (path / LOCK).is_file()
 

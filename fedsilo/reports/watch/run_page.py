@@ -75,7 +75,7 @@ def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> st
 
 
 def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
-    """Build the template variables of a run."""
+    """Build the template variables of a run: state, facts, curves, metrics, failures and files."""
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)
     fault = ""
