@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.declarations import fault
+from fedsilo.core.files.declarations import check_content, fault
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.tasks import SEGMENTATION
@@ -219,8 +219,8 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
     foreground. All other keys have their defaults, such as 8 bits without colour.
 
     Raises:
-        DataError: the file is unreadable or invalid; or there is no file, and no folder is a site.
-        ValueError: there is no file, and a folder's name cannot be a site's.
+        DataError: the file is unreadable or invalid; or there is no file, and no folder is a site
+            or a folder's name cannot be a site's.
     """
     if (folder / MaskImages.file).exists():
         return read_declared(folder / MaskImages.file, MaskDeclaration)
@@ -230,7 +230,16 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
             f"{folder} has neither {MaskImages.file} nor folders of images and masks: write the "
             f"file, or sort the files into {LAYOUT}"
         )
-    return MaskDeclaration.model_validate({"sites": sites, "classes": _USUAL_CLASSES})
+    declared: MaskDeclaration = check_content(
+        MaskDeclaration,
+        {"sites": sites, "classes": _USUAL_CLASSES},
+        lambda sentence: DataError(
+            f"{folder}: its folders are taken as sites: {sentence}: rename the folder, or name the "
+            f"sites in {MaskImages.file}"
+        ),
+        quoted=True,
+    )
+    return declared
 
 
 def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
