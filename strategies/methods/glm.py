@@ -358,7 +358,7 @@ class GLM(Method):
 
         The file has the coefficients in the columns' own units with standard errors, the measures
         of fit, and the sites' own fits. Further keys are the outcome, data set, trust, treatment of
-        missing values, hospitals and number of rounds. Cox's model has also the keys of
+        missing values, hospitals and number of rounds. Cox's model also has the keys of
         ``_survival_facts``.
 
         Args:
