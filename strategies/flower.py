@@ -174,8 +174,9 @@ class _MeanMetrics(Hook):
     def record(self) -> MetricRecord:
         """Return the mean of each measurement over the sites that sent it, weighted by samples.
 
-        Only metrics whose key starts with "incoming." or "trained." count. The keys are sorted. The
-        record is empty before any measurement.
+        Only metrics whose key starts with "incoming." or "trained." count. A metric whose sites
+        have no samples is left out. The keys are sorted. The record is empty before any
+        measurement.
         """
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}
@@ -184,7 +185,10 @@ class _MeanMetrics(Hook):
                 if key.startswith(_MEASURED):
                     totals[key] = totals.get(key, 0.0) + value * reply.examples
                     examples[key] = examples.get(key, 0) + reply.examples
-        means: dict[str, Any] = {key: totals[key] / examples[key] for key in sorted(totals)}
+        means: dict[str, Any] = {}
+        for key in sorted(totals):
+            if examples[key]:  # a mean over no samples has no value
+                means[key] = totals[key] / examples[key]
         return MetricRecord(means)
 
 

@@ -60,7 +60,8 @@ def hospital_address(host: str | None) -> str:
         name, _, port = host.rpartition(":")
     if not _HOST.fullmatch(name) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise SettingError(
-            f"--host must be a name or an address, with or without :PORT, but is '{name}'"
+            "--host must be a name or an address, with or without a :PORT of at most 65535, but is "
+            f"'{host}'"
         )
     return f"{name}:{port}"
 
