@@ -120,10 +120,10 @@ class Segmentation(Task):
         return dominant_classes(labels)
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Return "all training masks are empty" if that is so, and an empty string otherwise.
+        """Return "all training masks are empty" if they are, and an empty string if they are not.
 
-        A site with only empty masks learns only the background. Unknown (empty) ``counts`` give an
-        empty string.
+        A site with only empty masks learns only the background. If ``counts`` is empty, because the
+        counts are unknown, the result is an empty string.
         """
         if counts and sum(counts) == counts[0]:
             return "all training masks are empty"

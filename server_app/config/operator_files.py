@@ -50,8 +50,8 @@ def operator_terms(common: CommonSettings) -> Terms:
     """Read the operator's two files: the registry of sites, and the agreed weights of sites.
 
     $FEDSILO_SITE_REGISTRY names the registry, and 'run.site-weights' names the file of weights. A
-    '~' in these paths is expanded. If the variable or the setting is empty, that part of the
-    returned ``Terms`` is None.
+    '~' in these paths is expanded. If the variable is empty, ``registry`` of the returned ``Terms``
+    is None. If the setting is empty, ``weights`` is None. The other fields have their defaults.
 
     Raises:
         SettingError: a named file cannot be used.

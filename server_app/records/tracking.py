@@ -60,10 +60,10 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    The tracker is a generator: ``send`` gives it a list of (name, round, value), which it writes at
-    once, and closing it closes the files. The settings are written first, as a Markdown table.
-    TensorBoard hides the events of an earlier attempt in the same folder, but their files stay.
-    ``resumed`` is ignored.
+    The tracker is a generator. Its first step writes the settings, as a Markdown table. Its
+    ``send`` takes a list of (name, round, value), which is written at once. Closing the tracker
+    closes the files. TensorBoard hides the events of an earlier attempt in the same folder, but
+    their files stay. ``resumed`` is not used.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -298,7 +298,11 @@ class TrackingHook(Hook):
 
     @contextmanager
     def _stop_on_failure(self) -> Iterator[None]:
-        """Run the block. If it raises, log a warning, stop tracking for good, and do not raise."""
+        """Run the block. If it fails, log a warning, and send nothing more in this run.
+
+        The exception is not raised again, so the run continues. ``tracker`` becomes None. If a
+        library is missing, the warning names the extra to install.
+        """
         try:
             yield
         except Exception as error:  # libraries and servers may fail in any way

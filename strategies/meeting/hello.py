@@ -1,9 +1,9 @@
 """Ask nodes who they are, and read their hellos: valid facts, or the reason for a refusal.
 
 A hello is read before the server knows who sent it. So nothing in a hello may stop a run: at most
-its own node is left out. A table's sums are compared with the training rows that the
-same hello reports. Counts are whole and at most those rows, and squares must satisfy the
-Cauchy-Schwarz inequality, up to rounding.
+its own node is left out. A table's sums are compared with the training rows that the same hello
+reports. Counts must be whole and at most the number of those rows, and sums of squares must satisfy
+the Cauchy-Schwarz inequality, up to rounding.
 """
 
 import json
@@ -53,7 +53,7 @@ def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
             'sums'.
 
     Raises:
-        SiteError: the hello cannot be read, or a value in it is impossible; one line.
+        SiteError: the hello cannot be read, or a value in it is impossible. The error is one line.
     """
     with reading("its hello", content):
         facts = SiteFacts.from_config(content.config_records[CONFIG])

@@ -78,13 +78,13 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The sites' answers, which the check ``sites`` has received.
+        """The answers that the check ``sites`` has already received from the sites.
 
-        This property never asks the sites, because a second attempt would take as long as the first
-        one.
+        Unlike ``meeting``, this property never asks the sites, because a second attempt would take
+        as long as the first one.
 
         Raises:
-            Skipped: the check ``sites`` has not run, or has failed.
+            Skipped: the check ``sites`` has not run, or could not ask the sites.
         """
         require("meeting" in vars(self), "the sites could not be asked")
         return self.meeting
@@ -167,9 +167,9 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _content(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
-    The line begins with the distribution if its name differs from the site's name. Then follow the
-    number of samples in each split, the number of samples left out if there are any, the label
-    counts of each split, and the software versions, each cut to 12 characters.
+    If the name of the distribution differs from the site's name, the line begins with it. Then
+    follow the number of samples in each split, the number of samples left out (if any), and the
+    label counts of each split. Last come the software versions, each cut to 12 characters.
 
     Args:
         site: the site's name, which is not part of the line.

@@ -69,9 +69,10 @@ class ServerSetup:
 
     @property
     def mark(self) -> str:
-        """The path of the server's key as text, which identifies the SuperLink's process.
+        """The path of the server's key as a string, which identifies the SuperLink's process.
 
-        The path is a word in the process's command line. The text is empty if no key is named.
+        The path is an argument in the process's command line. The string is empty if no key is
+        named.
         """
         return str(self.key or "")
 
