@@ -37,8 +37,8 @@ CARD = "model-card.md"
 VECTORS_FILE = "test-vectors.safetensors"
 VECTORS = 8
 _SIZES = (VECTORS, 1, 3)  # batch sizes that a program is tested with
-# Largest allowed difference of an answer: of a probability or a log hazard, or of a numeric outcome
-# in standard deviations
+# The largest allowed difference of an answer; a numeric outcome's is counted in its standard
+# deviations
 TOLERANCE = 1e-4
 INPUTS = "inputs"
 _CPU = Compute(torch.device("cpu"), bf16=False)
