@@ -36,10 +36,8 @@ def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Group arrays named ``<site>/<array>`` by site.
 
-    The names must not have a kind. A name without a '/' is the name of a site, and its array gets
-    an empty name.
-
-    The arrays of a site keep their given order.
+    The names must not begin with a kind. A name without a '/' is the name of a site, and its array
+    gets an empty name. The arrays of a site keep their given order.
 
     Returns:
         Site -> name of the array -> array, sorted by site.

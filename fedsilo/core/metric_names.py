@@ -142,7 +142,7 @@ class Measurement:
 
 
 def best_direction(name: str) -> int:
-    """Return 1 if a higher value of a metric is better, -1 if a lower one is, otherwise 0.
+    """Return 1 if a higher value of a metric is better, -1 if a lower value is, and 0 otherwise.
 
     The prefixes ``own-`` and ``own-labels-``, and a site after ``-from-``, do not matter. The
     result is 0 for entropy, because a model may be certain and wrong. It is also 0 for a metric of

@@ -129,7 +129,7 @@ def without_main() -> Iterator[None]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Return whether a process is running. A zombie is not."""
+    """Return whether a process is running. A zombie does not count as running."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

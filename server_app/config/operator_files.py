@@ -81,7 +81,11 @@ def read_registry(path: Path) -> Registry:
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
-    """Read each site's key fingerprint from the registry file; raises as ``read_registry`` does."""
+    """Read each site's key fingerprint from the registry file: site -> fingerprint.
+
+    Raises:
+        SettingError: the registry cannot be used, as for ``read_registry``.
+    """
     return {site: entry.key for site, entry in _read_entries(path).items()}
 
 

@@ -165,7 +165,7 @@ class ProgressHook(Hook):
 
     @_never_raises
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Add a site to the sites that have answered. It no longer counts as disconnected."""
+        """Add a site to the sites that have answered, and remove it from the disconnected sites."""
         self.progress.answered.append(site)
         if site in self.progress.away:
             self.progress.away.remove(site)

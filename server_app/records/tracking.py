@@ -283,9 +283,10 @@ class TrackingHook(Hook):
                 self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
 
     def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
-        """Yield the rows of metrics.csv that may be shown; ``last_round`` is None before the end.
+        """Yield the rows of metrics.csv that may be shown.
 
-        In the last round the rules are stricter, because metrics by class are shown too.
+        ``last_round`` is None before the end of the run. In the last round the rules are stricter,
+        because metrics by class are shown too.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:

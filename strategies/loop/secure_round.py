@@ -307,8 +307,8 @@ class SecureSum:
         """Return the mean of each summed metric: name -> mean over samples, rounded to 6 digits.
 
         Sites scale a metric from its bounds to the range 0 to 1 before they send it. This function
-        scales the mean back. A metric is left out if no site has a finite value of it, which its
-        count of 0 samples tells.
+        scales the mean back. A metric is left out if no site has a finite value of it, because its
+        number of samples is then 0.
 
         Args:
             metric_sums: for each metric, the unmasked sum of the sites' values, scaled to 0..1 and

@@ -173,8 +173,9 @@ def hear_sites(
     A node that cannot take part, by itself or together with the other nodes, is left out, and the
     result's ``refused`` has the reason. The result may have no sites at all.
 
-    If the run names its sites ('server.sites'), other sites do not take part and are no refusal.
-    With a registry they are not even asked. Without one their hellos tell who they are.
+    If the run names its sites ('server.sites'), other sites do not take part, and ``refused`` has
+    no line about them. If there is a registry, these sites are not even asked. Otherwise their
+    hellos tell who they are.
 
     Args:
         grid: connects the server with the nodes.
@@ -297,8 +298,8 @@ def meet_latecomers(
     is disconnected for ``away_timeout`` seconds is given up.
 
     Returns:
-        All participants, old and new, and the new refusals, one line each. Without new nodes,
-        ``participants`` unchanged and an empty list.
+        All participants, old and new, and the new refusals, one line each. If there are no new
+        nodes, these are ``participants`` and an empty list.
     """
     connected = set(grid.get_node_ids())
     new_nodes = participants.terms.choose_nodes(

@@ -94,10 +94,10 @@ class Terms:
         return fault
 
     def refuse_unregistered(self) -> None:
-        """Check that all sites of the run are in the registry, if both are named.
+        """Check that all sites that the run names are in the registry, if there is a registry.
 
         Raises:
-            SettingError: a site is missing there, for example because its name is misspelt.
+            SettingError: the registry lacks a site, for example because its name is misspelt.
         """
         if not self.registry:
             return

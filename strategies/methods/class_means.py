@@ -182,7 +182,7 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
-        """Replace each class's prototype in ``arrays`` by the mean of the replies' ones (eq. 6).
+        """Replace each class's prototype in ``arrays`` by the replies' mean prototype (eq. 6).
 
         ``arrays`` is changed in place. A site's weight in the mean is its number of training
         samples of the class (``_prototype_weight``). The mean is float32. If no reply has a

@@ -242,10 +242,11 @@ class GLM(Method):
     def _step(self, state: GLMState, sums: GLMSums) -> GLMState:
         """Take a step of Newton's method, or halve the last step if it was too long.
 
-        The last step was too long if the objective is now lower than before it. The new
-        coefficients are then the mean of the current ones and those before. Otherwise a full step
-        is taken. If the full step is very small, the coefficients have converged. The state then
-        gets ``sums`` and, if the sites are not to be asked for their own fits, ``ended``.
+        The last step was too long if the objective is now lower than before that step. The new
+        coefficients are then halfway between the coefficients now and before the step. Otherwise a
+        full step is taken. If the full step is very small, the coefficients have converged. The
+        state then gets ``sums`` and, if the sites are not to be asked for their own fits,
+        ``ended``.
 
         Raises:
             FitError: a coefficient is beyond what data can determine.
@@ -357,7 +358,7 @@ class GLM(Method):
 
         The file has the coefficients in the columns' own units with standard errors, the measures
         of fit, and the sites' own fits. Further keys are the outcome, data set, trust, treatment of
-        missing values, hospitals and number of rounds. Cox's model has also the keys of
+        missing values, hospitals and number of rounds. Cox's model also has the keys of
         ``_survival_facts``.
 
         Args:

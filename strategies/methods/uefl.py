@@ -110,8 +110,8 @@ class UEFL(Method):
         Before round 1, K-means fills the first book if 'uefl.first-book' is 'kmeans'.
 
         An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
-        a new book. If the run continues, and with 'uefl.refresh', the certain sites' features also
-        re-initialise the first book.
+        a new book. If 'uefl.refresh' is 'kmeans' and the run continues, the certain sites' features
+        also re-initialise the first book.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)

@@ -64,9 +64,10 @@ def is_site_name(text: str) -> bool:
 def site_name_fault(name: str) -> str | None:
     """Explain in a sentence why a string cannot be a site's name; None if it can.
 
-    The rules are those of ``_find_fault``, such as 1 to 64 visible characters. The name 'all' is
-    refused too, because it stands for the mean over sites. So are other forms of the same letters
-    (NFKC), such as full-width ones.
+    A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
+    or '_', and has no character such as '/' or '$'. ``_find_fault`` has all rules. The name 'all'
+    is refused too, because it stands for the mean over sites. The same letters in another form
+    (NFKC), such as full-width letters, are refused as well.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it
