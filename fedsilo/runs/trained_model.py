@@ -103,7 +103,7 @@ class TrainedModel:
         return data_set(self.common.dataset).pixel_standardisation(self.common)
 
     def module(self) -> ProbabilityModel:
-        """Return a module that maps raw samples to class probabilities, on the run's device.
+        """Return a module that maps raw samples to the task's predictions, on the run's device.
 
         Raw samples are as read from files, before standardisation. The module shares the network's
         weights and computes without dropout.

@@ -43,6 +43,7 @@ class MultiLabel(Task):
         "p.<finding>": "probability of the finding; these need not sum to 1",
         "truth": "the findings that are present, if they are known",
     }
+    output_meaning = "the probability of each finding; these need not sum to 1"
     report = "fedsilo.reports.tasks.multilabel"
     label_noun = "finding"
 

@@ -41,6 +41,7 @@ class Segmentation(Task):
     report = "fedsilo.reports.tasks.segmentation"
     losses: ClassVar = ("auto", "cross-entropy")
     label_type = "uint8"
+    output_meaning = "class probabilities of each pixel"
     label_noun = "mask"
     network = "fedsilo.models.networks.segmentation.pixel_classifier:build_pixel_classifier"
     why_not_private: ClassVar = (

@@ -44,6 +44,8 @@ class Survival(Task):
         "time": "the time to the event or to the end of follow-up, if it is known",
         "event": "1 if the event happened at that time, 0 if the patient is censored",
     }
+    output_name = "risk"
+    output_meaning = "the logarithm of the patient's hazard; only differences have a meaning"
     label_noun = "time to an event"
     why_not_private = "compares patients with each other, so one patient changes others' gradients"
 

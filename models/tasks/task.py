@@ -51,6 +51,7 @@ class Task(ABC):
             place for the number.
         answer_words: title -> meaning of the columns of ``answer_columns`` and ``truth_columns``,
             for the document next to a table of predictions; empty for those of classes.
+        output_name, output_meaning: the name of an exported program's outputs, and what they are.
         report: the module of ``fedsilo/reports`` with the task's parts of reports and model cards;
             empty for classification's.
         network: ``module:function`` that builds the network from the settings and the
@@ -76,6 +77,8 @@ class Task(ABC):
     progress: ClassVar[tuple[tuple[str, str], ...]] = ()
     report: ClassVar[str] = ""
     answer_words: ClassVar[Mapping[str, str]] = {}
+    output_name: ClassVar[str] = "probabilities"
+    output_meaning: ClassVar[str] = "class probabilities"
     network: ClassVar[str] = ""
     trains_stacked: ClassVar[bool] = False
     why_not_private: ClassVar[str | None] = None

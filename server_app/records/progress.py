@@ -121,18 +121,17 @@ def read_progress(folder: Path) -> Progress | None:
             was written by another version of fedsilo.
     """
     path = folder / FILE
-    # Reading a pipe would wait forever, and a link may lead to any file of the reader
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        fault = "is a link or not a regular file: restore the run's own file"
-    else:
-        try:
+    fault = "is a link or not a regular file: restore the run's own file"
+    try:
+        # Reading a pipe would wait forever, and a link may lead to any file of the reader
+        if not path.is_symlink() and (path.is_file() or not path.exists()):
             return Progress.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            fault = f"cannot be read: {error.strerror}"
-        except ValidationError as error:
-            fault = _describe_fault(error)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}"
+    except ValidationError as error:
+        fault = _describe_fault(error)
     raise RunDirectoryError(f"{path} {fault}")
 
 
