@@ -101,6 +101,9 @@ class InlineGrid(Grid):
 
         The ids of these messages are noted in ``_trained``. Each site uses its result when it
         answers.
+
+        Raises:
+            MemoryShortageError: the GPU, or the machine, has no memory for the batch.
         """
         from fedsilo.engines.together import train_together
 
@@ -110,7 +113,14 @@ class InlineGrid(Grid):
             if message.metadata.message_type == TRAIN and len(batch) < self._together:
                 batch.append((message, self._contexts[message.metadata.dst_node_id]))
                 self._trained.add(message_id)
-        train_together(batch)
+        try:
+            train_together(batch)
+        except (MemoryError, RuntimeError) as error:
+            from fedsilo.client_app.training.memory import raise_memory_shortage
+
+            message, context = batch[0]
+            raise_memory_shortage(error, context.run_config, message, len(batch))
+            raise
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
