@@ -30,7 +30,8 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
         path: the picture's file.
 
     Raises:
-        SettingError: the run has no hospital's own regression, or the ending of ``path`` is unknown.
+        SettingError: the run has no hospital's own regression, or ``path`` does not end with .png,
+            .svg or .pdf.
     """
     rows = [row for row in document.get("heterogeneity", []) if row["sites"]]
     if not rows:

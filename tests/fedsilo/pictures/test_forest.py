@@ -59,10 +59,10 @@ def test_each_row_has_its_estimate_and_interval(
     assert [label.get_text() for label in dose.get_yticklabels()] == ["north", names[-1]]
     # An interval and a point for each row, then the line of no effect
     interval, point = age.lines[0], age.lines[1]
-    assert next(iter(age.lines[-1].get_xdata())) == (1.0 if ratio else 0.0)
+    middle, low, high = effect(0.2, 0.1)
     assert list(interval.get_xdata()) == [low, high]
     assert list(point.get_xdata()) == [middle]
-    assert list(age.lines[-1].get_xdata())[0] == (1.0 if ratio else 0.0)
+    assert next(iter(age.lines[-1].get_xdata())) == (1.0 if ratio else 0.0)
     assert len(age.lines) == 2 * len(names) + 1
     assert age.get_xscale() == ("log" if ratio else "linear")
 
