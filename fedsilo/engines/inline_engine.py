@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsilo.core.errors import MemoryShortageError
 from fedsilo.core.messages import TRAIN
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
@@ -111,7 +112,16 @@ class InlineGrid(Grid):
         return []
 
     def _train_next(self) -> None:
-        """Train the sites of the oldest training messages as one batch."""
+        """Train the sites of the oldest training messages as one batch.
+
+        The ids of these messages are noted in ``_trained``. Each site uses its result when it
+        answers. If memory is short, and the user did not choose the number of sites, a line says so
+        and sites train one after another from now on.
+
+        Raises:
+            MemoryShortageError: the GPU, or the machine, has no memory for the number of sites that
+                the user chose.
+        """
         if self._train_together is None:
             from fedsilo.engines import stacked_steps, together
 
@@ -123,7 +133,33 @@ class InlineGrid(Grid):
             if message.metadata.message_type == TRAIN and len(batch) < self._together:
                 batch.append((message, self._contexts[message.metadata.dst_node_id]))
                 self._trained.add(message_id)
-        self._train_together(batch)
+        try:
+            self._train_together(batch)
+        except (MemoryError, RuntimeError) as error:
+            self._go_on_alone(error, batch)
+
+    def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
+        """Let sites train one after another if ``error`` says that a batch of them is too large.
+
+        Raises:
+            Exception: ``error`` itself, if it has another cause; or a MemoryShortageError, if the
+                user chose the number of sites.
+        """
+        from fedsilo.client_app.training.memory import raise_memory_shortage
+
+        message, context = batch[0]
+        try:
+            raise_memory_shortage(error, context.run_config, message, len(batch))
+        except MemoryShortageError:
+            if context.run_config["machine.vectorised"]:
+                raise
+            self._together, self._train_together = 1, None  # also lets go of the samples
+            print(
+                f"fedsilo: {len(batch)} sites as one batch need more memory than there is, so "
+                "sites train one after another from now on"
+            )
+            return
+        raise error
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -135,7 +171,7 @@ class InlineGrid(Grid):
         return replies
 
     def answer(self, message: Message) -> Message:
-        """Let the ClientApp answer a message; an exception becomes an error reply."""
+        """Let the ClientApp answer a message. If it raises an exception, build an error reply."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
@@ -202,9 +238,9 @@ def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterato
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; return the run directory.
+    """Run ``settings`` over ``nodes`` simulated sites in this process.
 
-    Raises the errors of ``run``.
+    Returns the run directory. Raises the errors of ``run``.
     """
     from fedsilo.server_app.run.runner import run
 

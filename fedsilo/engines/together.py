@@ -27,7 +27,6 @@ from fedsilo.client_app.training.terms import GradientSum, Term
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.messages import CONFIG, SAMPLES, STEPS, TRAIN, Instruction
 from fedsilo.core.seeding import derive_seed
-from fedsilo.datasets.silo.silos import log_once
 from fedsilo.engines.stacked_steps import HeldSamples, Planned, StackedSteps
 from fedsilo.strategies.wire.records import unbundle
 
@@ -169,12 +168,6 @@ def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
         _train(sites, held)
     except FedsiloError:
         return False  # one of them raises it again when it trains by itself
-    except torch.OutOfMemoryError:
-        log_once(
-            f"{len(sites)} sites as one batch need more memory than the GPU has, so they train one "
-            "after another; set 'machine.vectorised' to fewer sites"
-        )
-        return False
     return True
 
 

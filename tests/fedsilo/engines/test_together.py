@@ -274,12 +274,22 @@ def test_samples_of_the_same_sites_stay_on_the_device() -> None:
     assert held.pick(parts, compute) is not pick
 
 
-def test_groups_that_do_not_fit_into_memory_train_one_after_another(tmp_path: Path) -> None:
+@pytest.mark.parametrize("vectorised", [0, 4])
+def test_sites_that_do_not_fit_into_memory_train_alone_unless_they_were_asked_to(
+    vectorised: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inline_engine, "choose_together", lambda *_: 4)
     full = torch.OutOfMemoryError("CUDA out of memory")
-    alone = ran(tmp_path / "alone", HEART, 1, 4)
-    with mock.patch.object(StackedSteps, "take_all", side_effect=full):
-        other = ran(tmp_path, HEART, 4, 4)
-    assert measured(other) == measured(alone)
+    alone = mock.patch.object(LocalTraining, "run", autospec=True, side_effect=LocalTraining.run)
+    values = HEART | {"rounds": 1}
+    with mock.patch.object(StackedSteps, "take_all", side_effect=full) as tried, alone as runs:
+        if vectorised:
+            with pytest.raises(FedsiloError, match=r"'machine\.vectorised' below 4"):
+                ran(tmp_path, values, vectorised, 4)
+        else:
+            ran(tmp_path, values, vectorised, 4)
+    assert tried.call_count == 1
+    assert runs.call_count == (0 if vectorised else 4)
 
 
 @pytest.mark.parametrize(
