@@ -13,6 +13,7 @@ from fedsilo.core.tasks import SURVIVAL
 from fedsilo.models.tasks.task import Task
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -44,6 +45,7 @@ class Survival(Task):
         "time": "the time to the event or to the end of follow-up, if it is known",
         "event": "1 if the event happened at that time, 0 if the patient is censored",
     }
+    report = "fedsilo.reports.tasks.survival"
     label_noun = "time to an event"
     why_not_private = "compares patients with each other, so one patient changes others' gradients"
 
@@ -82,6 +84,28 @@ class Survival(Task):
 
         times, events = labels.double().numpy().T
         return published_curve(times, events, minimum)
+
+    def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
+        """Explain why an array is not a time and an event for each sample; '' if it is.
+
+        A time is a finite number of at least 0, and an event is 0 or 1. There must be one name,
+        that of the event.
+        """
+        import numpy as np
+
+        if len(names) != 1:
+            return f"needs one name in 'classes', that of the event, but there are {len(names)}"
+        if labels.shape != (samples, 2) or labels.dtype.kind not in "iuf":
+            return (
+                f"must be a time and an event for each of {samples} samples, but is {labels.dtype} "
+                f"of shape {labels.shape}"
+            )
+        times, events = labels.T
+        if not np.isfinite(times).all() or (times < 0).any():
+            return "has a time that is negative or not finite: remove those samples"
+        if not np.isin(events, (0, 1)).all():
+            return "has an event that is neither 0 (censored) nor 1: correct it"
+        return ""
 
     def strata(self, labels: Tensor) -> Tensor:
         """Return 1 for patients with an event and 0 for censored patients."""

@@ -15,7 +15,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.explanations.columns import column_contributions, explain_columns
-from fedsilo.inference.predict import cases
+from fedsilo.inference.predict.case_answers import ClassAnswers
 from fedsilo.inference.predict.case_details import ValueTexts
 from fedsilo.inference.predict.prediction import check_outputs
 from fedsilo.models.measures.outcome_counts import bins, merge_bins
@@ -159,7 +159,8 @@ def test_values_have_the_titles_units_and_names_of_levels_of_the_schema() -> Non
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
     shown = FinishedRun.open(tables / "table").shown()
     found = final_metrics(shown)
-    counts = [one.count for one in cases._reliability(shown)]
+    answers = ClassAnswers(shown, None, None)  # type: ignore[arg-type]
+    counts = [one.count for one in answers.reliability]
     assert counts == [
         one.count for one in merge_bins(bins(found.values(), CONFIDENCE), shown.floor)
     ]
