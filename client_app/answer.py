@@ -114,9 +114,10 @@ def failed_answer(
 ) -> RecordDict:
     """Build the reply of a hospital that could not answer; it looks like a successful reply.
 
-    Masked zeros take the place of the arrays if arrays were requested or this is the final
-    evaluation. Except in the final evaluation, the previous state is stored again under this
-    message's round and step, and the reply says that state was stored.
+    If arrays were requested or this is the final evaluation, the reply has masked zeros in place of
+    the arrays. In any other phase than the final evaluation, the previous state is stored again
+    under this message's round and step, and the reply says that state was stored. It says so even
+    if the state could not be read or written.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -244,10 +245,12 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
     - Trust 'sums': no measured metrics, because they are part of the secret sum.
     - With the hospital's own cap on epsilon: only step counts, which follow from reported counts,
       and metrics with noise, which are charged to the ledger here.
-    - Otherwise: all metrics of splits with enough samples.
+    - Otherwise: all metrics of splits with enough samples, and the counts of work at trust 'server'
+      in a run that is not private.
 
-    The number of training samples is added unless trust is 'sums'. At trust 'server' the time and
-    memory of this answer are added, and in a private run the epsilon that the site has spent.
+    At trust 'server' the time and memory of this answer are added. At any trust but 'sums' the
+    number of training samples is added. In a private run the epsilon that the site has spent is
+    added at any trust.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}

@@ -111,7 +111,7 @@ def _load_plugin(name: str) -> DataSet:
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
     """Return today's keys of the settings that a plugin's data set reads.
 
-    Keys of 0.1 are read, with one note.
+    Keys from version 0.1 are replaced by today's keys, and a note says so once.
 
     Raises:
         SettingError: a key is unknown, or is given under both names.
@@ -300,7 +300,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return the ``cut_document`` of a random partition: its settings, and each silo's row numbers.
+    """Return the ``cut_document`` of a random partition: its settings, and each silo's row indices.
 
     Returns None for partitions 'own' and 'unseen', because nothing in them is random.
 

@@ -30,7 +30,8 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network, on the compute device, with the received weights.
 
-        The offset is this site's own: received, or stored if offsets stay at the sites.
+        The offset is this site's own. If offsets stay at the sites, it is the stored one, or in the
+        first round one drawn from the site's own seed. Otherwise it is the received one.
         """
         single, shape = (
             initial_classifier(lab.common, lab.silo, lab.task),

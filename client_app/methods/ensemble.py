@@ -11,7 +11,10 @@ class EnsembleSite(LocalSite):
     measures_what_stays = False  # the stored model is also sent, so it was trained with noise
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the mean of the received models' predictions; without any, the site's own model."""
+        """Build a network that averages the predictions of the received models.
+
+        If no models were received, build the site's own model.
+        """
         if arrays := from_others(lab):
             experts = open_experts(lab.common, lab.silo.shape, arrays)
             return lab.compute.place(Mixture(experts))

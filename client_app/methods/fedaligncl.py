@@ -99,6 +99,10 @@ class FedAlignCLSite(SiteMethod):
         local model predicted it correctly at the end of the last epoch, but the global model now
         does not. If the site missed the end of the last epoch, nothing is reported and the result
         is None. The result is also None if this epoch has no curriculum.
+
+        Raises:
+            SiteError: the site has more or fewer training samples than at the end of the last
+                epoch.
         """
         stored = lab.state()
         right_epoch = stored.get(_RIGHT_EPOCH)
@@ -174,7 +178,11 @@ class FedAlignCLSite(SiteMethod):
         return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Compute embeddings (count, c) of random training samples, in training mode, on the CPU.
+        """Compute embeddings (n, c) of random training samples, in training mode, on the CPU.
+
+        n is ``count``, or the number of training samples if it is smaller. With
+        'fedaligncl.embedding-draw' "round", each round draws other samples; otherwise every round
+        takes the same ones.
 
         In eval mode batch norm would scale them differently from the training embeddings that they
         are compared with. A discriminator would then learn to tell the two modes apart instead of

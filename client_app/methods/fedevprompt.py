@@ -61,10 +61,11 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the prompted ViT with arrays from four sources; a later source wins.
+        """Build the prompted ViT, on the compute device, with the newest array for each name.
 
-        The sources are the seed, the run's initial arrays, the site's stored arrays, and the
-        received arrays.
+        An array is the received one. If it was not received, it is the site's stored one; if it is
+        not stored, the run's initial one; and if there is no initial one, it is drawn from the
+        seed. Received arrays with a '/' in their names, such as attention maps, are ignored.
         """
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo, lab.task))
         # Maps do not belong to the network, nor does the buffer in a finished run's model

@@ -57,10 +57,13 @@ class GLMSite(SiteMethod):
     phases = ("train", OWN_FIT)
 
     def admit(self, session: SiteSession) -> None:
-        """Check columns, outcomes and floors, unless the hospital has only declared its data yet.
+        """Check columns, outcomes and floors at a site whose data are open.
+
+        A hospital that has only declared its data so far passes; it is checked later.
 
         Raises:
-            SiteError: a column or an outcome cannot be used, or too few patients share a value.
+            SiteError: a column or an outcome cannot be used.
+            RefusedError: there are too few patients or events, or too few share a value.
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
@@ -68,9 +71,13 @@ class GLMSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients: of each column, or at the received coefficients.
 
+        If the message asks for moments, the sums are those of each column, and the reported loss is
+        0. Otherwise they are the gradient and the Hessian at the coefficients that the server sent,
+        and the loss is the mean negative log-likelihood.
+
         Raises:
-            RefusedError: the sums would rest on too few patients.
-            SiteError: the message has an impossible scale.
+            RefusedError: the sums would rest on too few patients, now or earlier in this run.
+            SiteError: the message has an impossible scale, or the units or columns cannot be used.
         """
         notes, arrays = ScaleNotes.from_values(lab.instruction.notes), lab.arrays()
         if not (notes.scale > 0 and notes.grid > 0 and math.isfinite(notes.scale * notes.grid)):
@@ -98,9 +105,10 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def own_fit(self, lab: Lab) -> Outgoing:
-        """Send the coefficients of this site's patients alone, and their variances.
+        """Fit the model to this site's patients alone; send its coefficients and their variances.
 
-        Both are zeros if these patients determine no coefficients.
+        A third array, ``USABLE``, is 1. If these patients determine no coefficients, or if the fit
+        would rest on too few of them, all three arrays are zeros and the reason is logged here.
         """
         x, y = self._design(lab)
         usable = 1.0
@@ -122,8 +130,9 @@ class GLMSite(SiteMethod):
         """Return the server's units: centres and deviations of outcome and columns, (k,) each.
 
         Raises:
-            SiteError: the units are impossible, or the outcome has units in a model that is not
-                linear. With another outcome the spread of the residuals would be another.
+            SiteError: a deviation is not above 0, or a value is not finite; or the model is not
+                linear, but the outcome's centre is not 0 or its deviation not 1. Scaling the
+                outcome would change how the residuals are spread over the patients.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
@@ -166,12 +175,15 @@ class GLMSite(SiteMethod):
             raise
 
     def _refuse_concentrated(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
-        """Check that weights and residuals are spread over enough patients.
+        """Check that the patients' Hessian weights, and their residuals, are spread over enough.
 
-        A linear model's Hessian is the same at all coefficients, so it needs no check.
+        The effective number of patients is (sum |v|)^2 / sum v^2 of the values v, one value per
+        patient. A linear model passes unchecked, because its Hessian is the same at all
+        coefficients. Any model passes if 'privacy.sums-min-count' is at most 1.
 
         Raises:
-            RefusedError: they rest on fewer than 'privacy.sums-min-count' patients in effect.
+            RefusedError: the effective number for the weights or for the residuals is below
+                'privacy.sums-min-count'.
         """
         floor = lab.common.sums_min_count
         if self.settings.family == "linear" or floor <= 1:

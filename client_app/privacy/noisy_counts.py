@@ -104,7 +104,8 @@ def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
 def draw_again(chosen_noise: float, hospital: Ledger) -> float:
     """Charge the ledger for a new draw of all stored counts; the next run makes the draw.
 
-    Counts whose new draw is already paid for cost nothing more.
+    If the new draw of some counts is already paid for, they cost nothing more. If no counts are
+    stored, nothing is charged.
 
     Args:
         chosen_noise: the hospital's 'counts-noise'.

@@ -73,10 +73,10 @@ class UnmaskedSums:
         """Check that a request is the same as before, if this round's sum is already unmasked.
 
         The check comes before the data are opened. Otherwise a server could choose a second request
-        with the same answer as the first unless one particular patient is there. ``refuse_other``
-        would then reveal that patient by refusing. A first request for this round is also refused
-        if a later round's sum is unmasked, because that sum was made from the state that this round
-        left here.
+        whose answer differs from the first one's only if one particular patient is there. By
+        refusing that answer, ``refuse_other`` would reveal the patient. If a later round's sum is
+        unmasked, a first request for this round is refused too, because the later sum was made from
+        the state that this round left here.
 
         Args:
             question: the digest of the request; empty at a site that does not declare its data, and

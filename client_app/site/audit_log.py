@@ -107,15 +107,15 @@ def build_entry(
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one JSON line and flush it to the disk; on failure cut the log back to its old size.
+    """Append a line to the audit log as JSON, flush it to the disk, and write the log's head.
 
-    Sites and processes that share a log wait for each other. If the line has no ledger state, or an
-    older state than the log's last line, the last line's state replaces it. If the log's last line
-    is incomplete, the new line begins on a line of its own. The line gets a number and a check
-    value, and the log's head is written.
+    The line gets a number and a check value first. If it has no ledger state, or an older one than
+    the log's last line, it gets the last line's state. If the log ends in an incomplete line, the
+    new line begins on a line of its own. Sites and processes that share a log wait for each other.
 
     Raises:
-        RefusedError: the line could not be written. The error does not name the path.
+        RefusedError: the log, the line or the head could not be written. The log is cut back to its
+            old size if the file system allows it. The error does not name the path.
     """
     import fcntl  # only on Linux and macOS, where hospitals' containers run
 

@@ -174,10 +174,10 @@ def _first_answer(
 
 
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
-    """Return the parts of a stored answer, by name; the stored file does not change.
+    """Return the parts of a stored answer by name, with a note on whether the data have changed.
 
-    Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now. The data are read again, with the settings of the first answer.
+    The note is ``changed`` in the part ``about``. It is true if the data, which are read again with
+    the settings of the first answer, have another fingerprint now. The stored file does not change.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -320,10 +320,11 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split and, per column, how many of them lack a valid value.
+        """Count the samples that are in no split, and per column those without a valid value.
 
-        Counts below the floor become None. A column's count is also None if only a few of these
-        samples have a value, because the difference would reveal them.
+        The number of samples is None if it is below the floor. A column's count is None if it is
+        below the floor, or if fewer of these samples than the floor have a valid value, because the
+        difference from the number of samples would reveal them.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -404,5 +405,5 @@ def _declare(measure: Measure) -> MeasuredFeature:
 
 
 def fingerprint(silo: Silo) -> Mapping[str, str]:
-    """Return a fingerprint of the silo's data."""
+    """Return the digests that identify a silo's data: its schema and its fingerprints, by name."""
     return {"schema": silo.schema, **silo.fingerprints}

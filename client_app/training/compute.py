@@ -50,7 +50,7 @@ class Compute:
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
     def exact(self) -> Self:
-        """Return the same device with fp32, for explanations and embeddings."""
+        """Return a copy with fp32 on the same device, for explanations and embeddings."""
         return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
@@ -76,10 +76,10 @@ class Compute:
         return tensor.to(self.device)
 
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function that picks rows of ``tensor`` by their numbers (n,), on the device.
+        """Return a function that maps row indices (n,) to these rows of ``tensor``, on the device.
 
         On a GPU, a tensor of at most 2 GiB is copied to the GPU once, and a larger tensor is
-        streamed batch by batch. Row numbers are copied from pinned memory, because otherwise each
+        streamed batch by batch. Row indices are copied from pinned memory, because otherwise each
         step would wait for the previous step.
         """
         # On a CPU the rows are in memory already, so plain indexing is enough

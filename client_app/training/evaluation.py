@@ -145,7 +145,7 @@ def select_strata(split: Split, strata: Tensor, chosen_strata: Tensor) -> Split:
 
 
 def batch_size(numbers: int) -> int:
-    """Return the number of inputs in a batch, 1 to 500, if each input has ``numbers`` numbers."""
+    """Return the number of inputs in a batch, 1 to 500, if each input has ``numbers`` elements."""
     return max(1, min(_BATCH, _NUMBERS // max(numbers, 1)))
 
 

@@ -92,7 +92,7 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
     because a gradient with a smaller weight does not help to hide the other samples.
 
     Args:
-        batches: the sample numbers of each step, (batch,) each; an empty list passes.
+        batches: the sample indices of each step, (batch,) each; an empty list passes.
         minimum: the minimum number of samples.
         weights: the weight of each sample in the loss, (n,); None if all count the same.
 

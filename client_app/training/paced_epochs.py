@@ -35,7 +35,7 @@ class Pacing:
     size: int  # the number of samples in a step
 
     def batches(self) -> list[Tensor]:
-        """Return the sample numbers of each step in this round, (size,) each.
+        """Return the sample indices of each step in this round, (size,) each.
 
         After the last sample of the order, the first sample follows again. Within an epoch this
         happens only at a site with fewer than two samples per step.

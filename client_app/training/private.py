@@ -36,7 +36,7 @@ class PrivateTraining:
         return private_steps(self.settings, self.reported)
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
-        """Yield passes over ``count`` samples, each a list of batches of sample numbers.
+        """Yield passes over ``count`` samples, each a list of batches of sample indices.
 
         Each sample is in each batch with probability ``rate``, independently, so batches differ in
         size and may be empty. A pass has 1 / ``rate`` batches, rounded up; the last may have fewer.

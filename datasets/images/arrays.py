@@ -2,11 +2,14 @@
 
 SITE is the site's name, or its ``folder_name`` if fedsilo wrote the file.
 
-It holds ``x``, samples (n, channels, height, width) or (n, height, width), as uint8 or as floats
-that networks take unscaled; ``y``, the labels of the task: class numbers from 0 (n,), numbers (n,)
-for regression, 0 and 1 (n, findings) for several findings, or times and events (n, 2) for survival;
-and ``classes``, the names of the classes or findings, or of the outcome or event, which must be
-equal at all sites.
+The file holds three arrays:
+
+- ``x``: samples (n, channels, height, width) or (n, height, width), as uint8 or as floats. Networks
+  take floats unscaled.
+- ``y``: the labels of the task. They are class indices from 0 (n,), numbers (n,) for regression, 0
+  and 1 (n, findings) for several findings, or times and events (n, 2) for survival.
+- ``classes``: the names of the classes or findings, or the name of the outcome or event; equal at
+  all sites.
 """
 
 import hashlib
@@ -294,10 +297,10 @@ def write_arrays(
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Move the last axis of image samples behind the first axis, if only it can be the channels.
+    """Move the channels of image samples from the last axis to the second axis.
 
-    Four axes are needed: the last one with at most 4 entries, and the second one with more than 4.
-    Otherwise ``x`` itself is returned, as for samples with three axes.
+    The last axis is taken for the channels if there are four axes, the last has at most 4 entries,
+    and the second has more than 4. In any other case ``x`` itself is returned.
     """
     # 4 is the most channels an image has, so only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]

@@ -69,7 +69,7 @@ def _names_as_lists(content: Any) -> Any:
 
 
 def distinct_names(content: Sequence[Any]) -> list[str]:
-    """Convert the class names of a list under 'classes' to texts.
+    """Convert the class names of a list under 'classes' to strings.
 
     Raises:
         ValueError: a name appears twice.

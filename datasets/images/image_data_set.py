@@ -171,7 +171,7 @@ class ImageDataSet(DataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return notes for the site's log on its decoded images, one sentence each; here none."""
+        """Return sentences for the site's log about its decoded images; by default none."""
         return []
 
     def files_folder(self, places: Places) -> Path:

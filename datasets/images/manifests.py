@@ -54,7 +54,7 @@ class ManifestDataSet(ImageDataSet):
     columns: ClassVar[tuple[str, ...]] = ()
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the classes and labels, or the names of findings, a number or an event."""
+        """Return the declared classes with their labels; see ``Declaration.labels``."""
         return self.declaration(places).labels()
 
     def task(self, places: Places) -> str:
@@ -62,7 +62,10 @@ class ManifestDataSet(ImageDataSet):
         return self.declaration(places).task
 
     def declared_outcome(self, places: Places) -> FeatureStatistics | None:
-        """Return the declared mean and deviation of the number, (1,) each; None without them."""
+        """Return the declared mean and deviation of a numeric outcome, (1,) each, or None.
+
+        None means that the declaration has no mean and deviation.
+        """
         declaration = self.declaration(places)
         if declaration.mean is None or declaration.std is None:
             return None
@@ -103,7 +106,7 @@ class ManifestDataSet(ImageDataSet):
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Return whether any manifest on this machine assigns an image to the part 'val'.
+        """Tell whether any manifest on this machine assigns an image to the part 'val'.
 
         Only images of the patients that 'split.sample-share' keeps count. Manifests that are not on
         this machine are skipped.
@@ -212,8 +215,9 @@ class Manifest:
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label of line ``number`` as the task has it.
 
-        The result is the number of a class, a number, 0 or 1 for each finding, or a time and 0 or
-        1 for an event. The label of a class is compared in its normal form, in which 1.0 equals 1.
+        The result is a class index, the number itself for a regression, a list of 0 or 1 for each
+        finding, or a list of a time and of 1 for an event or 0 for a censored patient. The label of
+        a class is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
             DataError: no class has this label, or a number, finding, time or event has an
@@ -269,13 +273,13 @@ class Manifest:
         return float(value)
 
     def _file(self, number: int, path: str) -> str:
-        """Return an image's file relative to the data directory, and remember its line ``number``.
+        """Return an image's file relative to the data directory, and note its line in ``lines``.
 
-        The file need not exist.
+        ``number`` is the line, and ``path`` the cell's text. The file need not exist.
 
         Raises:
-            DataError: the path is not a file name, leads outside the data directory, or appears
-                twice.
+            DataError: the path is not a file name, leads outside the data directory, or names a
+                file that an earlier line names.
         """
         name = self.resolve(number, self.image_column, path)
         if name in self.lines:

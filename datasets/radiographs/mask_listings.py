@@ -31,7 +31,7 @@ class MaskManifest(Manifest):
         return ("mask",)
 
     def label(self, number: int, row: Mapping[str, str]) -> int:
-        """Return 0: images are not divided into classes, because their pixels are."""
+        """Return 0 for every image, because pixels have classes here and images have none."""
         return 0
 
     def mask(self, number: int, row: Mapping[str, str]) -> str:

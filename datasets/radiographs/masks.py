@@ -157,7 +157,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return _read_declaration(index.folder).bits
 
     def channels_of(self, index: ImageIndex) -> int:
-        """Return 1 or 3 channels of an image, and one more if ``index`` has masks."""
+        """Return the number of channels: 1 or 3 of the image, plus 1 if ``index`` has masks."""
         channels = 1
         if _read_declaration(index.folder).colour:
             channels = 3
@@ -185,7 +185,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return a note if all masks of the site are empty, which is allowed."""
+        """Return a list with one note if all masks of the site are empty; otherwise []."""
         for split in parts.values():
             if split.inputs[:, -1].any():
                 return []
@@ -196,15 +196,20 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return split_masks(self.load_arrays(name, settings, places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the images of a site with their masks as labels: this data set has no others."""
+        """Load the images of a site with their masks as labels, for any task of the run."""
         return self.load_masked(name, settings, places)
 
 
 def _read_declaration(folder: Path) -> MaskDeclaration:
-    """Read ``masks.yaml`` in the data directory, or derive it from the folders; see ``MaskImages``.
+    """Read ``masks.yaml`` in the data directory; without the file, derive it from the folders.
 
-    Derived declarations have the sites' folders by name, and two classes: 0 is the background, and
-    1 and 255 are the foreground.
+    In a derived declaration each folder that has ``images`` and ``masks`` is a site of the folder's
+    name, and there are two classes: pixel value 0 is the background, and 1 and 255 are the
+    foreground. All other keys have their defaults, such as 8 bits without colour.
+
+    Raises:
+        DataError: the file is unreadable or invalid; or there is no file, and no folder is a site
+            or a folder's name cannot be a site's.
     """
     if (folder / MaskImages.file).exists():
         return read_declared(folder / MaskImages.file, MaskDeclaration)
@@ -234,7 +239,10 @@ def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
 
 
 def _read_colours(path: Path) -> list[Grey]:
-    """Decode an 8-bit colour image to red, green and blue, (height, width) each, 0..1, upright.
+    """Decode an 8-bit image to its red, green and blue channels, in this order, from 0 to 1.
+
+    Each channel is (height, width) float32. The image is turned upright by its EXIF data, and an
+    image in another colour mode is converted to RGB first.
 
     Raises:
         BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.

@@ -76,7 +76,8 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
     """Check a file's depth against the declared ``bits``; return the largest value, 2^bits - 1.
 
     Args:
-        depth: the stored bits per pixel; it must be 8 for up to 8 declared bits, else 16.
+        depth: the stored bits per pixel. It must be 8 if up to 8 bits are declared, and 16 if more
+            are declared.
         largest: the largest value in the file.
         bits: the declared bits per pixel.
 

@@ -377,9 +377,10 @@ def save_silo(
 
 
 def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) -> list[str]:
-    """Return a sentence for each split with equal numeric outcomes; [] for labels of other tasks.
+    """Return a sentence for each split whose numeric outcomes are all equal.
 
-    An empty split has none. ``facts`` are those of ``save_silo``.
+    An empty split gets no sentence. If the task has no numeric outcome, the result is []. ``facts``
+    are those of ``save_silo``.
     """
     sentences = []
     if TASKS[facts.get("task", CLASSIFICATION)].numeric:

@@ -63,7 +63,7 @@ def _draw_chest(
     """Draw a chest, (32, 32), 0..1: bright heart between two dark lungs.
 
     A large heart is wider, an effusion fills the bottom of the right lung, and a nodule is a bright
-    spot in the left one. ``rng`` decides places and sizes; it is advanced.
+    spot in the left one. ``rng`` draws places and sizes.
     """
     x, y = pictures.grid(SIZE)
     picture = np.full((SIZE, SIZE), 0.6, dtype=np.float32)

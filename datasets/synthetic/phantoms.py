@@ -70,7 +70,7 @@ class DermoscopyPhantom(PhantomDataSet):
         return classes_of(settings.target)
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class number of a diagnosis."""
+        """Return the class index of a diagnosis."""
         return class_of(kind, settings.target)
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
@@ -117,7 +117,7 @@ class MammographyPhantom(PhantomDataSet):
         return {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the kind, because it is the class number."""
+        """Return the kind, because it is the class index."""
         return kind
 
     def image(
@@ -145,8 +145,8 @@ def _draw_breast(
     """Draw a breast at the left or right edge, as a grey image (size, size) from 0 to 1.
 
     Args:
-        patient: the generator for shape, tissue and lesion; its state changes.
-        view: the generator for exposure and side; its state changes.
+        patient: draws the shape, the tissue and the lesion.
+        view: draws the exposure and the side.
         size: the number of pixels per side.
         malignant: whether the lesion is a bright star. If False, it is a faint soft spot.
     """
@@ -232,7 +232,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         return classes
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class number of an anatomy at a source."""
+        """Return the class index of an anatomy at a source."""
         return len(ANATOMIES) * list(FRAME_COUNTS).index(site) + kind
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
@@ -280,8 +280,8 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
 def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
     """Draw the vessels of an anatomy: a (25, 2) polyline and a radius for each.
 
-    All vessels are rotated, scaled and shifted together; corners after the first also move a
-    little. ``rng`` is advanced.
+    ``rng`` draws one rotation, scale and shift for all vessels. It also draws a small movement of
+    each corner but the first.
     """
     turn, zoom = rng.normal(0, 0.12), rng.lognormal(0, 0.08)
     pose = zoom * np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])

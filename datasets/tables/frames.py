@@ -76,10 +76,10 @@ def write_frames(
 
 
 def _plain(frame: DataFrame) -> DataFrame:
-    """Return the frame with its column names as stripped texts, and its object columns simplified.
+    """Return the frame with its column names as stripped strings, and with simpler column types.
 
-    Booleans become 0 and 1, and objects that are all numbers become numbers. Missing values stay
-    missing.
+    Booleans become 0 and 1, and a column of objects that are all numbers becomes numeric. Missing
+    values stay missing.
     """
     import pandas as pd
 
@@ -188,13 +188,13 @@ def _kind(name: str, values: Series[Any]) -> str:
 
 
 def _texts(name: str, values: Series[Any]) -> list[str]:
-    """Return a column's distinct values as normalised texts; missing values are left out.
+    """Return a column's distinct values as normalised strings; missing values are left out.
 
-    The texts are sorted as numbers if all are numbers, otherwise as texts. Doubtful texts are
-    logged.
+    If all strings are numbers, they are sorted by value, otherwise alphabetically. A warning is
+    logged for strings that are probably not levels of their own (``_mention_odd_texts``).
 
     Raises:
-        DataError: a text has a line break or an unprintable character.
+        DataError: a string has a line break or an unprintable character.
     """
     # The same form as when the file is read: 1.0 and 1 are one level
     texts = set(map(same_text, values.dropna().map(str).unique()))

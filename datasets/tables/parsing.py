@@ -34,8 +34,8 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: class of each row, (n,) int64; its number, (n,) float32; or its time and event, (n,
-            2) float32.
+        labels: the label of each row. For a classification it is a class index, (n,) int64; for a
+            regression a number, (n,) float32; for survival the time and the event, (n, 2) float32.
         left_out: the number of rows of the table that were left out.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
@@ -134,7 +134,7 @@ def _number_contents(
     Args:
         rows: features, (n, features).
         labels: labels, (n, ...).
-        ignored: texts of the columns without features, row by row.
+        ignored: the cells in columns without features, as strings, row by row.
 
     Returns:
         (n,) int64.
@@ -206,7 +206,7 @@ class RowReader:
         object.__setattr__(self, "unmeasured", marks)
 
     def tokens(self, number: int, line: list[str]) -> dict[str, str]:
-        """Return a line's cells by column, without outer blanks.
+        """Return a line's cells by column, without spaces at their ends.
 
         Raises:
             DataError: the number of cells differs from the number of columns.
@@ -310,11 +310,12 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
-        """Return the label of a line: its class number, its number, or its time and event.
+        """Return the label of a line in the form of the task.
 
-        An event is 1, and a censored patient 0. The class number is the place among the schema's
-        classes. Labels are compared in their normal form, in which 1.0 equals 1. ``tokens`` maps
-        columns to the line's cells.
+        For a classification it is the index of the class in the schema, and for a regression the
+        number. For survival it is the pair of the time and the event, which is 1, or 0 for a
+        censored patient. Class labels are compared in their normal form, in which 1.0 equals 1.
+        ``tokens`` maps columns to the line's cells.
 
         Raises:
             DataError: the label is not declared, or a number or a time cannot be used.

@@ -63,9 +63,9 @@ _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
     """Read a table file as lines of texts: CSV, the first sheet of an Excel workbook, or Parquet.
 
-    A file with another ending is recognised by its first bytes. Cells lose outer blanks, and a
-    missing value is ''. A cell whose formula has no stored value is ``OPEN_FORMULA``. Empty lines
-    are left out, except in Parquet.
+    A file with another ending is recognised by its first bytes. Spaces at the ends of cells are
+    removed, and a missing value is ''. A cell whose formula has no stored value is
+    ``OPEN_FORMULA``. Empty lines are left out, except in Parquet.
 
     Args:
         path: the file.
@@ -181,7 +181,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 def _cell(value: Any) -> str:
     """Convert a cell to the text that a CSV file would have; '' for every kind of missing value.
 
-    Missing are None, NaN, NaT and pandas's NA. Outer blanks are removed.
+    Missing values are None, NaN, NaT and pandas's NA. Spaces at the ends are removed.
     """
     if isinstance(value, str):
         return value.strip()
@@ -314,11 +314,15 @@ def _trim(row: Sequence[Any]) -> list[Any]:
 
 
 def check_parquet(path: Path) -> list[str]:
-    """Check the memory that a Parquet file needs, and list its columns of texts or bytes.
+    """Check the memory that a Parquet file needs, and list its columns of strings or bytes.
 
-    The footer has the number of cells and the unpacked bytes of each column. A value that is stored
-    once may appear in every row, so the listed columns should be read as codes into a dictionary;
-    within lists that is not possible.
+    The memory is computed from the file's footer, which has the number of cells and the unpacked
+    bytes of each column. A string that is stored once may appear in every row. So the caller should
+    read the listed columns as codes into a dictionary of their distinct values.
+
+    Returns:
+        The names of these columns, sorted. Columns within lists are not among them, because they
+        cannot be read as codes: each of their values counts as large as the whole stored column.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).

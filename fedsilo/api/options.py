@@ -251,7 +251,7 @@ def option_of(hint: Any) -> Option | None:
 
 
 def members_of(hint: Any) -> list[Any]:
-    """Return the types that a parameter accepts: the members of a union, or else its only type.
+    """Return the types that a parameter accepts: the members of a union, or its only type.
 
     The help in an ``Annotated`` type is removed. A ``Literal`` counts as one type.
     """

@@ -123,9 +123,10 @@ def _invoke(words: list[str]) -> int:
 
 @cache
 def _parser_of(_: tuple[tuple[Callable[..., Any], ...], ...]) -> click.Command:
-    """Build the parser once per process: reading all signatures takes a tenth of a second.
+    """Build the parser, once per process, because reading all signatures takes a tenth of a second.
 
-    It depends on the functions of all commands, which a caller may have replaced.
+    The argument, the functions of all commands, is only the key of the cache: if a caller has
+    replaced a function, the parser is built anew.
     """
     return typer.main.get_command(make_app())
 

@@ -44,7 +44,10 @@ def runs(
 
 
 def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
-    """Delete runs, each with a line unless ``quietly``; ask before, unless ``yes``.
+    """Ask whether to delete the runs, and delete them, with a line for each.
+
+    With ``yes``, nothing is asked. If the answer is no, nothing is deleted. With ``quietly``, no
+    lines are printed.
 
     Raises:
         SettingError: the question cannot be asked, because there is no terminal.

@@ -110,7 +110,8 @@ def plan_job(
         seed: the seed of the run.
         sources: the sources of settings that the command names.
         engine: the engine that runs it.
-        supernodes: the number of simulated sites; None for the experiment's, else all silos.
+        supernodes: the number of simulated sites; None for the experiment's number or, without one,
+            for all silos.
         own_splits: whether the seed also shuffles the rows into splits; the run's name says so.
 
     Raises:
@@ -144,8 +145,9 @@ class _Work:
 def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
     """Run or resume all jobs, several at once, each in a process of its own or as a Slurm job.
 
-    ``at_once`` is their number, 0 for as many as the cores allow, or Slurm's parameters. ``tell``
-    takes a line about each finished run.
+    ``at_once`` is the number of runs at once, 0 for as many as the cores allow, or Slurm's
+    parameters. ``tell`` takes a line about the number of runs, then one for each finished run.
+    Without jobs, nothing is done.
 
     Raises:
         RunFailedError: a run failed; runs that have not started by then do not begin.

@@ -316,8 +316,8 @@ def _results(
 
     ``runs`` has the run of each job. The baseline always predicts class 1. It is added once per
     data set; if the seeds have different splits, once per seed. ``wanted`` has names and patterns
-    of metrics, None for the data set's headline metrics. ``measured`` has the
-    names of all metrics that the runs have, hidden ones too.
+    of metrics, None for the data set's headline metrics. ``measured`` has the names of all metrics
+    that the runs have, hidden ones too.
     """
     metrics = None
     if wanted:

@@ -129,9 +129,10 @@ def _next_to_published(spread: Any, median: bool) -> str:
 
 
 def published_cell(spread: Any) -> str:
-    """Format the paper's number, with its deviation if it has one.
+    """Format the paper's number with three decimals, such as "0.812 ± 0.034".
 
-    The text is empty if the paper does not have the number.
+    If the paper has no deviation, only the number is returned. If it has no number, the result is
+    an empty string.
     """
     if pd.isna(spread.published):
         return ""

@@ -135,7 +135,7 @@ def run_groups(
 ) -> list[list[dict[str, Any]]]:
     """Run groups of trials in one pool; return the summaries of each group's trials, in order.
 
-    It has the arguments and errors of ``run_trials``.
+    All other arguments, and the errors, are those of ``run_trials``.
     """
     # One pool for all groups, because a slow trial of one would idle the cores between groups
     summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
@@ -160,8 +160,9 @@ def run_trials(
             diverged.
 
     Returns:
-        A summary for each trial, with its file's name as ``file``. That of a failed trial has only
-        the key ``FAILED``, with the reason. It is not stored, so the trial runs again next time.
+        A summary for each trial, with its file's name as ``file``. The summary of a failed trial
+        has only the key ``FAILED``, with the reason. A failure is not stored, so the trial runs
+        again next time.
 
     Raises:
         FedsiloError: a trial failed without ``go_on``, or could not begin. Finished trials are kept
@@ -259,10 +260,11 @@ class WorkerPool(ProcessPoolExecutor):
             self._hiding.__exit__(*error)
 
     def _adjust_process_count(self) -> None:
-        """Start a process where one is missing, as Python's pool does at each submission and exit.
+        """Start a process if one is missing. Python's pool calls this at each submission and exit.
 
-        A process for one run is started only if a run waits for it. Python's pool would replace the
-        last ones too, and its end would wait until these processes have imported everything.
+        If each process makes only one run, a process is started only if a run waits for it.
+        Otherwise Python's pool would also replace the last processes, and closing the pool would
+        wait until the new ones have imported everything.
         """
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
@@ -316,9 +318,16 @@ def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outco
 
 
 def _run_trial(work: _Work) -> Failure | None:
-    """Run a trial in a temporary folder and write its summary; return its failure, or None.
+    """Run a trial in a temporary folder, and write its summary to ``work.path``.
 
-    The summary also gets ``POOLED`` and a digest of all metrics.
+    The summary is that of the run, with these additions. ``digest`` is the SHA-256 of metrics.csv,
+    which is equal for two trials only if all their metrics are. If the pooled balanced accuracy
+    over all sites can be computed, it is added to the means of the test split and of the validation
+    split under the name ``POOLED``.
+
+    Returns:
+        None if the trial succeeded; otherwise the error's code and text. No summary is written
+        then.
     """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process
@@ -337,7 +346,7 @@ def _run_trial(work: _Work) -> Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run settings in this process without output; yield the run, then remove its folder.
+    """Run settings with the inline engine, without output; yield the run, then remove its folder.
 
     Raises:
         FedsiloError: the run failed.

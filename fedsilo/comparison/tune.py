@@ -308,9 +308,10 @@ def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
 
 
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
-    """Return the first of the ``headline`` metrics that every finished run has, else accuracy.
+    """Return the first of the ``headline`` metrics that every successful run has.
 
-    A run may lack a metric; for example, AUC is undefined in a fold with one class.
+    If there is no such metric, return "accuracy". A run may lack a metric: for example, AUC is
+    undefined in a fold with one class.
     """
     means = _validation_means(summaries)
     for metric in headline:

@@ -57,7 +57,8 @@ def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, 
     Args:
         site: the site whose own arrays are left out.
         arrays: arrays by their full names, ``<kind>/<site>/<array>``.
-        kinds: the kinds to select, each with its final '/'. Without any, no array is selected.
+        kinds: the kinds to select, each with its final '/'. If there are none, no array is
+            selected.
 
     Returns:
         Full name -> array, in the order of ``arrays``.

@@ -35,7 +35,7 @@ SECONDS = "seconds"
 PEAK_MEMORY = "peak-memory-bytes"
 STEPS = "steps"  # optimiser steps that the site took for this reply
 SAMPLES = "samples"  # samples in those steps; a sample in two steps counts twice
-KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
+KEPT_STATE = "kept-state"  # 1 if the site has stored private state for this phase
 DP_EPSILON = "dp-epsilon"  # epsilon that the site has spent in this run so far
 
 # Prefix of an operation's name: the operation ran and is not deterministic
@@ -205,13 +205,15 @@ class Notes:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Build the notes from ``Instruction.notes``. A missing note takes its default.
+        """Build the notes from ``Instruction.notes``. A missing note gets its default.
 
-        Values without a field are ignored. The types of numbers, strings and bools are not checked.
+        A value whose name is not that of a field is ignored. If a field is a bool, int, float or
+        str, its value is taken unchanged, and its type is not checked. The value of any other field
+        is parsed as JSON.
 
         Raises:
-            SiteError: a note without a default is missing, or a note that is stored as JSON cannot
-                be read. Server and site then run different versions.
+            SiteError: a note without a default is missing, or a value is not valid JSON. The error
+                says that server and site run different versions.
         """
         notes: dict[str, Any] = {}
         try:

@@ -68,9 +68,9 @@ def app_folder() -> Path:
 def end_trees(roots: Iterable[psutil.Process]) -> None:
     """End processes and all their descendants: first by SIGTERM, after 10 seconds by SIGKILL.
 
-    The function returns when all have ended, or 5 seconds after SIGKILL; whether they have ended is
-    not reported. Descendants are found through their parents, because a signal to the process group
-    would miss them: Flower and Ray start their children in new sessions.
+    The function returns when all have ended, or 5 seconds after SIGKILL. It does not report whether
+    they have ended. Descendants are found through their parents, because a signal to the process
+    group would miss them: Flower and Ray start their children in new sessions.
 
     Raises:
         psutil.AccessDenied: a process belongs to another user.
@@ -155,8 +155,8 @@ def end_with(process_id: int, by: signal.Signals | None = None) -> None:
 
     Args:
         process_id: the process to watch.
-        by: a signal that this process first sends to itself, so that it can end in order; 5 seconds
-            later it exits in any case. None to exit without a signal.
+        by: a signal that this process first sends to itself, so that it can end in order. It exits
+            5 seconds later in any case. If None, it exits without a signal.
     """
     try:
         process = psutil.Process(process_id)

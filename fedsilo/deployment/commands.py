@@ -117,7 +117,8 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
     """Check that the silos of ``experiment`` are the sites of the existing deployment.
 
-    The check passes if ``plan_deployment`` would not take the sites from the experiment either.
+    Nothing is checked if the option ``site`` names the sites, or if the server has an address, the
+    deployment has no sites on this machine and ``sites`` is not given.
 
     Raises:
         SettingError: the experiment's silos are not the deployment's sites, or ``_silos`` refuses
@@ -151,9 +152,9 @@ def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -
         options: the options of ``deploy up``. ``node_config`` overrides the defaults.
 
     Raises:
-        SettingError: ``folder`` is in fedsilo's checkout (but not its folder ``deployment``), so a
-            run would send it to every site; the experiment or a site's name is not usable, there is
-            no site, or an option is malformed.
+        SettingError: the experiment, an option or a site's name is not usable, or there is no site.
+            Also raised if ``folder`` is in fedsilo's checkout, because a run would send the folder
+            to every site; only the checkout's folder ``deployment`` is allowed.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":

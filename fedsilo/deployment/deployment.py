@@ -195,13 +195,14 @@ class Deployment:
         return self
 
     def write_registry(self) -> None:
-        """Write each registered site's node id and key fingerprint to the registry of sites.
+        """Write the registry of sites, a JSON file: site -> its node id and its key's fingerprint.
 
-        With this file, the server lets no other node use a site's name. The file is the one that
-        $FEDSILO_SITE_REGISTRY names at the server. An existing file is replaced.
+        The server reads this file, and then accepts a site's name only from the node with that id
+        and key. The registry has each site with a node id, and replaces an existing file. At the
+        server, $FEDSILO_SITE_REGISTRY names the file.
 
         Raises:
-            DeploymentError: a site's public key cannot be read.
+            DeploymentError: a site's public key cannot be read. Nothing is written then.
         """
         entries = {}
         for site, node in sorted(self.nodes.items()):
@@ -210,10 +211,12 @@ class Deployment:
         write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
 
     def superlink_command(self) -> list[str]:
-        """Build the command that starts the server, Flower's SuperLink.
+        """Build the command that starts the server, Flower's SuperLink, as a list of words.
 
-        The server uses TLS, admits only registered keys, and keeps its state in superlink.db.
-        Hospitals reach it at the Fleet API. Commands reach it only from this machine.
+        The server uses the TLS files in ``secrets``, admits only registered keys, and keeps its
+        state in superlink.db. Hospitals reach its Fleet API at the address ``interface``. Its
+        Control API, which starts runs, listens only on this machine. The server does not install
+        the dependencies of a run's app.
 
         Raises:
             ProcessError: ``flower-superlink`` is not installed.

@@ -82,8 +82,8 @@ Grid = Annotated[dict[str, Any], BeforeValidator(_read_grid)]
 class Experiment(FileModel):
     """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
 
-    ``trials`` is the number of grid points that its settings were chosen from, or 0 if it was not
-    tuned; ``minutes`` is a run's duration on two cores, or 0 if that was not measured.
+    ``trials`` is the number of grid points from which its settings were chosen; 0 if they were not
+    tuned. ``minutes`` is the duration of a run on two cores; 0 if nobody has measured it.
     """
 
     about: Any = None
@@ -326,11 +326,15 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
 
 
 def declared_experiment(name: str, sources: RunSources) -> Experiment:
-    """Find the experiment called ``name`` in the simulation file of ``sources``.
+    """Find the experiment called ``name`` in the simulation file that ``sources`` names.
 
-    As in ``find_experiment``, the name may also be a method's; then the method's defaults are the
-    experiment. Methods of the plugins that ``sources`` sets count too: with ``--plugin mine.py``,
-    ``mine`` is a method.
+    If ``sources`` names no file, the default file is used. If the file has no experiment of that
+    name, but ``name`` is a method, the result is an experiment with the method's defaults. A plugin
+    among the changed settings of ``sources`` is such a method too: with ``--plugin mine.py``,
+    ``mine`` is one. Settings that ``sources`` changes are not applied here.
+
+    Raises:
+        SettingError: there is no such experiment or method, or the file cannot be used.
     """
     modules: list[str] = []
     for change in sources.changes:

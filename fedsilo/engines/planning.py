@@ -44,7 +44,8 @@ def plan_run(
     Args:
         experiment: an experiment's name, or a method.
         sources: the sources of settings that the command names.
-        supernodes: number of simulated sites; None for the experiment's, else all silos.
+        supernodes: number of simulated sites; None for the experiment's number or, without one, for
+            all silos.
         overrides: settings that the command itself sets.
         engine: the engine that will run it, or empty if it is unknown.
 
@@ -115,9 +116,9 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
     """Return the settings with absolute paths of files, folders, plugins and 'run.out'.
 
-    'run.out' is taken from the command or, without it, from the settings. If neither has it, it
-    becomes ``runs``, unless $FEDSILO_RUNS is set: then it stays empty, and the variable is read
-    later.
+    'run.out' is the command's value. If the command has none, it is the value in the settings. If
+    both have none but $FEDSILO_RUNS is set, it stays empty, and the variable is read later.
+    Otherwise it becomes ``runs``.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):

@@ -116,9 +116,9 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; drop earlier messages and replies.
+        """Drop what is left of earlier messages, then queue ``messages`` and return their ids.
 
-        Earlier messages without an answer and replies that were not pulled are dropped.
+        Dropped are messages that wait for a worker, and replies that were not pulled.
         """
         # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
@@ -148,8 +148,8 @@ class ProcessGrid(InlineGrid):
     def _dispatch(self) -> None:
         """Give each idle worker a waiting message.
 
-        A worker gets the oldest message for a site that it has run, or that no worker has run. If
-        all waiting messages are for sites of other workers, the worker gets the oldest message.
+        A worker gets the oldest message for a site that no other worker has run last. If there is
+        no such message, the worker gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()

@@ -68,8 +68,9 @@ def run_with_ray(
 ) -> RunDirectory:
     """Run ``settings`` by ``flwr run`` with Ray, and return the run directory.
 
-    If the user interrupts it, the progress is marked as interrupted. If RAY_ADDRESS names a cluster
-    but ``address`` is empty, a warning is printed to stderr.
+    If the user presses Ctrl-C, the run's progress is marked as interrupted, and a KeyboardInterrupt
+    with the path of a begun run is raised. If RAY_ADDRESS names a cluster but ``address`` is empty,
+    a warning is printed to stderr.
 
     Args:
         settings: the settings of the run.

@@ -44,9 +44,9 @@ def open_study(
     epochs: int,
     distil_epochs: int,
 ) -> Study:
-    """Build the study, which is what all starting points share: task, images, device and budget.
+    """Build the study: task, images, settings, device and budget, shared by all starting points.
 
-    The images of the chosen sites are read into memory here; nothing is trained yet.
+    The images of the chosen sites are read into memory here. Nothing is trained yet.
 
     Args:
         task: 'classification' or 'segmentation'.

@@ -106,10 +106,11 @@ def _head(run: Shown) -> dict[str, Any]:
 
 
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
-    """Return a site's numbers of test samples: a list by class, and the total.
+    """Return a site's number of test samples in each class, and their total.
 
-    A hidden number of a class is None; a hidden or unknown total is 0. For an unknown site, or one
-    that does not report counts by class, the list is empty.
+    A count of a class is None if it is hidden, because it is too small to be shown. The total is 0
+    if it is hidden or unknown. The list is empty if the site does not report counts by class. For a
+    site that the run does not have, the result is an empty list and 0.
     """
     if site not in run.silos:
         return [], 0

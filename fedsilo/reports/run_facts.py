@@ -390,11 +390,20 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 
 
 def limit(run: Shown, site: str | None = None) -> str:
-    """Describe the main limit of ``result`` in one sentence.
+    """Describe the main limitation of a run's result in one sentence.
 
-    The sentence is about the first of these that applies: made-up data, a trust level that hides
-    the metrics of single sites, no tested site, the task's own limit (``task_parts``), too few
-    samples to show, or the interval at the site with the fewest test samples.
+    The sentence is about the first of these limitations that applies:
+
+    1. The data are made up.
+    2. The trust level hides the metrics of single sites.
+    3. No site measured the model on test samples.
+    4. The task has its own sentence (``task_parts``).
+    5. No site has enough test samples to show a metric.
+    6. Otherwise, the interval of the accuracy at the site with the fewest test samples is wide.
+
+    Args:
+        run: the run.
+        site: the site that the result is about; None for all sites.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

@@ -152,7 +152,7 @@ class FinishedRun(RunFiles):
         return f"{word}s"
 
     def require_classes(self, command: str) -> None:
-        """Check that the run predicts classes, for a command that needs class probabilities.
+        """Check that the run predicts class probabilities, which the named command needs.
 
         Args:
             command: the command's name for the error, such as 'calibrate'.

@@ -135,14 +135,18 @@ class TrainedModel:
 def open_model(
     lab: Lab, run_dir: Path, title: str, sites: Silos, best: bool = False
 ) -> TrainedModel:
-    """Open the network of a site in eval mode; ``FinishedRun.model`` calls it.
+    """Build the trained model of a site: its network in eval mode, with the run's facts.
+
+    ``FinishedRun.model`` calls this function.
 
     Args:
-        lab: the site, opened after the last round.
+        lab: the site, opened with the arrays of the wanted round.
         run_dir: the run directory.
         title: the title of the run's method.
         sites: site -> its facts in silos.json.
-        best: whether ``lab`` has the model of the best round.
+        best: whether ``lab`` has the arrays of the best round. This changes only the error: if the
+            site no longer keeps its own part of the model for that round, the message advises to
+            remove --best.
 
     Raises:
         FedsiloError: the network's arrays, or the part of them that the site keeps, cannot be read.

@@ -79,10 +79,13 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
     """Scale rollout maps (..., cells), each summing to 1, for the distillation loss (eq. 7).
 
-    ``scale`` is ``sum``, which leaves the maps unchanged; ``max``, which divides each map by its
-    maximum, as public rollout code does; or ``byte``, which makes the maximum 255, as in a map
-    stored as an 8-bit image. Other names are not checked, and count as ``max``. A map of zeros
-    becomes NaN unless ``scale`` is ``sum``.
+    ``scale`` is one of three names; any other name counts as ``max``:
+
+    - ``sum`` leaves the maps unchanged.
+    - ``max`` divides each map by its maximum, as public rollout code does.
+    - ``byte`` makes the maximum 255, as in a map stored as an 8-bit image.
+
+    With ``max`` and ``byte`` a map of zeros becomes NaN.
     """
     # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":

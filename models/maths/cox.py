@@ -44,7 +44,7 @@ class FollowUp:
         return len(self.times)
 
     def risk_sets(self) -> "RiskSets":
-        """Return the distinct times, and each patient's place among them."""
+        """Group the patients by their distinct times, and count the events at each time."""
         distinct, places = np.unique(self.times, return_inverse=True)
         places = places.reshape(-1)
         is_event = self.events == 1

@@ -42,8 +42,8 @@ class GLMSums:
     """Sums over patients at given coefficients; the sums of two groups of patients add up.
 
     Attributes:
-        objective: the log-likelihood; of a linear model minus half the squared residuals; in Cox's
-            model the log partial likelihood.
+        objective: the log-likelihood. For a linear model it is minus half the sum of squared
+            residuals, and for Cox's model the log partial likelihood.
         patients: the number of patients.
         outcomes: the sum of the outcomes; in Cox's model the number of events.
         gradient: the gradient of the objective, (k,).
@@ -115,7 +115,7 @@ class Moments:
 
 
 def moments_of(values: Floats) -> Moments:
-    """Compute the moments of ``values`` (n, columns), of which NaN is missing."""
+    """Compute the moments of ``values`` (n, columns), in which NaN marks a missing value."""
     missing = np.isnan(values)
     known = np.where(missing, 0.0, values)
     count = (~missing).sum(axis=0).astype(np.float64)
@@ -158,7 +158,7 @@ def weights_and_residuals(
 
 
 def log_likelihood(family: Family, x: Floats, y: Floats, beta: Floats) -> float:
-    """Return the log-likelihood; of a linear model minus half the sum of squared residuals."""
+    """Return the log-likelihood; for a linear model, minus half the sum of squared residuals."""
     eta = x @ beta
     if family == "linear":
         return -0.5 * float(np.square(y - eta).sum())
@@ -275,9 +275,10 @@ def fit_alone(family: Family, x: Floats, y: Outcomes, rounds: int = 30) -> tuple
 
 
 def dispersion(family: Family, sums: GLMSums) -> float:
-    """Return the factor of the inverse Hessian that gives the coefficients' covariance.
+    """Return the factor by which the inverse Hessian becomes the coefficients' covariance.
 
-    It is 1, but in a linear model the residual variance, with n - k degrees of freedom.
+    In a linear model it is the residual variance with n - k degrees of freedom. In any other model
+    it is 1.
     """
     if family != "linear":
         return 1.0

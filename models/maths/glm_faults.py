@@ -77,15 +77,19 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
 
 def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
-    """Describe the largest coefficient if it is beyond what data can determine; empty otherwise.
+    """Explain that the largest coefficient grows without end; '' if it does not.
 
-    Such a coefficient grows in every step, because its column separates the outcomes. The intercept
-    is not checked.
+    A coefficient counts as endless if its absolute value is above 12 (``LARGEST``). It then grows
+    in every step, because its column separates the outcomes. The intercept is not checked. For a
+    linear model the result is always ''.
 
     Args:
-        family: the family; coefficients of a linear model may have any size.
-        names: the coefficients' names.
+        family: the family.
+        names: the coefficients' names, the intercept's first if there is one.
         beta: the coefficients of standardised columns, (k,).
+
+    Returns:
+        One line for the error, with the name of the largest coefficient.
     """
     first = int(has_intercept(family))
     sizes = np.abs(beta[first:])

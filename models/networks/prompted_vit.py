@@ -191,13 +191,14 @@ class PromptedViT(TokenClassifier):
         hidden: list[Tensor] | None = None,
         renormalise: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run all layers on embedded patches, each layer with its prompts, and the final norm.
+        """Run the ViT on embedded patches, with each layer's prompts, up to the final norm.
 
         Args:
-            patches: embedded patches (batch, n, c).
+            patches: embedded patches (batch, n, c), without position embeddings.
             weights: whether to return each layer's attention.
-            hidden: a list that collects the tokens before each layer, or None.
-            renormalise: whether rows of attention without the prompts are scaled to sum to 1.
+            hidden: a list to which the tokens before each layer are added; None to collect nothing.
+            renormalise: whether the rows of an attention are scaled to sum to 1 again after the
+                prompts' columns were dropped.
 
         Returns:
             All tokens (batch, prefix tokens + n, c), and with ``weights`` each layer's attention
@@ -336,7 +337,7 @@ def build_vit(settings: CommonSettings, shape: NetworkShape, **more: Any) -> Vis
 
 
 def _has_plain_blocks(vit: nn.Module) -> bool:
-    """Return whether a network is timm's ViT with standard blocks, which ``_layers`` can repeat."""
+    """Tell whether a network is timm's ViT with standard blocks, which ``_layers`` can repeat."""
     if not isinstance(vit, VisionTransformer):
         return False
     for block in vit.blocks:

@@ -122,11 +122,16 @@ def write_atomically(
 def _open_part(path: Path) -> tuple[Path, int]:
     """Open a temporary file next to ``path`` that no other process writes to.
 
-    The file is ``.<name>.part``, and this process holds its lock, for which it waits if needed. If
-    the file system does not support locks, the file is a new one with a random name.
+    The file is ``.<name>.part``, with permissions 0600. It is created if it is missing. Otherwise
+    its old content stays, so the caller must truncate it. This process waits until it holds the
+    file's lock. If the file system does not support locks, ``.<name>.part`` is removed, and a new
+    file with a random name is opened instead.
 
     Returns:
         The temporary file's path and its open descriptor.
+
+    Raises:
+        OSError: the file cannot be opened or locked.
     """
     temporary = path.with_name(f".{path.name}.part")
     while True:
@@ -151,12 +156,13 @@ def _open_part(path: Path) -> tuple[Path, int]:
 
 @contextmanager
 def hold_name(path: Path) -> Iterator[bool]:
-    """Keep other processes from holding the name of ``path`` while the ``with`` block runs.
+    """Hold the name of ``path`` while the ``with`` block runs, so that no other process can.
 
-    Yields True if this process now holds the name, and False if another process holds it. A process
-    holds a name by a lock on the file ``.<name>.held`` next to ``path``. This file is removed after
-    the block. The parent folder is made if it is missing, and is removed again after the block if
-    it is then empty. If the file system does not support locks, True is yielded without a lock.
+    Yields True if this process holds the name, and False if another process does. The block runs in
+    both cases. A process holds a name by a lock on the file ``.<name>.held`` next to ``path``,
+    which is removed after the block. Missing parent folders are made. If the parent was missing and
+    is empty after the block, it is removed too. If the file system does not support locks, True is
+    yielded without a lock.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,9 +251,10 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder, unless a living process has locked it.
+    """Remove a scratch folder if no process has locked it.
 
-    If the folder is missing, nothing happens.
+    A folder that is missing is ignored. If the file system does not support locks, the folder
+    stays.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):

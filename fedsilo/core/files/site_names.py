@@ -37,7 +37,7 @@ _INVISIBLE = re.compile(
 
 
 def normalise_name(text: str) -> str:
-    """Return a name in the Unicode form NFC, so that equal names are equal texts.
+    """Return a name in the Unicode form NFC, so that equal names are equal strings.
 
     A Mac writes the 'ü' of a folder's name as a 'u' and an accent, which NFC joins.
     """
@@ -48,7 +48,7 @@ def is_visible(text: str) -> bool:
     """Return whether every character of a text can be seen.
 
     Control characters, characters that change the direction of writing, and characters that show
-    nothing are not visible. A space is.
+    nothing are not visible. A space counts as visible.
     """
     return text.isprintable() and not _INVISIBLE.search(text)
 
@@ -62,11 +62,11 @@ def is_site_name(text: str) -> bool:
 
 
 def site_name_fault(name: str) -> str | None:
-    """Explain why a text cannot be a site's name; None if it is valid.
+    """Explain in a sentence why a text cannot be a site's name; None if it is valid.
 
-    A name has 1 to 64 visible characters in the Unicode form NFC. The first is a letter, a digit or
-    '_'. It must not end with a space, and must not be 'all', which stands for the mean over sites.
-    A name in other scripts may be too long for a file's name before it has 64 characters.
+    The rules are those of ``_find_fault``, such as 1 to 64 visible characters. The name 'all' is
+    refused too, because it stands for the mean over sites. So are other forms of the same letters
+    (NFKC), such as full-width ones.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it
@@ -77,7 +77,13 @@ def site_name_fault(name: str) -> str | None:
 
 
 def _find_fault(name: str) -> str:
-    """Explain in a clause why a name is refused; the text is empty if the name is valid."""
+    """Explain in a clause which rule a name breaks; an empty string if it breaks none.
+
+    A name must have 1 to 64 visible characters, be in the Unicode form NFC, and begin with a
+    letter, a digit or '_'. It must not have a character in ``_SEPARATORS``, two spaces in a row, or
+    a space at its end. Its ``folder_name`` must have at most 160 characters. The rules are checked
+    in this order. The reserved name 'all' breaks none.
+    """
     if not 0 < len(name) <= LONGEST:
         return f"it must have 1 to {LONGEST} characters"
     if not is_visible(name):
@@ -107,8 +113,8 @@ def folder_name(site: str) -> str:
 def site_of_folder(name: str) -> str:
     """Return the name of the site whose folder has this name, in the Unicode form NFC.
 
-    This reverses ``folder_name``. A name that ``folder_name`` does not return, such as that of a
-    folder 'Süd' that a user made, is the site's own name.
+    This reverses ``folder_name``. A name that ``folder_name`` cannot return, such as 'Süd' for a
+    folder that a user made, is taken as the site's own name.
     """
     try:
         site = _ENCODED.sub(_decode, name)

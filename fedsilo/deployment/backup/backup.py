@@ -47,8 +47,9 @@ class MadeBackup:
 def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup:
     """Write a sealed copy of a deployment to the new file ``target`` while the deployment runs.
 
-    The deployment's folder is locked meanwhile, so that no hospital is added or revoked; runs go
-    on. If a site writes while it is copied, the copy is made again, a few times.
+    The deployment's folder is locked meanwhile, so that no hospital is added or revoked, but runs
+    go on. If a site writes while its files are copied, the whole copy is made again, up to five
+    times in all.
 
     Args:
         folder: the deployment's folder.
@@ -82,7 +83,8 @@ def _refuse_target(target: Path, deployment: Deployment) -> None:
     """Check that a backup does not replace a file, and would not be part of the next backup.
 
     Raises:
-        BackupError: the target exists, its folder does not, or it is among the deployment's files.
+        BackupError: the target exists, its folder does not exist, or the target is in a subfolder
+            of the deployment's folder.
     """
     fault = ""
     if os.path.lexists(target):

@@ -75,13 +75,13 @@ class RunSetup:
 
     @property
     def met(self) -> Meeting:
-        """The sites' answers, which the check ``sites`` has received.
+        """The answers that the check ``sites`` has already received from the sites.
 
-        This property never asks the sites, because a second attempt would take as long as the first
-        one.
+        Unlike ``meeting``, this property never asks the sites, because a second attempt would take
+        as long as the first one.
 
         Raises:
-            Skipped: the check ``sites`` has not run, or has failed.
+            Skipped: the check ``sites`` has not run, or could not ask the sites.
         """
         require("meeting" in vars(self), "the sites could not be asked")
         return self.meeting

@@ -19,9 +19,12 @@ _NAME = re.compile(r"[A-Za-z0-9:_.-]{1,200}")
 def install(unit: Unit) -> str:
     """Write a unit, start the service now and at each boot, and return a sentence.
 
+    An older unit that fedsilo wrote is replaced.
+
     Raises:
-        ServiceError: systemd does not run here, the user does not exist or does not own the
-            folder, another program has a unit of the name, or systemd refuses the unit.
+        ServiceError: systemd does not run here, the user is root, does not exist or does not own
+            the folder, the unit's name is not allowed or belongs to another program's unit, this
+            user may not write the unit, or systemd refuses it.
     """
     path = _find_path(unit.name)
     _refuse_user(unit)
@@ -115,10 +118,10 @@ def _systemd_version() -> int:
 
 
 def _systemctl(*words: str) -> str:
-    """Run ``systemctl`` and return its output.
+    """Run ``systemctl`` with ``words`` and return its standard output.
 
     Raises:
-        ServiceError: it failed; the message has its last line.
+        ServiceError: the command failed; the message has the last line of its error output.
     """
     # systemctl explains itself on the last line of standard error
     done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)

@@ -104,10 +104,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables no_proxy and NO_PROXY, which keep calls to this machine from a proxy.
+    """Build values of no_proxy and NO_PROXY with which calls to this machine bypass a proxy.
 
-    Both variables have the same value: 127.0.0.1, localhost, and the hosts in both variables of
-    ``environment``, separated by commas. ``environment`` is not changed.
+    Both variables get the same list of hosts, separated by commas: 127.0.0.1, localhost, then the
+    hosts that either variable of ``environment`` already lists. ``environment`` is not changed.
+
+    Returns:
+        A mapping with the two variables only.
     """
     direct = ["127.0.0.1", "localhost"]
     for name in ("no_proxy", "NO_PROXY"):
@@ -179,9 +182,10 @@ def _tell_restart(code: int, pause: float) -> None:
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Reap ended child processes of this one whose ids are not in ``known``. It does not wait.
+    """Reap the child processes of this process that have ended and whose ids are not in ``known``.
 
-    In a container this process is process 1 and inherits the processes that a killed worker left.
+    The function does not wait for running processes. In a container this process is process 1, and
+    inherits the processes that a killed worker left.
     """
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -222,7 +226,7 @@ def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
     """Parse node config texts with entries key=value, using Flower's parser.
 
     Empty texts are skipped. Strings must be quoted as in TOML. One text may have several entries,
-    separated by blanks. Keys are not checked.
+    separated by spaces. Keys are not checked.
 
     Raises:
         SettingError: the texts cannot be parsed.

@@ -82,9 +82,10 @@ class InstalledApp:
     def _is_strange(self, name: str) -> bool:
         """Return whether a bundle's file is a Python file outside all folders of fedsilo.
 
-        Such a file could replace an installed package, for example ``torch.py``. Folders of a
-        checkout that are known, such as tests and docs, are not strange, nor are names that begin
-        with a dot.
+        Such a file, for example ``torch.py``, could replace an installed package. The result is
+        False for three kinds of path: a path whose first part is in ``ROOMS`` or exists in the
+        installed fedsilo, a path in a checkout's folders benchmarks, docker, docs, release and
+        tests, and a path that begins with a dot. It is also False if the name does not end in .py.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -194,10 +195,11 @@ def local_changes(folder: Path) -> list[str]:
 
 
 def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the table ``tool.flwr`` of a pyproject.toml, which may be a server's.
+    """Return the table ``tool.flwr`` of ``project``, the parsed content of a pyproject.toml.
 
-    The entry "federations" is left out, because Flower removes it from a bundle. A missing table,
-    or a value that is no table, gives an empty mapping.
+    The entry "federations" is left out, because Flower removes it from a bundle. The content may
+    come from a server, so nothing is assumed about it: if ``tool`` or ``tool.flwr`` is missing or
+    is not a table, the result is an empty mapping.
     """
     tools = project.get("tool")
     table = None

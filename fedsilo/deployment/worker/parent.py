@@ -134,10 +134,10 @@ class HospitalWorker:
     def is_worn(self) -> bool:
         """Return whether the worker should be restarted before the next task.
 
-        This is so after 1000 tasks, or if the worker has started a task and its process has more
-        than one thread. A fork copies only the thread that calls it, so the child would lack the
-        other threads. Every thread counts. OpenBLAS's pool does no harm, because it has ended
-        itself before the fork of the first task.
+        The result is True after 1000 tasks. It is also True if the worker has started a task and
+        its process has more than one thread, because a fork copies only the thread that calls it
+        and the child would lack the others. Every thread counts. OpenBLAS's threads do no harm,
+        because OpenBLAS ends them before the fork of the first task.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
@@ -212,8 +212,8 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
     Args:
         worker: starts and reaps the processes that answer.
         client: the client of the SuperNode's Runtime API.
-        hospital: the id of the hospital's process, which is this one's parent. When it is not any
-            more, the call returns.
+        hospital: the id of the hospital's process, the parent of this process. When that process
+            has ended, the call returns.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -237,9 +237,10 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 
 
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask for a task; the response may contain none. Return None if the SuperNode does not answer.
+    """Ask the SuperNode for a task, and return its response.
 
-    Any other HTTP error counts as no answer.
+    If no task waits, the response contains none. If the SuperNode does not answer, or answers with
+    an HTTP error other than a refused secret, the result is None.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -294,7 +295,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Replace this process by Flower's own, which executes the app received with the run.
 
-    Only if Flower's command is not installed, the function returns.
+    The function returns only if Flower's command is not installed.
 
     Args:
         address: the address of the SuperNode's Runtime API.

@@ -70,10 +70,11 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for less than ``seconds``, which is the time that Flower's loop asks for.
+        """Sleep for less than ``seconds``, the time that Flower's loop asks for.
 
-        A time below 3 seconds means that a message is being answered: the sleep takes 0.05 s and
-        counts as an arrival. Otherwise it takes at most the polling interval.
+        Below 3 seconds, the loop waits for a reply: the sleep takes 0.05 s, counts as an arrival,
+        and first calls ``look`` if the last call was more than a second ago. From 3 seconds on, the
+        loop waits for a message, and the sleep takes at most the polling interval.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()
@@ -118,9 +119,9 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 def give_up_unanswered(state: Any) -> int:
     """Reply with an error to messages that no task will answer, and return their number.
 
-    While any task is unfinished, nothing is done and the number is 0, because it may still answer.
-    A number above 0 is logged as an error. ``state`` is the SuperNode's ``InMemoryNodeState`` of
-    Flower 1.39.0.
+    While any task is unfinished, nothing is done and the number is 0, because that task may still
+    answer. If messages are given up, their number is logged as an error. ``state`` is the
+    SuperNode's ``InMemoryNodeState`` of Flower 1.39.0.
     """
     # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):

@@ -245,7 +245,8 @@ def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
 def _cell(run: Shown, site: str, metric: str) -> str:
     """Format a site's test metric, with a 95 % interval for accuracy and two-class AUC.
 
-    Without a value it is "n/a". The interval is left out if the test counts may not be shown.
+    If the site does not have the metric, the cell is "n/a". The interval is left out if the test
+    counts may not be shown.
     """
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:

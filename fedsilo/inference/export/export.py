@@ -114,10 +114,11 @@ def open_program(model: TrainedModel) -> Program:
 
 
 def made_up_inputs(model: TrainedModel) -> Tensor:
-    """Make test vectors (8, *input_shape) that come from no patient, always the same ones.
+    """Make test vectors (8, *input_shape) that come from no patient and are always the same.
 
-    For a table they are normal numbers with its means and standard deviations, and one missing
-    value. For images they are uniform noise over the range of the pixels.
+    For a table, they are normally distributed with the means and standard deviations of its
+    features, and one value is missing (NaN). For images, they are uniform noise over the range of
+    the pixels.
     """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.shape.input_shape)

@@ -33,11 +33,12 @@ _TIMES = 5  # the same as a multiple of the median distance between two neighbou
 class Code:
     """A value, far from all other values, that many training samples share.
 
-    An example is a cholesterol of 0, which may mean "not measured". Both numbers are standardised.
+    An example is a cholesterol of 0, which may mean "not measured". Both attributes are in
+    standardised units.
 
     Attributes:
-        value: the number itself, the lowest or highest of its feature.
-        nearest: the nearest other training value.
+        value: the code itself, which is the lowest or highest training value of its feature.
+        nearest: the training value next to it.
     """
 
     value: float
@@ -49,10 +50,17 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return each value's distance to ``nearest`` if it lies between the code and ``nearest``.
+        """Measure how far each value lies inside the gap between the code and all other values.
 
-        The distances have shape (k,). The distance is 0 for any other value, and for a value that
-        equals the code up to rounding.
+        The gap is the open interval between the code (``value``) and ``nearest``, the training
+        value next to it. No training value lies inside.
+
+        Args:
+            values: standardised values, of shape (k,).
+
+        Returns:
+            For each value inside the gap, its distance to ``nearest``; otherwise 0. The distance is
+            also 0 for a value that equals the code up to rounding.
         """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)

@@ -374,10 +374,9 @@ def as_cell(name: str) -> str:
 def _read_manifest(manifest: Path, labels: Sequence[str]) -> dict[str, Path]:
     """Return name -> path for the files in the column 'path' of a manifest, in its order.
 
-    It may have the columns ``labels``, and those of ``_MANIFEST``, which are not read.
-
-    A name is the cell's text, with ``./`` before it if a spreadsheet would read it as a formula. A
-    relative path is relative to the manifest's folder. Whether the files exist is not checked.
+    The columns ``labels``, and those of ``_MANIFEST``, are allowed and not read. A name is
+    the cell's text, with ``./`` before it if a spreadsheet would read it as a formula. A relative
+    path is relative to the manifest's folder. Whether the files exist is not checked.
 
     Raises:
         DataError: the manifest cannot be read, lacks the column, is empty, lists a file twice, or

@@ -61,7 +61,11 @@ class SurveyDocument(BaseModel):
         return feature
 
     def cell_titles(self, feature: MeasuredFeature) -> list[str]:
-        """Return the names of the cells in a feature's histogram; known levels by their titles."""
+        """Return the names of the cells in a feature's histogram, in their order.
+
+        The cells of a numeric feature are ranges. The cells of a categorical feature are its
+        levels: if the data set declares a title for a level, the title replaces the level's name.
+        """
         names = cell_names(feature)
         if feature.levels and feature.name in self.columns:
             levels = self.columns[feature.name].levels

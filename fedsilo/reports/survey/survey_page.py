@@ -173,7 +173,13 @@ def _pair(between: Between) -> tuple[str, str]:
 
 
 def _features(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of means and percentiles, then a table of counts for each feature."""
+    """Yield the tables about features, all over training samples.
+
+    The first table has a row for each site's statistics of a feature: mean, standard deviation,
+    5th and 95th percentile. It is left out if no site sent statistics. Then follows a table for
+    each feature with counts: the count of each site in each cell of the histogram. If sites declare
+    a feature differently, the first site's declaration is used.
+    """
     answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():

@@ -69,7 +69,15 @@ def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
 
 
 def _picture(run: Shown, drawn: Mapping[str, Mapping[str, Estimate]]) -> Picture:
-    """Draw the AUC of each finding, a row per site; ``drawn`` is finding -> site -> AUC."""
+    """Draw each finding's AUC with its interval at each site, as a picture with text for readers.
+
+    The picture's alternative text lists each finding and site with its AUC and interval. Its
+    caption is "AUC by finding and site.".
+
+    Args:
+        run: the run, whose name begins the ids in the SVG.
+        drawn: finding -> site -> estimate of the AUC.
+    """
     svg = estimates(f"{run.name}-findings", drawn, "AUC")
     texts = []
     for name, by_site in drawn.items():

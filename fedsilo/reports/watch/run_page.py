@@ -43,12 +43,14 @@ _PICTURES = {
 
 
 def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> str:
-    """Build the page of a run; also of a deployment and its newest run, or of a hospital.
+    """Build the HTML of the page for a run, for a deployment with its newest run, or a hospital.
 
     Args:
-        view: the state.
-        runs: the folder with the run, for its metrics, files and neighbours; None for a hospital.
-        has_list: whether the page links to the list of all runs.
+        view: the state that the page shows. A part that it lacks is left out.
+        runs: the folder with the run, for its metrics and files and for the other runs in it; None
+            for a hospital.
+        has_list: whether the page links to the list of all runs. If False, the page does not name
+            other runs either.
     """
     run = None
     if view.run and runs:

@@ -93,7 +93,14 @@ class Watched:
         return texts[self.progress.state]
 
     def in_words(self) -> str:
-        """Describe in sentences how far the run is, and which sites it waits for."""
+        """Describe in sentences how far the run is.
+
+        - Of a finished run, they name the number of finished rounds.
+        - Of a run that failed, was interrupted or was killed, they name the state and the finished
+          rounds.
+        - Of a run that goes on, they name the round, the sites that the server waits for and, if
+          known, the time left. If the run has not written for a minute, a last sentence says so.
+        """
         here = self.progress
         if here.state == "finished":
             return f"The run is finished after {format_count(here.finished_rounds, 'round')}."
@@ -238,7 +245,12 @@ class View:
         return text
 
     def line(self) -> str:
-        """Summarise the state in one line, with the members of a deployment that are down."""
+        """Summarise the state in one line, such as "hearts: running, round 3 of 10, 12 s left".
+
+        The line is about the hospital if there is one, otherwise about the numbers of runs by state
+        for a folder of runs, otherwise about the one run. Without any, it ends in "no run yet". The
+        members of a deployment that are down follow after a semicolon.
+        """
         parts = [f"{self.title}: no run yet"]
         if self.run:
             parts = [self.run.line()]
