@@ -39,9 +39,9 @@ class _Clinic:
 
 
 _CLINICS: Mapping[str, _Clinic] = {
-    "bay": _Clinic(280, 0.02, 60.0, Look((0.25,), grain=0.04)),
-    "cape": _Clinic(220, 0.03, 48.0, Look((0.35,), contrast=0.8, grain=0.06)),
-    "isle": _Clinic(160, 0.015, 72.0, Look((0.2,), contrast=1.1, grain=0.05)),
+    "bay": _Clinic(280, 0.015, 60.0, Look((0.25,), grain=0.04)),
+    "cape": _Clinic(220, 0.02, 48.0, Look((0.35,), contrast=0.8, grain=0.06)),
+    "isle": _Clinic(160, 0.01, 72.0, Look((0.2,), contrast=1.1, grain=0.05)),
 }
 
 
@@ -66,7 +66,7 @@ def _draw_patients(site: str) -> _Patients:
         patients.images.append(clinic.look.show(content[None], rng))
         # The image is 2 wide in units of the radius
         diameter = float(radius) * _SIDE
-        risk = 0.07 * (diameter - 30.0) + 2.5 * depth
+        risk = 0.12 * (diameter - 30.0) + 2.5 * depth
         event = rng.exponential(1 / (clinic.hazard * np.exp(risk)))
         end = rng.uniform(6.0, clinic.longest)
         patients.diameters.append(diameter)

@@ -171,19 +171,13 @@ def _outputs(run: Shown) -> list[Item]:
     """Return items 14 to 19: fairness, output, evaluation data, and the openness of the study."""
     revision = run.config.environment.get("fedsilo-revision", "unknown")
     return [
-        Item(
-            "14",
-            "fairness",
-            "by groups of patients with --by COLUMN",
-            "fedsilo report --for clinic --by",
-            "which groups matter, and why",
-        ),
+        _fairness(run),
         Item(
             "15",
             "output of the model and thresholds",
             _ANSWERS[run.task],
             "fedsilo predict",
-            "the threshold for a clinical decision (--decisions helps)",
+            _threshold(run),
         ),
         Item(
             "16",
@@ -198,6 +192,26 @@ def _outputs(run: Shown) -> list[Item]:
         Item("18f", "availability of the code", f"fedsilo, revision {revision}", "config.toml", ""),
         Item("19", "involvement of patients and the public"),
     ]
+
+
+def _fairness(run: Shown) -> Item:
+    """Return item 14, which the run answers by groups of patients if it predicts classes."""
+    if run.task != CLASSIFICATION:
+        return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")
+    return Item(
+        "14",
+        "fairness",
+        "by groups of patients with --by COLUMN",
+        "fedsilo report --for clinic --by",
+        "which groups matter, and why",
+    )
+
+
+def _threshold(run: Shown) -> str:
+    """Say what a person must add about thresholds."""
+    if run.task == CLASSIFICATION:
+        return "the threshold for a clinical decision (--decisions helps)"
+    return "the threshold for a clinical decision, if there is one"
 
 
 def _without_value(run: Shown) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.tasks import SURVIVAL
-from fedsilo.models.tasks.task import Task
+from fedsilo.models.tasks.task import Task, describe_range
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -112,8 +112,8 @@ class Survival(Task):
         return labels[:, 1].long()
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the name of the event, as "the time to: dead"."""
-        return f"the time to: {', '.join(names)}"
+        """Return the name of the event, as "the time to the event 'dead'"."""
+        return f"the time to the event '{', '.join(names)}'"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return the log hazard as "risk"; the patient of a higher one has the event earlier."""
@@ -127,9 +127,7 @@ class Survival(Task):
         """Return the smallest, median and largest risk."""
         if not len(predictions):
             return "no risk"
-        risks = predictions[:, 0].double()
-        low, middle, high = risks.min(), risks.median(), risks.max()
-        return f"risks from {low:.3g} to {high:.3g}, median {middle:.3g}"
+        return f"risks {describe_range(predictions[:, 0])}"
 
     def stratum_names(self, names: Sequence[str]) -> list[str]:
         """Return "censored" and the name of the event, the only one in ``names``."""

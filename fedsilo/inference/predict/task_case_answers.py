@@ -21,6 +21,7 @@ from fedsilo.reports.tasks.shared import values_of
 from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.trained_model import TrainedModel, refuse_other_rows
 
+_LATER = "later than "  # before a time up to which the event is less likely than not
 _HORIZONS = 4  # largest number of times at which a case's survival is shown
 
 
@@ -29,12 +30,14 @@ def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> C
     return _ANSWERS[predictions.task.name](run, model, predictions)
 
 
-def _test_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
-    """Return the final test metrics of the model's own site, or their means for a shared model.
+def test_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
+    """Return the final test metrics of the page's site, or the means over all if it has none.
 
     The text tells which of both they are.
     """
-    values, where = values_of(run, model.site if model.own else None)
+    values, where = values_of(run, model.site)
+    if not values:
+        values, where = values_of(run, None)
     return dict(values), where
 
 
@@ -45,7 +48,7 @@ class NumberAnswers(CaseAnswers):
 
     @cached_property
     def _values(self) -> tuple[dict[str, float], str]:
-        return _test_values(self.run, self.model)
+        return test_values(self.run, self.model)
 
     @cached_property
     def _bins(self) -> list[OutcomeBin]:
@@ -81,9 +84,9 @@ class NumberAnswers(CaseAnswers):
     def cells(self, index: int) -> list[str]:
         """Return the number, and the range of about 19 of 20 outcomes."""
         interval = self._interval(index)
-        texts = [f"{float(self.predictions.probabilities[index, 0]):.4g}", "-"]
+        texts = [f"{float(self.predictions.probabilities[index, 0]):.3g}", "-"]
         if interval:
-            texts[1] = f"{interval[0]:.4g} to {interval[1]:.4g}"
+            texts[1] = f"{interval[0]:.3g} to {interval[1]:.3g}"
         return texts
 
     def contributed(self, index: int) -> str:
@@ -98,29 +101,36 @@ class NumberAnswers(CaseAnswers):
             return (number - low) / (high - low)
 
         number = float(self.predictions.probabilities[index, 0])
-        text, interval = f"{number:.4g}", self._interval(index)
+        text, interval = f"{number:.3g}", self._interval(index)
         ends: tuple[float | None, float | None] = (None, None)
         if interval:
-            text += f" (about 19 of 20: {interval[0]:.4g} to {interval[1]:.4g})"
+            text += f" (about 19 of 20: {interval[0]:.3g} to {interval[1]:.3g})"
             ends = place(interval[0]), place(interval[1])
         return [Bar(self.predictions.classes[0], place(number), text, *ends, is_point=True)]
 
     def notes(self, index: int) -> list[str]:
-        """Return a sentence about the test samples with the most similar predictions, if known."""
-        if not self._bins:
-            return []
+        """Return a sentence about the test samples with similar predictions.
+
+        The bin of predictions with the nearest mean is taken. If none is within the root mean
+        square error, there is no sentence.
+        """
         number = float(self.predictions.probabilities[index, 0])
-        similar = min(self._bins, key=lambda one: abs(one.predicted - number))
+        nearest, distance = None, self._values[0].get("rmse", 0.0)
+        for one in self._bins:
+            if abs(one.predicted - number) <= distance:
+                nearest, distance = one, abs(one.predicted - number)
+        if nearest is None:
+            return []
         return [
-            f"The {similar.count} test samples with the most similar predictions, "
-            f"{similar.predicted:.4g} on average, had a mean outcome of {similar.observed:.4g}."
+            f"{nearest.count} test samples with similar predictions, {nearest.predicted:.3g} on "
+            f"average, had a mean outcome of {nearest.observed:.3g}."
         ]
 
     def limits(self) -> list[str]:
         """Say how far test predictions were off, and what the range rests on."""
         values, where = self._values
         low, high = self._ends
-        scale = f"The grey strip goes from {low:.4g} to {high:.4g} for all cases."
+        scale = f"The grey strip goes from {low:.3g} to {high:.3g} for all cases."
         if "rmse" not in values:
             return [scale, "The run has no errors that may be shown, so a number has no range."]
         return [
@@ -278,7 +288,7 @@ class RiskAnswers(CaseAnswers):
             return "-"
         below = np.flatnonzero(baseline.survival(self._risk(index)) <= 0.5)
         if not len(below):
-            return f"later than {baseline.times[-1]:g}"
+            return f"{_LATER}{baseline.times[-1]:g}"
         return f"{baseline.times[below[0]]:g}"
 
     def contributed(self, index: int) -> str:
@@ -298,7 +308,7 @@ class RiskAnswers(CaseAnswers):
         for time in round_times(float(baseline.times[-1]), _HORIZONS):
             before = np.searchsorted(baseline.times, time, side="right")
             share = float(survival[before - 1]) if before else 1.0
-            rows.append(Bar(f"without the event at {time:g}", share, f"{share:.0%}"))
+            rows.append(Bar(f"without the event at {time:g}:", share, f"{share:.0%}"))
         return rows
 
     def notes(self, index: int) -> list[str]:
@@ -309,13 +319,16 @@ class RiskAnswers(CaseAnswers):
         said = [
             f"The hazard is {ratio} times that of the median training patient of {self.model.site}."
         ]
-        if median != "-":
-            said.append(f"Half of such patients have had the event: {median}.")
+        if median.startswith(_LATER):
+            time = median.removeprefix(_LATER)
+            said.append(f"More than half of such patients are without the event at {time}.")
+        elif median != "-":
+            said.append(f"Half of such patients have had the event by {median}.")
         return said
 
     def limits(self) -> list[str]:
         """Say on which patients the survival rests, and how well risks order patients."""
-        values, where = _test_values(self.run, self.model)
+        values, where = test_values(self.run, self.model)
         baseline, said = self._baseline, []
         if isinstance(baseline, str):
             said.append(f"There is no hazard ratio and no survival: {baseline}.")

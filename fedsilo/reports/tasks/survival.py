@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fedsilo.core.drawing.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, Interval
 from fedsilo.models.measures.survival_curves import CurvePoint, read_curve
-from fedsilo.pages.page import NONE, Picture, Table, hide_small_count, with_interval
+from fedsilo.pages.page import Picture, Table, share, with_interval
 from fedsilo.pages.page_pictures import Band, bands
 from fedsilo.reports.clinic import Examination, final_metrics
 from fedsilo.reports.tasks.shared import limit_of, values_of
@@ -33,7 +33,8 @@ def result(run: Shown, site: str | None) -> str:
     index = values["c-index"]
     return (
         f"The C-index is {index:.2f} ({where}): of two {run.noun(2)} of a hospital, the one with "
-        f"the earlier event has the higher risk in {index:.0%} of the pairs, and chance is 50 %."
+        f"the earlier event has the higher risk in {100 * index:.0f} % of the pairs. Chance is "
+        "50 %."
     )
 
 
@@ -48,30 +49,26 @@ def sections(run: Shown) -> list[Examination]:
     return [_order(run, metrics), _curves(run, metrics)]
 
 
+def meaning(run: Shown) -> str:
+    """Explain the metrics to a reader who does not know them; ``run`` is not used."""
+    return _MEANING
+
+
 def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section with a row of metrics per site; a metric that no site has is left out.
 
-    The numbers of test samples and of events are left out if no site reports them. ``metrics`` maps
-    a site to its metrics on test samples.
+    ``metrics`` maps a site to its metrics on test samples.
     """
     title = "How well it tells high risk from low"
     shown = [name for name in _METRICS if any(name in found for found in metrics.values())]
     if not shown:
         return Examination(title, ["No C-index on test samples may be shown."])
-    counts = {site: run.silos[site]["label_counts"].get("test") for site in metrics}
-    columns = ["site"]
-    if any(counts.values()):
-        columns += [f"test {run.noun(2)} censored", f"with the event ({run.class_names()[0]})"]
     rows = []
     for site, by_name in metrics.items():
-        row = [site]
-        if any(counts.values()):
-            row += [hide_small_count(count, run.floor) for count in counts[site] or (None, None)]
-        for name in shown:
-            row.append(f"{by_name[name]:.3f}" if name in by_name else NONE)
-        rows.append(row)
-    columns += [_METRICS[name] for name in shown]
-    return Examination(title, [_MEANING], tables=[Table("On test samples, by site", columns, rows)])
+        rows.append([site, *(share(by_name.get(name)) for name in shown)])
+    columns = ["site", *(_METRICS[name] for name in shown)]
+    table = Table(f"On test {run.noun(2)}, by site", columns, rows)
+    return Examination(title, [meaning(run)], tables=[table])
 
 
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:

@@ -57,7 +57,7 @@ def test_a_time_or_an_event_that_cannot_be_is_refused_with_its_line_and_column(
 
 @pytest.mark.parametrize(
     ("change", "key"),
-    [("event: death\n", "event"), ("task: survival\n", "event"), ("x", "unit")],
+    [("event: death\n", "event"), ("task: survival\n", "classes"), ("x", "unit")],
 )
 def test_a_declaration_of_times_names_the_event(tmp_path: Path, change: str, key: str) -> None:
     path = tmp_path / "images.yaml"
