@@ -61,7 +61,8 @@ def _draw_patients(site: str) -> _Patients:
     for number in range(clinic.images):
         rng = np.random.default_rng(derive_seed(0, "tumours-synthetic", site, number))
         radius, depth = rng.uniform(0.15, 0.5), rng.choice((0.0, 0.3))
-        tumour = Blob(*rng.uniform(-0.3, 0.3, 2), radius, 5, depth)
+        x, y = rng.uniform(-0.3, 0.3, 2)
+        tumour = Blob(x, y, radius, 5, depth)
         content = 0.45 * tumour.soft_mask(SIZE) + 0.04 * pictures.texture(rng, SIZE, 4)
         patients.images.append(clinic.look.show(content[None], rng))
         # The image is 2 wide in units of the radius

@@ -190,8 +190,7 @@ def predict(
     # Options for sites, calibration and rounds do not apply to a fine-tuned segmentation model
     if masks.is_finetuned(folder):
         others = {"site": site, "state-dir": state_dir, "answer-all": answer_all, "best": best}
-        others["html"] = html
-        masks.refuse_options(folder, {**of_classes, **others})
+        masks.refuse_options(folder, {**of_classes, **others, "html": html})
         return masks.predict_masks(folder, source, written, path_of(data_dir), watch)
     check_coverage(coverage)
     run = FinishedRun.open(folder)

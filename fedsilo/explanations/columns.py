@@ -123,14 +123,14 @@ def column_contributions(
     inputs, groups = rows.float().to(device), groups.to(device)
     network.eval()
 
-    def predicted(x: Tensor) -> Tensor:
+    def prediction(x: Tensor) -> Tensor:
         return predict(network(x)).float()
 
     with torch.no_grad(), seed_generators(0, "shapley", device=device):
-        found = ShapleyValueSampling(predicted).attribute(
+        found = ShapleyValueSampling(prediction).attribute(
             inputs, target=answers.to(device), feature_mask=groups, n_samples=_ORDERS
         )
-        own = predicted(inputs).gather(1, answers.to(device)[:, None])[:, 0]
+        own = prediction(inputs).gather(1, answers.to(device)[:, None])[:, 0]
     # captum repeats a column's value for each of its features, so the first feature has it
     first = [column_of.index(place) for place in range(len(names))]
     return found[:, first].cpu(), own.cpu()

@@ -10,7 +10,7 @@ from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.tasks.task import task_class
 
-CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")  # of classes
+CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 
 
 def crossed_metrics(task: str) -> tuple[str, ...]:

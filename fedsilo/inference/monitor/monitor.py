@@ -149,7 +149,7 @@ def _check_labels(
     """
     if run.task not in _OF_LABELS:
         return [], [f"labels: of task '{run.task}' only the distribution of features is checked"]
-    known, floor = new.known(), run.floor
+    known, floor = new.labelled_places(), run.floor
     if len(known) < floor:
         lacking = f"{len(known)} cases have a label, but {floor} are needed"
         return [], [f"{_OF_LABELS[run.task]}: {lacking}"]

@@ -55,7 +55,7 @@ class NewData:
             return self.inputs.read
         return torch.cat(list(self.inputs.batches()))
 
-    def known(self) -> Tensor:
+    def labelled_places(self) -> Tensor:
         """Return the places of the readable inputs with a label, among these, int64 (m,)."""
         labels = self.labels[self.inputs.kept()]
         if labels.is_floating_point():

@@ -1,4 +1,4 @@
-"""What a page of cases says about the answers of a task: here of classes, and what all tasks share.
+"""The answers of a page of cases: the base class of all tasks, and the answers of classes.
 
 ``task_case_answers.py`` has the answers of the other tasks.
 """
@@ -73,7 +73,7 @@ class CaseAnswers(ABC):
         """Return the lines with bars that show the answer."""
 
     @abstractmethod
-    def contributed(self, index: int) -> str:
+    def explained_number(self, index: int) -> str:
         """Name the number that a table's columns add to, such as "the probability of ill"."""
 
     def notes(self, index: int) -> list[str]:
@@ -121,7 +121,7 @@ class ClassAnswers(CaseAnswers):
     def _answers(self) -> Sequence[str]:
         return self.predictions.predicted()
 
-    def contributed(self, index: int) -> str:
+    def explained_number(self, index: int) -> str:
         """Name the probability of the answer."""
         return f"the probability of {self._answers[index]}"
 
@@ -147,7 +147,7 @@ class ClassAnswers(CaseAnswers):
         """
         shares = self.predictions.probabilities[index].tolist()
         interval = self._interval(index)
-        rows = []
+        rows: list[Bar] = []
         for place in np.argsort(shares)[::-1]:
             bar = Bar(self.predictions.classes[place], shares[place], f"{shares[place]:.2f}")
             if interval and not rows:

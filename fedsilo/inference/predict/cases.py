@@ -57,7 +57,7 @@ class _Context:
     states: Sequence[_State]  # the state of each input
     kept: Mapping[int, int]  # place of an input -> its index among the readable inputs
     reasons: Reasons
-    answers: CaseAnswers  # what is said of the answers, by task
+    answers: CaseAnswers  # formats the answers of the task
     texts: ValueTexts | None  # formats the values of a table; None for images
 
 
@@ -178,7 +178,7 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
     if index is None:
         return case | {"row": [name, headline, *cells, "-"]}
     case |= {"explained": index in context.reasons.adds}
-    case |= {"contributed": context.answers.contributed(index)}
+    case |= {"explained_number": context.answers.explained_number(index)}
     case |= context.reasons.picture(index)
     novelty = "-"
     if predictions.answered()[index]:

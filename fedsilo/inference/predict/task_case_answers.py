@@ -1,4 +1,4 @@
-"""What a page of cases says about numbers, findings and risks."""
+"""The answers of a page of cases for numbers, findings and risks."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class NumberAnswers(CaseAnswers):
             texts[1] = f"{interval[0]:.3g} to {interval[1]:.3g}"
         return texts
 
-    def contributed(self, index: int) -> str:
+    def explained_number(self, index: int) -> str:
         """Name the prediction."""
         return f"the prediction, {self.predictions.classes[0]}"
 
@@ -166,7 +166,7 @@ class FindingAnswers(CaseAnswers):
         unsure = f"{self.predictions.classes[place]} {shares[place]:.2f}"
         return [self._texts[index].replace(";", ", ") or "no finding", unsure]
 
-    def contributed(self, index: int) -> str:
+    def explained_number(self, index: int) -> str:
         """Name the most probable finding, whose probability a table's columns add to."""
         place = int(self.predictions.own[index].argmax())
         return f"the probability of {self.predictions.classes[place]}"
@@ -184,7 +184,7 @@ class FindingAnswers(CaseAnswers):
         return self.rank(index) < UNSURE
 
     def rank(self, index: int) -> float:
-        """Return how sure the model is of the finding of which it is least sure, 0.5 to 1."""
+        """Return the certainty of the least certain finding, 0.5 to 1."""
         probabilities = self.predictions.probabilities[index]
         return float(probabilities.maximum(1 - probabilities).min())
 
@@ -291,7 +291,7 @@ class RiskAnswers(CaseAnswers):
             return f"{_LATER}{baseline.times[-1]:g}"
         return f"{baseline.times[below[0]]:g}"
 
-    def contributed(self, index: int) -> str:
+    def explained_number(self, index: int) -> str:
         """Name the logarithm of the hazard."""
         return "the logarithm of the hazard"
 

@@ -76,9 +76,9 @@ def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinati
     title = f"How long test {run.noun(2)} stayed without the event"
     found: dict[str, Sequence[CurvePoint]] = {}
     for site, by_name in metrics.items():
-        points = read_curve(by_name)
-        if points:
-            found[site] = points
+        curve = read_curve(by_name)
+        if curve:
+            found[site] = curve
     if not found:
         sentence = (
             f"No Kaplan-Meier curve may be shown: no site has {run.floor} test {run.noun(2)} with "
