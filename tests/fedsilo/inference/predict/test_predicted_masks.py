@@ -122,8 +122,8 @@ def test_each_image_has_a_mask_of_its_own(
             ["--images", "new", "--html", "p.html"],
             "--html does not apply to the masks",
         ),
-        ("segmentation", ["--images", "new", "--coverage", "0.9"], "--coverage has no effect"),
-        ("segmentation", ["--images", "new", "--best"], "--best has no effect"),
+        ("segmentation", ["--images", "new", "--coverage", "0.9"], "--coverage does not apply"),
+        ("segmentation", ["--images", "new", "--best"], "--best does not apply"),
     ],
 )
 def test_what_has_no_masks_is_told_in_a_line(
