@@ -57,7 +57,7 @@ class RoundSecrets:
     failed: bool = False  # whether the site could not answer, and masked 0
     # The sites whose weights arrived, in the list that this site has signed
     answered: list[str] = field(default_factory=list)
-    # If the method proves its sums: the seal of this site's masked part, and the seals of all parts.
+    # If the method proves its sums: the seal of this site's masked part, and those of all parts.
     # Their order is that of ``answered``
     seal: str = ""
     seals: list[str] = field(default_factory=list)
