@@ -56,6 +56,7 @@ def answer(lab: Lab) -> RecordDict:
         SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
             operation is not deterministic although 'machine.deterministic' is 'true'; or the server
             asks for a secret sum in a run without secure aggregation.
+        FedsiloError: the method's phase fails, or the reply cannot be packed.
     """
     phase = lab.instruction.phase
     with collect_unrepeatable_operations() as lab.unrepeatable:
@@ -114,9 +115,10 @@ def failed_answer(
 ) -> RecordDict:
     """Build the reply of a hospital that could not answer; it looks like a successful reply.
 
-    Masked zeros take the place of the arrays if arrays were requested or this is the final
-    evaluation. Except in the final evaluation, the previous state is stored again under this
-    message's round and step, and the reply says that state was stored.
+    If arrays were requested or this is the final evaluation, the reply has masked zeros in place of
+    the arrays. In any other phase than the final evaluation, the previous state is stored again
+    under this message's round and step, and the reply says that state was stored. It says so even
+    if the state could not be read or written.
 
     Args:
         session: the run at this site, with zero samples in place of the data.
@@ -146,6 +148,9 @@ def evaluate(lab: Lab) -> RecordDict:
     Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
     first. At trust 'sums' the secrets are not deleted, because the metrics are summed in secret
     too.
+
+    Raises:
+        FedsiloError: the model cannot be opened or measured, or the reply cannot be packed.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
@@ -159,9 +164,9 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
     If the server asks for metrics, the trained network is measured on validation data first. Arrays
-    leave only if the server asks for them. They are the arrays in ``outgoing.send``, or the
-    network's exchanged arrays if ``send`` is None. In secure aggregation they are masked. At trust
-    'sums' a masked array of counts then leaves even if the method sends no arrays, and also in the
+    leave only if the server asks for them. If ``outgoing.send`` is given, its arrays leave;
+    otherwise the network's exchanged arrays leave. In secure aggregation the arrays are masked. At
+    trust 'sums' a masked array of counts leaves even if the method sends no arrays, and also in the
     final evaluation.
 
     Args:
@@ -244,10 +249,12 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
     - Trust 'sums': no measured metrics, because they are part of the secret sum.
     - With the hospital's own cap on epsilon: only step counts, which follow from reported counts,
       and metrics with noise, which are charged to the ledger here.
-    - Otherwise: all metrics of splits with enough samples.
+    - Otherwise: all metrics of splits with enough samples, and the counts of work at trust 'server'
+      in a run that is not private.
 
-    The number of training samples is added unless trust is 'sums'. At trust 'server' the time and
-    memory of this answer are added, and in a private run the epsilon that the site has spent.
+    At trust 'server' the time and memory of this answer are added. At any trust but 'sums' the
+    number of training samples is added. In a private run the epsilon that the site has spent is
+    added at any trust.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}

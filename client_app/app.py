@@ -172,10 +172,11 @@ def _summary(answering: Answering) -> RecordDict:
 
 @contextmanager
 def _prefix_site(context: Context) -> Iterator[None]:
-    """Put the site's name before the text of a FedsiloError that the block raises.
+    """Put "<name>: " before the text of a FedsiloError that the block raises.
 
-    The error keeps its type. At the hello or survey the server does not know the name yet. Other
-    exceptions pass unchanged.
+    The name is the best known name of the site (``own_name``), because at the hello or survey the
+    server does not know the site's name yet. The error keeps its type. Other exceptions pass
+    unchanged.
     """
     try:
         yield
@@ -184,12 +185,13 @@ def _prefix_site(context: Context) -> Iterator[None]:
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
-    """Answer a message, and turn any exception into an error reply.
+    """Answer a message; an exception while it is read, checked or answered becomes an error reply.
 
-    At a real site, guards (site file, ledger, secret sum, limits and quotas) check the message
-    before ``answer`` runs. They check the answer in reverse order. A site with a site file writes
-    an audit log line for each message. A real site bundles its arrays last, after all checks of
-    what leaves.
+    Guards check the message before ``answer`` runs, and check the answer afterwards in reverse
+    order. A site with a site file has the guards of that file and of the newest ledger. A real
+    site, with or without a site file, then has the guards of the secret sum and of the limits and
+    quotas. After the checks, a site with a site file writes an audit log line for each message.
+    Last, a real site bundles the reply's arrays.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:
@@ -220,7 +222,13 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
             with ExitStack() as passed:
                 for guard in guards:
                     passed.enter_context(guard(answering))
-                answering.content = answer(answering)
+                try:
+                    answering.content = answer(answering)
+                except (MemoryError, RuntimeError) as fault:
+                    from fedsilo.client_app.training.memory import raise_memory_shortage
+
+                    raise_memory_shortage(fault, context.run_config, message)
+                    raise
             reply = Message(answering.content, reply_to=message)
         # No error may pass here: the server must learn of a site's failure
         except Exception as raised:
@@ -238,8 +246,10 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
     """Let a site that fails after opening its data add 0 to the secret sum, instead of raising.
 
     Otherwise the server would learn that this site failed, and a malicious server could make the
-    failure depend on a single patient. The exception is raised unchanged if the run's trust is not
-    'sums', if the message is a hello or a survey, or if the data were not opened yet.
+    failure depend on a single patient. The real reason is logged here and goes into ``opened.why``.
+    The exception is raised unchanged if the run's trust is not 'sums', if the message is a hello or
+    a survey, or if the data were not opened yet. ``opened.hidden`` is always set: it is True if the
+    server may not see this site's single answers.
     """
     message, context, opened = answering.message, answering.context, answering.opened
     opened.hidden = not tells_single_answers(context.node_config, context.run_config)
@@ -266,9 +276,9 @@ def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Build the error reply to a message that is refused without being read.
 
-    If the site has a site file, the refusal is logged, and an error reply about the log takes its
-    place if that fails. The log's path is in the site file. If the site file cannot be read, the
-    log is in 'state-dir'.
+    If the site has a site file, the refusal is logged. If the log cannot be written, the returned
+    error reply also says so. The log's path is in the site file. If the site file cannot be read,
+    the log is in 'state-dir'.
     """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
@@ -326,7 +336,8 @@ def _log(
     """Write the message's line to the audit log and return the reply.
 
     If the line cannot be written, an error reply is returned in place of the reply, because nothing
-    may leave unlogged.
+    may leave unlogged. If the reply was an error reply, the new one has the same code, and the
+    log's fault after the old reason.
 
     Args:
         answering: the message; its ``opened.why`` is logged even if the reply gives no reason.
@@ -401,7 +412,11 @@ def _reason(error: Exception, context: Context) -> str:
 
 
 def _code(error: Exception) -> int:
-    """Return the error code that tells the server the kind of error; Flower's own if unknown."""
+    """Return the code that tells the server the kind of error.
+
+    An exception from outside fedsilo, or of a kind without a code, has Flower's general code for an
+    exception in a ClientApp.
+    """
     if not isinstance(error, FedsiloError):
         return _CLIENT_APP_RAISED
     return ERROR_CODES.get(error.code, _CLIENT_APP_RAISED)

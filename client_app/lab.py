@@ -176,6 +176,9 @@ class Lab:
         Args:
             arrays: the network's weights by name; None for initial weights drawn from the seed.
                 Names with a '/' (``<kind>/<name>``) do not belong to the network and are ignored.
+
+        Raises:
+            SettingError: the network cannot be built, or the arrays do not fit it.
         """
         network = initial_classifier(self.common, self.silo, self.task)
         if arrays is not None:
@@ -183,7 +186,7 @@ class Lab:
         return self.compute.place(network)
 
     def open(self) -> SiteNetwork:
-        """Build the method's network for this message, by the ``open`` of the method."""
+        """Build the network for this message by calling the method's own ``open``."""
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
@@ -226,8 +229,8 @@ class Lab:
             penalty: returns a term that is added to each batch's loss, or None.
             after_step: called after each step with the batch's inputs and the optimiser, or None.
             beside: a second optimiser that steps with the same gradients, or None.
-            plan: the passes, each a list of batches of sample numbers; None for passes by the
-                settings.
+            plan: the passes, each a list of batches of sample indices; None for the passes that the
+                settings ask for.
             order: returns the order (n,) of the samples in a given epoch; used only if epochs span
                 rounds. None for a random order.
             settings: the length and the optimiser of the training; None for the run's.

@@ -115,7 +115,7 @@ class MaskedPart:
     def failed_part(self) -> ArrayRecord:
         """Build the masked part of a site that could not answer: zeros, and 1 as a failure count.
 
-        It has the same arrays as a successful part, so the server cannot tell them apart.
+        The part has the same arrays as a successful part, so the server cannot tell them apart.
 
         Raises:
             FedsiloError: the zeros cannot be masked, for example because the keys were used before.
@@ -220,6 +220,7 @@ class MaskedPart:
         Raises:
             SiteError: the message has no record of secure aggregation.
             RefusedError: the hospital's signing key is unusable.
+            CheckpointError: the lock file of the signing key cannot be written.
         """
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings

@@ -40,6 +40,7 @@ class PatientPrivacy:
             EpsilonSpentError: the training would exceed a cap on epsilon.
             RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch'.
                 This is not checked at a site with its own cap on epsilon.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         reported = sum(self.session.reported["train"])
@@ -75,6 +76,7 @@ class PatientPrivacy:
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         settings = self.session.settings
         if not settings.is_private():
@@ -107,17 +109,22 @@ class PatientPrivacy:
         releases: int = 1,
         rate: float = 1.0,
     ) -> Release:
-        """Charge the ledger, and return a release that can be used exactly ``releases`` times.
+        """Charge the ledgers for noisy results, and return the ``Release`` that adds their noise.
+
+        The returned object works for ``releases`` results and raises an error at any further one.
+        ``noise`` and ``rate`` decide the charge: the run's ledger, and the hospital's own ledger if
+        it has a cap, record ``releases`` results of this noise multiplier and sampling rate.
 
         Args:
             bound: C, the maximum norm of a patient's part.
-            noise: the standard deviation of the noise, in units of ``bound``.
-            source: the random generator; None for the operating system's.
-            releases: the number of releases, such as optimiser steps.
-            rate: the probability that a patient is in one release.
+            noise: the noise multiplier: the standard deviation of the noise in units of ``bound``.
+            source: the random generator that draws the noise; None for the operating system's.
+            releases: the number of noisy results, such as DP-SGD steps.
+            rate: the probability that a patient is in one result.
 
         Raises:
-            EpsilonSpentError: the releases would exceed a cap on epsilon.
+            EpsilonSpentError: the results would exceed a cap on epsilon. Nothing is charged then.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         self.ledger.spend({(noise, rate): releases})
         return Release(bound, noise, releases, source)

@@ -116,6 +116,7 @@ class SiteSession(OpenedSite):
             EpsilonSpentError: the noisy label counts would exceed the hospital's cap on epsilon.
             SiteError: the site has too few samples for the method.
             RefusedError: the hospital's limits forbid the run, or a necessary consent is missing.
+            SettingError: a setting of the run is invalid, or does not fit the data or this machine.
         """
         settings = site.settings
         own: Any = build_settings(settings_class(settings.method), site.run_config)
@@ -157,11 +158,10 @@ class SiteSession(OpenedSite):
 
         A split with fewer reported samples than the hospital's 'minimum-measured' is left out. An
         empty split is left out only at trust 'sums', because outside secret sums it does no harm.
-
-        If the hospital has its own cap on epsilon, "train" is left out. At trust 'sums' no split is
-        then returned at all, because summed metrics get no noise. Neither is any split returned if
-        the method measures a model that was trained without noise, because noise on metrics would
-        not hide that model's training samples.
+        If the hospital has its own cap on epsilon, "train" is left out, and in two cases the result
+        is empty: at trust 'sums', because summed metrics get no noise; and if the method measures a
+        model that was trained without noise, because noise on metrics would not hide that model's
+        training samples.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -334,8 +334,8 @@ class SiteSession(OpenedSite):
     def _refuse_few_weighed(self) -> None:
         """Reject class weights that let a few samples dominate a step.
 
-        The effective sample size must reach 'minimum-batch'. A simulated site passes, and so does a
-        hospital with its own cap on epsilon, because there clipping and noise hide each sample.
+        The effective sample size must reach 'minimum-batch'. A simulated site passes. A hospital
+        with its own cap on epsilon passes too, because clipping and noise hide each sample there.
 
         Raises:
             RefusedError: the effective sample size is too small.
@@ -359,6 +359,7 @@ def reported_counts(site: OpenedSite) -> Counts:
 
     Raises:
         EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.
+        CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     if site.cap is None:
         return (site.stand_in or site.silo).label_counts()
@@ -373,8 +374,8 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
     """Return the session of a run at this node.
 
     A real hospital opens a new session for each message, so that its site file, ledgers and data
-    are read again. A simulated site's session is cached. The least recently used sessions are
-    dropped when the samples of other sites exceed 256 MiB.
+    are read again. A simulated site's session is cached. If the cached sessions of all other sites
+    hold more than 256 MiB of samples, the least recently used ones are dropped.
 
     Args:
         context: Flower's context of the message.
@@ -402,9 +403,10 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
-    """Build a simulated site's session without limits, to use the models of a finished run.
+    """Build a simulated site's session for using the models of a finished run.
 
-    Nothing is checked and no noise is added: the reported counts are the true ones.
+    The session has no limits and no cap on epsilon, and nothing is checked. Its reported counts are
+    the true ones, without noise.
 
     Args:
         settings: the run's common settings.

@@ -28,11 +28,13 @@ class CDLSite(DecentralisedSite):
     settings: CDLSettings
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the main model and the support model towards each other; send the main, store both.
+        """Train the main model and the support model together; send the main model and store both.
 
-        Both take the same batches, with two optimisers of the same settings. In the silo's first
-        round only the main model is trained, with the usual loss, and a copy of it becomes the
-        support model.
+        The received consensus model is measured first, if the server asks for metrics. The main
+        model starts from the silo's own model mixed with its neighbours' models. Both models are
+        trained on the same batches with the loss of ``_divergence_loss``, by two optimisers of the
+        same settings. In the silo's first round there is no stored support model. Then only the
+        main model is trained, with the usual loss, and a copy of it is stored as the support model.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)

@@ -11,14 +11,20 @@ class EnsembleSite(LocalSite):
     measures_what_stays = False  # the stored model is also sent, so it was trained with noise
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the mean of the received models' predictions; without any, the site's own model."""
+        """Build a network that averages the predictions of the received models.
+
+        If no models were received, build the site's own model.
+
+        Raises:
+            SettingError: the arrays of a model do not fit the network.
+        """
         if arrays := from_others(lab):
             experts = open_experts(lab.common, lab.silo.shape, arrays)
             return lab.compute.place(Mixture(experts))
         return super().open(lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the site's own model and store it; it is sent too if the server asks for arrays."""
+        """Train and store the site's own model. If the server asks for arrays, also send it."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

@@ -61,10 +61,14 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the prompted ViT with arrays from four sources; a later source wins.
+        """Build the prompted ViT, on the compute device, with the newest array for each name.
 
-        The sources are the seed, the run's initial arrays, the site's stored arrays, and the
-        received arrays.
+        An array is the received one. If it was not received, it is the site's stored one; if it is
+        not stored, the run's initial one; and if there is no initial one, it is drawn from the
+        seed. Received arrays with a '/' in their names, such as attention maps, are ignored.
+
+        Raises:
+            SettingError: the arrays do not fit the network, or the backbone's weights are missing.
         """
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo, lab.task))
         # Maps do not belong to the network, nor does the buffer in a finished run's model
@@ -100,6 +104,9 @@ class FedEvPromptSite(SiteMethod):
 
         The maps of a batch's images are compared with the received maps of their class. Returns
         None if no maps were received; the network's own loss is then used.
+
+        Raises:
+            SiteError: a received array of maps is invalid.
         """
         moments = self._moments(lab, vit)
         if moments is None:

@@ -11,8 +11,11 @@ class FedPerSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network from the received shared arrays and the site's stored personal arrays.
 
-        In the first round the personal arrays are the initial ones that the server sent, else those
-        drawn from the seed.
+        A personal array that is not stored, as in the first round, is the initial one that the
+        server sent. If the server sent none, it is drawn from the seed.
+
+        Raises:
+            SettingError: the received arrays and the stored ones do not fit the network.
         """
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)

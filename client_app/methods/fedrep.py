@@ -45,5 +45,5 @@ class FedRepSite(FedPerSite):
             trained[name].requires_grad_(True)
 
     def body_objective(self, lab: Lab, network: SiteNetwork) -> Objective | None:
-        """Return the loss of the shared arrays' steps; None for the network's own."""
+        """Return the loss for training the shared arrays; None, the default, for the usual loss."""
         return None

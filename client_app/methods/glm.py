@@ -60,10 +60,14 @@ class GLMSite(SiteMethod):
     phases = ("train", OWN_FIT)
 
     def admit(self, session: SiteSession) -> None:
-        """Check columns, outcomes and floors, unless the hospital has only declared its data yet.
+        """Check columns, outcomes and floors at a site whose data are open.
+
+        A hospital that has only declared its data so far passes; its data are checked later.
 
         Raises:
-            SiteError: a column or an outcome cannot be used, or too few patients share a value.
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: an outcome or a time cannot be used.
+            RefusedError: there are too few patients or events, or too few share a value.
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
@@ -75,9 +79,14 @@ class GLMSite(SiteMethod):
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients: of each column, or at the received coefficients.
 
+        If the message asks for moments, the sums are those of each column, and the reported loss is
+        0. Otherwise they are the gradient and the Hessian at the coefficients that the server sent,
+        and the loss is minus the log-likelihood (``GLMSums.objective``) per patient.
+
         Raises:
-            RefusedError: the sums would rest on too few patients.
-            SiteError: the message has an impossible scale.
+            RefusedError: the sums would rest on too few patients, now or earlier in this run.
+            SiteError: the message has an impossible scale, or the units or columns cannot be used.
+            SettingError: the settings name a column that the table lacks, or name one twice.
         """
         notes, arrays = ScaleNotes.from_values(lab.instruction.notes), lab.arrays()
         if not (notes.scale > 0 and notes.grid > 0 and math.isfinite(notes.scale * notes.grid)):
@@ -105,9 +114,10 @@ class GLMSite(SiteMethod):
         return Outgoing(send=send)
 
     def own_fit(self, lab: Lab) -> Outgoing:
-        """Send the coefficients of this site's patients alone, and their variances.
+        """Fit the model to this site's patients alone; send its coefficients and their variances.
 
-        Both are zeros if these patients determine no coefficients.
+        A third array, ``USABLE``, is 1. If these patients determine no coefficients, or if the fit
+        would rest on too few of them, all three arrays are zeros and the reason is logged here.
         """
         x, y = self._design(lab)
         usable = 1.0
@@ -129,8 +139,9 @@ class GLMSite(SiteMethod):
         """Return the server's units: centres and deviations of outcome and columns, (k,) each.
 
         Raises:
-            SiteError: the units are impossible, or the outcome has units in a model that is not
-                linear. With another outcome the spread of the residuals would be another.
+            SiteError: a deviation is not above 0, or a value is not finite; or the model is not
+                linear, but the outcome's centre is not 0 or its deviation not 1. Scaling the
+                outcome would change how the residuals are spread over the patients.
         """
         arrays = lab.arrays()
         centers = arrays[CENTERS].double().numpy()
@@ -146,7 +157,13 @@ class GLMSite(SiteMethod):
         return centers, deviations
 
     def _design(self, lab: Lab) -> tuple[Floats, Outcomes]:
-        """Return the design (n, k) of this site's patients, and their outcomes."""
+        """Return the design (n, k) of this site's patients, and their outcomes.
+
+        Raises:
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the units in the message, an outcome or a time cannot be used.
+            RefusedError: there are too few patients or events, or too few share a value.
+        """
         patients = read_patients(lab.session, self.settings)
         return patients.design(*self._units(lab), self.settings)
 
@@ -173,12 +190,15 @@ class GLMSite(SiteMethod):
             raise
 
     def _refuse_concentrated(self, lab: Lab, x: Floats, y: Outcomes, beta: Floats) -> None:
-        """Check that weights and residuals are spread over enough patients.
+        """Check that the patients' Hessian weights, and their residuals, are spread over enough.
 
-        A linear model's Hessian is the same at all coefficients, so it needs no check.
+        The effective number of patients is (sum |v|)^2 / sum v^2 of the values v, one value per
+        patient. A linear model passes unchecked, because its Hessian is the same at all
+        coefficients. Any model passes if 'privacy.sums-min-count' is at most 1.
 
         Raises:
-            RefusedError: they rest on fewer than 'privacy.sums-min-count' patients in effect.
+            RefusedError: the effective number for the weights or for the residuals is below
+                'privacy.sums-min-count'.
         """
         floor = lab.common.sums_min_count
         if self.settings.family == "linear" or floor <= 1:

@@ -80,12 +80,14 @@ class Patients:
 def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     """Read the columns and outcomes of all the site's patients, and check them.
 
-    Patients without an outcome or a time are left out, and so are those with another missing value
-    if 'glm.missing' is 'drop'. The site's log has their number.
+    Patients without an outcome or a time are left out. If 'glm.missing' is 'drop', patients with
+    any other missing value are left out too. The number of patients left out is logged here.
 
     Raises:
-        SiteError: a column, an outcome or a time cannot be used.
-        RefusedError: too few patients share a value, are complete or have an event.
+        SettingError: the settings name a column that the table lacks, or name one twice.
+        SiteError: the outcomes or times do not suit the family of the regression.
+        RefusedError: too few patients remain, have an event, lack the same values, or are in one of
+            two categories.
     """
     silo, floor = session.silo, session.settings.sums_min_count
     chosen = find_columns(silo.features, settings)
@@ -203,7 +205,9 @@ def _refuse_few_incomplete(
 def _count_faults(
     patients: Patients, names: list[str], settings: GLMSettings, floor: int
 ) -> Iterator[str]:
-    """Yield why too few patients or events are there, or too few share one of two categories.
+    """Yield a fault for too few patients, too few events, and each category with too few patients.
+
+    Only columns with exactly two values, and the outcome of a logistic model, have categories.
 
     Args:
         patients: the patients in the regression.
@@ -238,7 +242,14 @@ def _event_faults(events: Floats, needed: int) -> Iterator[str]:
 
 
 def _category_faults(categories: Mapping[str, Floats], floor: int) -> Iterator[str]:
-    """Yield which columns of two values, by name, have one of them in fewer than ``floor`` rows."""
+    """Yield a fault for each column with exactly two values, one of which is in too few rows.
+
+    Missing values are not counted.
+
+    Args:
+        categories: the values of each column (n,), by the column's name.
+        floor: the fewest rows of each value.
+    """
     for name, values in categories.items():
         levels, counts = np.unique(values[~np.isnan(values)], return_counts=True)
         if len(levels) == 2 and counts.min() < floor:

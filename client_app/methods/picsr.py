@@ -61,9 +61,14 @@ class PICSRSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network of the stage: all experts with the router, or a single classifier.
 
-        In the router stage everything is received. In the warm-up and expert stages, the classifier
-        takes the first of these that exists: the run's initial arrays, the received arrays, the
-        stored arrays, weights drawn from the seed.
+        In the router stage experts, prototypes and router are all received. In the warm-up and
+        expert stages the classifier takes all its weights from the first of these sources that has
+        arrays: the run's initial arrays in the message, all received arrays, the stored arrays. If
+        none of them has arrays, the weights are drawn from the seed. From any source, arrays with a
+        '/' in their names are ignored.
+
+        Raises:
+            SettingError: the arrays do not fit the network.
         """
         if _stage(lab) == ROUTING_STAGE:
             arrays = lab.arrays()

@@ -88,7 +88,7 @@ class DeclaredData:
     def stand_in(self, name: str) -> Silo:
         """Build a silo with zero inputs and the declared label counts, for checks without data.
 
-        The zeros share one number in memory. If the data set declares feature statistics, the silo
+        All zeros share one element in memory. If the data set declares feature statistics, the silo
         gets mean 0 and deviation 1 in their place.
         """
         nothing = torch.zeros(1, dtype=getattr(torch, self.input_type))

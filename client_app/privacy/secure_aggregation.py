@@ -139,6 +139,8 @@ class SecureSite:
             SiteError: the site has no keys for this round.
             RefusedError: the keys were used before, too few sites take part, or this round's sum
                 was already unmasked with a different contribution from this site.
+            SettingError: the samples of all sites together do not fit into 32 bits.
+            CheckpointError: the site's secrets are damaged, or cannot be written.
         """
         with lock_secrets(self.folder):
             # Checked again under the lock, because another message may have used the keys since
@@ -179,6 +181,7 @@ class SecureSite:
             RefusedError: the settings changed after the keys were signed; the keys were used
                 before; too few sites take part; the same sum was unmasked before with other sites,
                 settings or requests; or a metric belongs to a split that not all sites measure.
+            CheckpointError: the site's secrets are damaged.
         """
         secrets = read_secrets(self.folder, self.round)
         # A site with its own 'secure-samples' would get a larger weight
@@ -286,6 +289,7 @@ class SecureSite:
             SiteError: the server's lists of keys are malformed.
             RefusedError: keys were shared in this round before, a signature is wrong, or the
                 threshold differs from the settings or protects too little.
+            CheckpointError: the site's secrets are damaged, or cannot be written.
         """
         secrets = read_secrets(self.folder, self.round)
         # A second list of keys would bind the same secrets to other sites
@@ -345,6 +349,7 @@ class SecureSite:
         Raises:
             RefusedError: the threshold differs from the settings, or is too low for the hospital's
                 'colluding-sites'.
+            SettingError: no threshold is possible for this number of sites.
         """
         if threshold != needed_sites(self.common, sites):
             raise RefusedError(f"threshold {threshold} differs from the one of the run's settings")
@@ -366,6 +371,8 @@ class SecureSite:
         Raises:
             RefusedError: another list was signed, the list names a site that did not mask, or the
                 list is too short or differs from an earlier sum.
+            SiteError: the list is malformed, or the site has no keys for this round.
+            CheckpointError: the site's secrets are damaged, or cannot be written.
         """
         secrets = read_secrets(self.folder, self.round)
         answered = read_texts(self.asked, "answered")
@@ -404,6 +411,7 @@ class SecureSite:
                 round.
             RefusedError: this site has signed no list of sites yet, or fewer sites than the
                 threshold have validly signed the list that this site signed.
+            CheckpointError: the site's secrets or records are damaged, or cannot be written.
         """
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
@@ -439,6 +447,7 @@ class SecureSite:
         Raises:
             RefusedError: fewer signatures are valid. The error gives their number and the number
                 needed.
+            SiteError: the lists of signers and signatures in the message are malformed.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)

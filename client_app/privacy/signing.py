@@ -213,8 +213,8 @@ class KnownKeys:
     def show(self) -> dict[str, KnownKey]:
         """Return the known keys by site, and record that each received code is shown to a person.
 
-        Without a typed code, ``mark`` later accepts only a key that was shown. If all codes were
-        shown before, nothing is written.
+        If a person later types no code, ``mark`` accepts only a key that was shown. If all codes
+        were shown before, nothing is written.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -236,8 +236,9 @@ class KnownKeys:
             codes: the codes of all received signing keys by site, including this site's.
 
         Raises:
-            RefusedError: a key was never compared or has changed since, or this site's own key was
-                replaced. The error names the sites.
+            RefusedError: this site's own key was replaced, or a key has changed since it was
+                compared, or a key was never compared. Only the first of these faults is reported;
+                for other sites' keys the error names the sites.
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
@@ -273,6 +274,9 @@ class KnownKeys:
         New sites are ignored once the list has 200 sites, because a server could invent any number
         of sites. New sites with an invalid name are ignored too. ``codes`` maps other sites to the
         codes of their received keys.
+
+        Raises:
+            CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
             known = self.read()
@@ -351,6 +355,7 @@ def own_code(folder: Path) -> str:
 
     Raises:
         RefusedError: the key file is unusable.
+        CheckpointError: the folder's lock file cannot be written.
     """
     if not os.path.lexists(folder / KEY):
         return ""

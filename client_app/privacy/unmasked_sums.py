@@ -76,10 +76,10 @@ class UnmaskedSums:
         """Check that a request is the same as before, if this round's sum is already unmasked.
 
         The check comes before the data are opened. Otherwise a server could choose a second request
-        with the same answer as the first unless one particular patient is there. ``refuse_other``
-        would then reveal that patient by refusing. A first request for this round is also refused
-        if a later round's sum is unmasked, because that sum was made from the state that this round
-        left here.
+        whose answer differs from the first one's only if one particular patient is there. By
+        refusing that answer, ``refuse_other`` would reveal the patient. If a later round's sum is
+        unmasked, a first request for this round is refused too, because the later sum was made from
+        the state that this round left here.
 
         Args:
             question: the digest of the request; empty at a site that does not declare its data, and
@@ -167,7 +167,7 @@ class UnmaskedSum:
 
     Attributes:
         sites: the sites of the sum, sorted; empty until the sum is unmasked.
-        terms: a digest of the settings that affect the numbers of a site.
+        terms: a digest of the settings that scale a site's part of the sum.
         failed: whether this site could not answer and added 0.
     """
 
@@ -245,6 +245,9 @@ class SummedBefore:
         A server can unmask the sum with shares from other sites and never ask this site, so the
         record cannot wait until the end of the round. If a failure on these arrays is already
         recorded, nothing is written.
+
+        Raises:
+            CheckpointError: the file is damaged, or cannot be written.
         """
         if not self.has_failed(arrays):
             self.note(arrays, [], failed=True)

@@ -107,15 +107,15 @@ def build_entry(
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one JSON line and flush it to the disk; on failure cut the log back to its old size.
+    """Append a line to the audit log as JSON, flush it to the disk, and write the log's head.
 
-    Sites and processes that share a log wait for each other. If the line has no ledger state, or an
-    older state than the log's last line, the last line's state replaces it. If the log's last line
-    is incomplete, the new line begins on a line of its own. The line gets a number and a check
-    value, and the log's head is written.
+    The line gets a number and a check value first. If it has no ledger state, or an older one than
+    the log's last line, it gets the last line's state. If the log ends in an incomplete line, the
+    new line begins on a line of its own. Sites and processes that share a log wait for each other.
 
     Raises:
-        RefusedError: the line could not be written. The error does not name the path.
+        RefusedError: the log, the line or the head could not be written. The log is cut back to its
+            old size if the file system allows it. The error does not name the path.
     """
     import fcntl  # only on Linux and macOS, where hospitals' containers run
 
@@ -146,7 +146,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return the ledger's state in the log's last complete line, or None if that line has none.
+    """Return the ledger's state in the log's last complete line; None if the line lacks it.
 
     If no log exists, an empty log is created and None is returned.
 
@@ -177,7 +177,7 @@ def _last_line(log: int, size: int) -> dict[str, Any]:
 
 
 def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
-    """Return the ledger's state in a line, or None if it has none."""
+    """Return the ledger's state in a line; None if the line lacks it."""
     mark = line.get(_LEDGER)
     if mark is None:
         return None
@@ -187,9 +187,9 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
     """Return the place in the chain after which the next line comes.
 
-    It is the place of the log's last line, or number 0 in a new log. If the head (the file beside
-    the log) has a higher number, lines were removed, or the log was moved away. Then the numbers
-    continue from the head, so that a gap remains.
+    This is the place of the log's last line, or number 0 in a new log. If the head (the file beside
+    the log) has a higher number, lines were removed, or the log was moved away. Then the place in
+    the head is returned, so that a gap remains in the numbers.
     """
     logged, head = link_of(last) or START, read_head(path) or START
     if head.number >= logged.number:

@@ -38,10 +38,11 @@ _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 def enforce_bounds(answering: Answering) -> Iterator[None]:
     """Run the block, which answers a message, within the hospital's trust, limits and quotas.
 
-    Trust and the limits on settings are checked first. A site without a 'state-dir' then just runs
-    the block, without quotas. Otherwise the message is counted in the hospital's run book, and the
-    block is stopped when its time or memory is used up. Before the block, a hello or survey deletes
-    old cached data, and any other message deletes states of old runs.
+    Trust and the limits on settings are checked first. A site without a 'state-dir' then runs the
+    block without quotas. At any other site the message is counted in the hospital's run book, and
+    the block is stopped when its time or memory is used up. Before the block, old cached data are
+    deleted for a hello or survey, and states of old runs for any other message. After the block,
+    its working time is added to the run, except for a hello or survey.
 
     Raises:
         RefusedError: the message or the run breaks a limit. The error names the key and what to do.
@@ -99,7 +100,7 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block; raise inside it once the block exceeds its time, or the process its memory.
 
     A timer's signal checks time and memory every half second, so decoding, training and measuring
-    need no checks of their own. They are checked again at the end, for shorter blocks. Python
+    need no checks of their own. Both limits are checked again at the end of the block. Python
     delivers signals only to the main thread, where a SuperNode's process answers. In another thread
     nothing is checked.
 

@@ -48,8 +48,8 @@ def _less_trust(one: str, other: str) -> str:
 class SiteFile(Limits):
     """A hospital's rules, with its minimums and quotas; docs/site-file.md explains each key.
 
-    A text in a list may contain ``*`` for any characters. ``given`` has the single values that the
-    file names; the node config decides all other values.
+    An entry of a list may contain ``*`` for any characters. ``given`` has the single values that
+    the file names; the node config decides all other values.
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
@@ -321,6 +321,7 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
     Raises:
         RefusedError: the total or a label's count is too low. The error names the limit but not the
             count, because the count would reveal what is withheld.
+        SettingError: one of the two limits has the wrong type or is out of range.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
     # Only these two: another wrong value of the node config has its own error elsewhere
@@ -340,9 +341,10 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether the full ``name`` matches a pattern, in which ``*`` matches any text.
+    """Tell whether the full ``name`` matches a pattern, in which ``*`` stands for any string.
 
-    ``*`` also matches "" and text with "/". Upper and lower case differ. No patterns give False.
+    That string may be empty and may contain "/". Upper and lower case differ. Without patterns the
+    result is False.
     """
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", ".*")

@@ -96,10 +96,10 @@ class SiteState:
         return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server received the reply of the newest state before ``instruction``.
+        """Tell whether the server used the reply that left with the newest earlier state.
 
-        True if that state's key is not above ``instruction.expects_state``, or if there is no older
-        state.
+        The newest earlier state is the newest one from before ``instruction``. True if its key is
+        not above ``instruction.expects_state``, or if there is no earlier state.
         """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
@@ -138,9 +138,9 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted; empty without a folder.
+        """Return the (round, step) of each stored state, sorted; empty if there is no folder.
 
-        Files whose name is not a state's are ignored.
+        Files whose names are not those of states are ignored.
         """
         if not self.folder.is_dir():
             return []
@@ -215,7 +215,7 @@ class _RunStates:
 
 
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
-    """Delete the states of the least recently used runs, until the others fit into ``most`` bytes.
+    """Delete the states of the least recently used runs until the rest fits into ``most`` bytes.
 
     The current run's states are neither deleted nor counted.
 

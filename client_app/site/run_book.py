@@ -50,8 +50,8 @@ class RunRecord:
 
         Raises:
             RefusedError: the message names an impossible round, step or phase, goes back more than
-                one round, repeats a phase more than 'max-repeats' times, or comes after the run has
-                used up its messages or seconds.
+                one round, asks for a phase that was already asked for 'max-repeats' times in this
+                round, or comes after the run has used up its messages or seconds.
         """
         reason = next(self._reasons_against(message, rounds, limits), "")
         if reason:
@@ -145,7 +145,9 @@ class RunBook:
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
-        """Add the working time of a message to its run, unless the run is no longer in the record.
+        """Add the working time of a message to its run.
+
+        If the run is no longer in the record, nothing is added.
 
         Raises:
             CheckpointError: the record is damaged, or cannot be written.
@@ -178,7 +180,6 @@ class RunBook:
             day.messages += 1
 
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
-        # The entry with the empty name counts hellos and surveys, not a run
         """Check that a new run may begin within the hospital's quota of runs in 24 hours.
 
         Hellos and surveys are not counted here.
@@ -186,6 +187,7 @@ class RunBook:
         Raises:
             RefusedError: 'max-runs-per-day' or more runs have begun in the last 24 hours.
         """
+        # The entry with the empty name counts hellos and surveys, not a run
         today = [name for name, run in runs.items() if name and _is_of_today(run)]
         if len(today) >= limits.max_runs_per_day:
             raise RefusedError(

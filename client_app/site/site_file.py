@@ -64,10 +64,10 @@ def read_rules(text: str, kind: type) -> Any:
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
-    """Return the list of texts under a key, as a tuple; an empty list is allowed.
+    """Return the list of strings under a key, as a tuple; an empty list is allowed.
 
     Raises:
-        SettingError: the value is not a list, or an entry is empty or is not a text.
+        SettingError: the value is not a list, or an entry is empty or is not a string.
     """
     texts: list[str] = []
     if isinstance(value, list):

@@ -67,7 +67,7 @@ def secret_of(data: bytes) -> int:
 
 
 def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
-    """Return the cell numbers 0 to ``cells`` - 1 in a random order, which may be any permutation.
+    """Return the cell indices 0 to ``cells`` - 1 in a random order, which may be any permutation.
 
     If ``in_a_row``, outer cells tend to come first. The same ``seed`` gives the same order.
     """

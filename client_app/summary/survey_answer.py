@@ -135,7 +135,11 @@ def _reasons_against(
 
 
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
-    """Build a new answer from the data, with the settings and fingerprint that it depends on."""
+    """Build a new answer from the data, with the settings and fingerprint that it depends on.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
+    """
     site, run = _open_site(context)
     answer = AnswerBuilder(site, secret).answer()
     return StoredAnswer(answer.to_config(), run, dict(fingerprint(site.silo)))
@@ -174,10 +178,14 @@ def _first_answer(
 
 
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
-    """Return the parts of a stored answer, by name; the stored file does not change.
+    """Return the parts of a stored answer by name, with a note on whether the data have changed.
 
-    Only the part ``about`` is renewed. Its ``changed`` tells whether the data have another
-    fingerprint now. The data are read again, with the settings of the first answer.
+    The data are read again, with the settings of the first answer. If their fingerprint differs
+    from that of the first answer, the note ``changed`` in the part ``about`` is true. The stored
+    file does not change.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -320,10 +328,12 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split and, per column, how many of them lack a valid value.
+        """Count the samples that are in no split, and per column those without a valid value.
 
-        Counts below the floor become None. A column's count is also None if only a few of these
-        samples have a value, because the difference would reveal them.
+        The number of samples is None if it is below the floor. A column's count is None if it is
+        below the floor, or if fewer of these samples than the floor have a valid value, because the
+        difference from the number of samples would reveal them. With a floor of 1 or less all
+        counts are returned.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -382,9 +392,9 @@ class AnswerBuilder:
     ) -> Values | None:
         """Return a numeric measure's values without the missing ones (NaN), or None.
 
-        Returns None if the measure has levels or no known value. At a real site it also returns
-        None for at most 10 distinct values, unless ``include_few_values`` is True, because a mean
-        over so few distinct values would reveal counts.
+        Returns None if the measure has levels or no known value. If ``include_few_values`` is
+        False, a real site also returns None for a measure with at most 10 distinct values, because
+        a mean over so few distinct values would reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]
@@ -404,5 +414,5 @@ def _declare(measure: Measure) -> MeasuredFeature:
 
 
 def fingerprint(silo: Silo) -> Mapping[str, str]:
-    """Return a fingerprint of the silo's data."""
+    """Return the digests that identify a silo's data: its schema and its fingerprints, by name."""
     return {"schema": silo.schema, **silo.fingerprints}

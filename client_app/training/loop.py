@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,7 +35,7 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
-    """Shuffle the numbers 0 to ``count`` - 1 into batches (size,); the last may differ in size.
+    """Shuffle the indices 0 to ``count`` - 1 into batches (size,); the last may differ in size.
 
     A last batch of one sample is joined to the previous batch, because batch norm has no variance
     over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because
@@ -86,8 +87,8 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 def micro_batches(count: int, size: int) -> list[slice]:
     """Split a batch of ``count`` samples into slices of ``size``, in order.
 
-    A ``size`` of 0 gives one slice, and so does a batch of at most ``size`` samples. A last slice
-    of one sample is joined to the previous slice.
+    If ``size`` is 0, or if the batch has at most ``size`` samples, the result is one slice. A last
+    slice of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -106,18 +107,24 @@ def add_gradients(
     penalty: Penalty | None = None,
     scaler: GradScaler | None = None,
 ) -> Tensor:
-    """Add the gradients of a batch's mean loss plus penalty; return that sum, detached.
+    """Add a batch's gradients to those of the parameters, and return the batch's loss.
+
+    The loss is the mean over the batch plus the penalty. If 'train.micro-batch' is above 0, only
+    that many samples are computed at a time. The parts' losses are weighted by their numbers of
+    samples, so the gradients are those of the whole batch, except that batch norm sees one part at
+    a time.
 
     Args:
         objective: maps inputs and labels to a mean loss.
         inputs: the batch, on the device.
         labels: classes (batch,), on the device.
-        settings: if 'train.micro-batch' is above 0, that many samples are computed at a time, and
-            the losses of the parts are weighted by their numbers of samples. Batch norm then sees
-            one part at a time.
+        settings: 'train.micro-batch'.
         compute: the device and the precision.
         penalty: returns a term that is added once per batch; None for no penalty.
-        scaler: scales the loss before the backward pass; None for no scaling.
+        scaler: scales the gradients, but not the returned loss; None for no scaling.
+
+    Returns:
+        The loss, a detached scalar on the device.
     """
     total = torch.zeros((), device=inputs.device)
     parts = [slice(0, len(labels))]
@@ -172,11 +179,11 @@ class LocalTraining:
     after_step: AfterStep | None = None
     # A second optimiser that steps after the network's, by the same gradients, or None
     beside: Optimizer | None = None
-    # The passes, each a list of batches of sample numbers, or None for the passes of the settings
+    # The passes, each a list of batches of sample indices, or None for the passes of the settings
     plan: Iterable[list[Tensor]] | None = None
     # The optimiser whose moments the training continues from, or None for a new one
     optimiser: Optimizer | None = None
-    # Called with a pass's number, from 0, before the pass begins, or None
+    # Called with the index of a pass, from 0, before the pass begins, or None
     before_pass: Callable[[int], None] | None = None
     # Steps in earlier rounds and in all rounds, by which a schedule sets the learning rate (see
     # ``count_steps``), or None for a constant rate
@@ -220,8 +227,14 @@ class LocalTraining:
             seed = derive_seed(self.settings.seed, "batches", *self.key)
             rng = torch.Generator().manual_seed(seed)
             passes = schedule(count, self.settings, rng, self.minimum_batch)
+        frozen: AbstractContextManager[None] = nullcontext()
+        # A penalty and ``after_step`` run outside autocast, and may use the network
+        half = self.compute.bf16 or self.compute.fp16
+        if half and not (self.private or self.penalty or self.after_step):
+            frozen = self.compute.convert_frozen(self.network)
         # One seed for all draws of the training: dropout's follow one another over the batches
-        with seed_generators(self.settings.seed, "training", *self.key, device=self.compute.device):
+        seed, device = self.settings.seed, self.compute.device
+        with seed_generators(seed, "training", *self.key, device=device), frozen:
             for number, batches_of_pass in enumerate(passes):
                 if self.before_pass:
                     self.before_pass(number)
@@ -277,7 +290,7 @@ class _Steps:
 
         ``losses`` and ``samples`` are set to 0 first, and then add up over the pass. In fp16, a
         batch with gradients that are not finite is skipped and does not count. ``batches_of_pass``
-        has the sample numbers of each batch.
+        has the sample indices of each batch.
         """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
@@ -370,16 +383,17 @@ def continue_from_earlier_rounds(
 def round_steps(
     training: LocalTraining, settings: CommonSettings, aside: tuple[str, ...] = ()
 ) -> int:
-    """Return the number of optimiser steps in a round, for the learning rate's schedule.
+    """Return the number of optimiser steps in a round, for the learning rate's schedule or decay.
 
-    In a private training it is the mechanism's number of steps.
+    In a private training it is the mechanism's number of steps. If epochs span rounds, it is
+    'train.pace', unless a schedule is set for the training of another model. Otherwise the steps
+    over the training samples are counted: with a schedule by the training's own settings, because a
+    round may have several trainings, and with 'train.rate-decay' by the run's settings.
 
     Args:
-        training: a schedule counts the steps of this training's own settings, because a round may
-            have several trainings.
-        settings: the run's settings; 'train.rate-decay' counts the steps of these settings.
-        aside: a key that names the training of another model; empty for the site's own model, whose
-            epochs may span rounds.
+        training: the training, with its samples and its own settings.
+        settings: the run's settings.
+        aside: a key that names the training of another model; empty for the site's own model.
     """
     if training.private:
         return training.private.steps()
@@ -412,8 +426,8 @@ def anneal_evidence(
 ) -> Callable[[int], None]:
     """Return a function that sets the evidential KL weight before each pass of this round.
 
-    The function takes the pass's number, from 0. The weight grows with the number of epochs in all
-    rounds so far.
+    The function takes the index of the pass, from 0. The weight grows with the number of epochs in
+    all rounds so far.
 
     Args:
         training: the training; the evidential losses of its network get the weight.

@@ -149,9 +149,9 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
     """Check that each of the first ``least`` steps, at most 5, has an effect on the result.
 
     With a damped or huge momentum, a strong decay, or a strong penalty, one step's gradient can be
-    nearly all that remains, and the reply would reveal it. So a one-number model is trained once
-    per step with that step's gradient negated. The step counts if the result then moves by at least
-    a hundredth of the largest move over all steps.
+    nearly all that remains, and the reply would reveal it. So a model with a single weight is
+    trained again for each step, with that step's gradient negated. The step counts if this moves
+    the trained weight by at least a hundredth of the largest move over all steps.
 
     Args:
         settings: the run's settings.
@@ -161,6 +161,7 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
     Raises:
         RefusedError: fewer steps count. The error gives the required number and the number that
             count.
+        SettingError: the optimiser cannot be built.
     """
     steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])

@@ -35,7 +35,7 @@ class Pacing:
     size: int  # the number of samples in a step
 
     def batches(self) -> list[Tensor]:
-        """Return the sample numbers of each step in this round, (size,) each.
+        """Return the sample indices of each step in this round, (size,) each.
 
         After the last sample of the order, the first sample follows again. Within an epoch this
         happens only at a site with fewer than two samples per step.
@@ -80,6 +80,11 @@ def train_continued(
 
     Returns:
         The mean loss over the last pass, and the arrays to store for the next round.
+
+    Raises:
+        SiteError: the number of training samples has changed within the epoch, or the training
+            diverged.
+        RefusedError: the training is smaller than the hospital allows.
     """
     network, settings = training.network, training.settings
 

@@ -36,7 +36,7 @@ class PrivateTraining:
         return private_steps(self.settings, self.reported)
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
-        """Yield passes over ``count`` samples, each a list of batches of sample numbers.
+        """Yield passes over ``count`` samples, each a list of batches of sample indices.
 
         Each sample is in each batch with probability ``rate``, independently, so batches differ in
         size and may be empty. A pass has 1 / ``rate`` batches, rounded up; the last may have fewer.
@@ -77,11 +77,14 @@ class PrivateTraining:
             penalty: returns a term that depends only on the parameters. The parameters are private
                 already, so the gradient of the term is added without clipping and noise. None for
                 no penalty.
-            scaler: ignored. It is always None, because 'fp16' is refused in private runs.
+            scaler: ignored, and always None, because 'fp16' is refused in private runs.
 
         Returns:
             The mean loss over the real batch (0 for an empty batch) plus the penalty, a detached
             scalar.
+
+        Raises:
+            RuntimeError: all charged releases are used up, which is a bug in the caller.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():

@@ -165,12 +165,12 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Unpack the files of a zip that are named in ``sizes`` into the folder ``work``.
+    """Unpack the files named in ``sizes`` from a zip archive into the folder ``work``.
 
-    The real bytes are counted, because the sizes that a zip states may be false.
+    The unpacked bytes are counted, because the sizes that a zip states may be false.
 
     Raises:
-        DataError: the files together are larger than allowed when unpacked (by default 1 GiB).
+        DataError: the unpacked files together are larger than allowed (by default 1 GiB).
     """
     total = 0
     for name in sizes:

@@ -73,9 +73,10 @@ class PublicFiles:
         return places.data
 
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
-        """Check that the files exist, and return their folder; ``Path()`` without any files.
+        """Check that the files exist, and return their folder.
 
-        Only existence is checked, not the MD5.
+        Only existence is checked, not the MD5. If the data set has no files to download, nothing is
+        checked and the result is ``Path()``.
 
         Args:
             places: the data directory.
@@ -96,8 +97,8 @@ class PublicFiles:
     def bytes(self) -> int:
         """Return the size of a download in bytes; 0 if it is unknown.
 
-        It is ``size`` if that is set, otherwise the sum of all files' sizes. If one file's size is
-        unknown, so is the sum.
+        If ``size`` is set, it is the result. Otherwise the result is the sum of all files' sizes,
+        or 0 if the size of one file is unknown.
         """
         sizes = [file.size for file in self.files]
         if self.size or not all(sizes):

@@ -2,10 +2,13 @@
 
 SITE is the site's name, or its ``folder_name`` if fedsilo wrote the file.
 
-It holds ``x``, samples (n, channels, height, width) or (n, height, width), as uint8 or as floats
-that networks take unscaled; ``y``, the labels of the task: class numbers from 0 (n,), numbers (n,)
-for regression, or 0 and 1 (n, findings) for several findings; and ``classes``, the names of the
-classes or findings or of the outcome, which must be equal at all sites.
+The file holds three arrays:
+
+- ``x``: samples (n, channels, height, width) or (n, height, width), as uint8 or as floats. Networks
+  take floats unscaled.
+- ``y``: the labels of the task. They are class indices from 0 (n,), numbers (n,) for regression, or
+  0 and 1 (n, findings) for several findings.
+- ``classes``: the names of the classes or findings, or the outcome's name; equal at all sites.
 """
 
 import hashlib
@@ -134,7 +137,11 @@ class OwnArrays(DataSet):
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names."""
+    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names.
+
+    Raises:
+        DataError: a file's name cannot be a site's, or two files belong to one site.
+    """
     return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 
@@ -209,8 +216,8 @@ def _check_arrays(
 ) -> Arrays:
     """Check a site's arrays and bring them into their normal form.
 
-    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are labels
-    of the task, such as class numbers.
+    If ``x`` lacks the channels' axis, as in (n, height, width), it gets one. ``y`` are labels of
+    the task, such as class indices.
 
     Returns:
         Samples (n, channels, height, width), float32 or uint8; labels (n, ...) of the task's type;
@@ -293,10 +300,10 @@ def write_arrays(
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Move the last axis of image samples behind the first axis, if only it can be the channels.
+    """Move the channels of image samples from the last axis to the second axis.
 
-    Four axes are needed: the last one with at most 4 entries, and the second one with more than 4.
-    Otherwise ``x`` itself is returned, as for samples with three axes.
+    The last axis is taken for the channels if there are four axes, the last has at most 4 entries,
+    and the second has more than 4. In any other case ``x`` itself is returned.
     """
     # 4 is the most channels an image has, so only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]

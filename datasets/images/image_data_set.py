@@ -171,7 +171,7 @@ class ImageDataSet(DataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return notes for the site's log on its decoded images, one sentence each; here none."""
+        """Return sentences for the site's log about its decoded images; by default none."""
         return []
 
     def files_folder(self, places: Places) -> Path:
@@ -179,7 +179,11 @@ class ImageDataSet(DataSet):
         return Path()
 
     def header(self, path: Path) -> ImageHeader:
-        """Read width, height and bits per pixel from a file's header."""
+        """Read width, height and bits per pixel from a file's header.
+
+        Raises:
+            BrokenImageError: the file is missing, is not an image, or has too many pixels.
+        """
         return picture_header(path)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
@@ -225,6 +229,9 @@ class ImageDataSet(DataSet):
 
         If 'split.public-share' is above 0, copies of a file are on the same side, because their
         groups are joined first. If it is 0, no image is public, and groups are not joined.
+
+        Raises:
+            DataError: the site's listing is missing or invalid.
         """
         index = self.index(site, settings, places)
         if settings.public_share:

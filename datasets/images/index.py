@@ -57,7 +57,7 @@ class ImageIndex:
         return len(self.names)
 
     def take(self, rows: Rows) -> ImageIndex:
-        """Return an index of the images at the row numbers ``rows``, in that order.
+        """Return an index of the images at the row indices ``rows``, in that order.
 
         If this index has no parts or no masks, the result has none either.
         """
@@ -105,7 +105,7 @@ def index_images(
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
-    """Select texts by row number; from an empty tuple, an empty tuple."""
+    """Return the strings at the row indices ``rows``; an empty tuple stays empty."""
     if not texts:
         return texts
     return tuple(texts[row] for row in rows)
@@ -148,8 +148,8 @@ def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageInde
 def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Tell for each image, (n,) bool, whether its group is public.
 
-    A hash of the group's name is compared with ``share``, so the answer is the same at every site,
-    and a larger share contains every smaller one.
+    A group is public if a hash of its name, from 0 to 1, is below ``share``. So the answer is the
+    same at every site, and a group that is public at one share is public at every larger share.
     """
     return np.array([_fraction("public-part", group) < share for group in groups], dtype=bool)
 
@@ -157,7 +157,8 @@ def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
     """Keep about ``share`` of the groups, 0..1, but enough groups for at least 2 images.
 
-    The choice depends only on the groups' names, and a larger share contains every smaller share.
+    A hash of the groups' names chooses the groups, and a larger share keeps every group that a
+    smaller share keeps. Share 1 returns the index unchanged.
     """
     if share == 1:
         return index

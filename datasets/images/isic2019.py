@@ -35,7 +35,7 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Return the class number of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
+    """Return the class index of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
     if target == "diagnosis":
         return diagnosis
     return int(DIAGNOSES[diagnosis] == "NV")
@@ -130,7 +130,13 @@ def _image_folder(folder: Path) -> Path:
 
 
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return ``_parse_listing``; the files are read again only if they have changed."""
+    """Return the listing as ``_parse_listing`` reads it: image -> (diagnosis, centre).
+
+    The files are read again only if they have changed.
+
+    Raises:
+        DataError: a line has an invalid name or number, or an image is listed twice.
+    """
     return _parse_listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 
 
@@ -171,14 +177,14 @@ def _parse_listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
 
 
 def _number(text: str, column: str, count: int, place: str) -> int:
-    """Parse a number from 0 to ``count`` - 1.
+    """Parse an integer from 0 to ``count`` - 1.
 
-    The text may end in '.0'. Blanks and leading zeros are not accepted.
+    The text may end in '.0'. Spaces and leading zeros are not accepted.
 
     Args:
         text: the text of the cell.
         column: the cell's column, for the error.
-        count: how many numbers are allowed.
+        count: one more than the largest allowed integer.
         place: the file and line, with which the error begins.
 
     Raises:

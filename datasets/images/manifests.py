@@ -55,7 +55,7 @@ def _names_as_lists(content: Any) -> Any:
 
 
 def distinct_names(content: Sequence[Any]) -> list[str]:
-    """Convert the class names of a list under 'classes' to texts.
+    """Convert the class names of a list under 'classes' to strings.
 
     Raises:
         ValueError: a name appears twice.
@@ -117,9 +117,10 @@ class Declaration(FileModel):
         return self
 
     def labels(self) -> Classes:
-        """Return class name -> its labels; of findings and of a number only the names, in order.
+        """Return class name -> its labels, in class order.
 
-        A number's name has its unit in brackets.
+        Findings and a numeric outcome have no labels: then each finding, or the outcome's name with
+        its unit in brackets, maps to ``()``.
         """
         if self.outcome and self.unit:
             return {f"{self.outcome} ({self.unit})": ()}
@@ -147,7 +148,7 @@ class ManifestDataSet(ImageDataSet):
     columns: ClassVar[tuple[str, ...]] = ()
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the declared classes and their labels, or the names of findings or a number."""
+        """Return the declared classes with their labels; see ``Declaration.labels``."""
         return self.declaration(places).labels()
 
     def task(self, places: Places) -> str:
@@ -155,7 +156,10 @@ class ManifestDataSet(ImageDataSet):
         return self.declaration(places).task
 
     def declared_outcome(self, places: Places) -> FeatureStatistics | None:
-        """Return the declared mean and deviation of the number, (1,) each; None without them."""
+        """Return the declared mean and deviation of a numeric outcome, (1,) each, or None.
+
+        None means that the declaration has no mean and deviation.
+        """
         declaration = self.declaration(places)
         if declaration.mean is None or declaration.std is None:
             return None
@@ -196,7 +200,7 @@ class ManifestDataSet(ImageDataSet):
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Return whether any manifest on this machine assigns an image to the part 'val'.
+        """Tell whether any manifest on this machine assigns an image to the part 'val'.
 
         Only images of the patients that 'split.sample-share' keeps count. Manifests that are not on
         this machine are skipped.
@@ -213,12 +217,20 @@ class ManifestDataSet(ImageDataSet):
         return False
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which contains the declaration."""
+        """Return the data directory, which contains the declaration.
+
+        Raises:
+            DataError: no data directory is named.
+        """
         needs = f"with {self.file}, the sites' manifests and their images"
         return data_folder(places, self.name, needs)
 
     def declaration(self, places: Places) -> Declaration:
-        """Read the declaration in the data directory."""
+        """Read the declaration in the data directory.
+
+        Raises:
+            DataError: the declaration is missing or invalid, or no data directory is named.
+        """
         return read_declared(self.files_folder(places) / self.file, self.model)
 
 
@@ -318,8 +330,8 @@ class Manifest:
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label of line ``number`` as the task has it.
 
-        The result is the number of a class, a number, or 0 or 1 for each finding. The label of a
-        class is compared in its normal form, in which 1.0 equals 1.
+        The result is a class index, the number itself for a regression, or a list of 0 or 1 for
+        each finding. The label of a class is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
             DataError: no class has this label, or a number or finding has an impossible value. The
@@ -365,13 +377,13 @@ class Manifest:
         return float(value)
 
     def _file(self, number: int, path: str) -> str:
-        """Return an image's file relative to the data directory, and remember its line ``number``.
+        """Return an image's file relative to the data directory, and note its line in ``lines``.
 
-        The file need not exist.
+        ``number`` is the line, and ``path`` the cell's text. The file need not exist.
 
         Raises:
-            DataError: the path is not a file name, leads outside the data directory, or appears
-                twice.
+            DataError: the path is not a file name, leads outside the data directory, or names a
+                file that an earlier line names.
         """
         name = self.resolve(number, self.image_column, path)
         if name in self.lines:

@@ -38,9 +38,7 @@ Shares = npt.NDArray[np.float64]
 def dirichlet_shares(
     classes: int, silos: int, concentration: float, rng: np.random.Generator
 ) -> Shares:
-    """Draw how each label is shared out among the silos, from a symmetric Dirichlet distribution.
-
-    ``rng`` is advanced.
+    """Draw each silo's share of each label from a symmetric Dirichlet distribution, with ``rng``.
 
     Returns:
         Shares (classes, silos); each row sums to 1. Near a ``concentration`` of 0, one silo has all
@@ -58,8 +56,8 @@ def dirichlet_shares(
 def label_shares(classes: int, silos: int, per_silo: int, rng: np.random.Generator) -> Shares:
     """Choose ``per_silo`` random labels per silo, and share each label equally among its silos.
 
-    Labels are dealt in turn, so the number of silos that have a label differs by at most 1 between
-    labels. ``rng`` is advanced.
+    ``rng`` draws the order of the labels. The silos take labels in turn from this order, so the
+    number of silos that have a label differs by at most 1 between labels.
 
     Returns:
         Shares (classes, silos); each row sums to 1.
@@ -92,7 +90,7 @@ def deal_rows(
     Args:
         labels: split -> label of each row, (n,).
         shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
-        rng: chooses the rows; it is advanced.
+        rng: draws the rows.
 
     Returns:
         One dictionary per silo: split -> rows, ascending. Every row is at exactly one silo.
@@ -246,7 +244,7 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
     """Record a cut so that it can be compared or repeated.
 
     Returns:
-        'decided-by': the settings that decide the cut; 'silos': name -> split -> row numbers in the
+        'decided-by': the settings that decide the cut; 'silos': name -> split -> row indices in the
         pool; 'sha256': a digest of 'silos'.
 
     Raises:
@@ -282,6 +280,10 @@ def _cut_all(
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
         rows refer to its training part.
+
+    Raises:
+        SettingError: the partition is impossible with these labels, or the plugin fails.
+        DataError: the pool has too few samples.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _cut_at_random(data.name, pool, settings, names)
@@ -410,7 +412,7 @@ def _cut_by_plugin(
         and some rows may belong to no silo.
 
     Raises:
-        SettingError: the plugin fails, or returns another number of silos, an invalid row number or
+        SettingError: the plugin fails, or returns another number of silos, an invalid row index or
             a row twice.
     """
     name = settings.partition
@@ -458,7 +460,7 @@ def _are_distinct(rows: Sequence[Rows], count: int) -> bool:
 def _draw(rows: Rows, count: int | None, rng: np.random.Generator) -> Rows:
     """Draw ``count`` of ``rows`` without replacement, ascending; None returns all rows.
 
-    If there are at most ``count`` rows, all are returned and the generator is not advanced.
+    If there are at most ``count`` rows, all are returned and nothing is drawn from ``rng``.
     """
     if count is None or count >= len(rows):
         return rows

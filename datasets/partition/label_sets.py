@@ -152,9 +152,18 @@ def _describe_impossible(classes: int, silos: int, share: float) -> str:
 
 
 def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
-    """Yield the shares that all silos can have at once, as fractions; some appear repeatedly.
+    """Yield each share of private labels that all silos can have exactly, as a fraction.
 
-    ``classes`` is the number of labels.
+    Share 0 is yielded first. Other shares are found as follows, and one may be yielded repeatedly.
+    For each number of shared labels, the other labels are private and are divided among the silos
+    as evenly as possible, so some silos may have one private label more than the rest. These silos
+    then hold proportionally more shared labels, so that all silos have the same share. The share is
+    yielded if every silo has a private label, no silo holds more shared labels than there are, and
+    the silos together hold each shared label at least twice.
+
+    Args:
+        classes: the number of labels.
+        silos: the number of silos.
     """
     yield Fraction(0)
     for shared in range(classes):
@@ -318,15 +327,19 @@ class LabelCut:
         return counts
 
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
-        """Compute how many samples a silo of ``size`` validates and trains on, by label.
+        """Compute how many samples of each label a silo of ``size`` validates and trains on.
 
-        Validation takes at most half of a label's samples, and the same number at every silo. The
-        rest of a label is divided among its silos so that each silo's labels are balanced. If
-        labels are rare, the numbers fall short of ``size``.
+        If the pool has a validation part, no validation samples are taken here. Otherwise a tenth
+        of ``size``, rounded down, are validation samples. Their number is divided as evenly as
+        possible among all K labels, alike at every silo, and all silos together take at most half
+        of a label's samples. The samples that remain of a label are offered to the silos that have
+        the label; a silo with fewer labels is offered more of each. A silo divides its training
+        samples among its labels as evenly as these offers allow. If labels are rare, the numbers
+        add up to less than ``size``.
 
         Returns:
-            Validation samples per silo for each of the K labels, and for each silo the training
-            samples of each of its own labels.
+            For each of the K labels, the number of validation samples of a silo; and for each silo,
+            the number of training samples for each of its own labels.
         """
         silos = len(self.sets)
         held_out = size - self._training_size(size)

@@ -74,7 +74,12 @@ def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> Cu
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
     """Open a UEFL image set as a pool, with unrotated images (distribution D1).
 
-    The validation part is the set's own, else whole tracks held out from training, else empty.
+    If the set has its own validation part, the pool has it too. If the set has tracks (images of
+    one object in a row), whole tracks are held out from training instead. Otherwise the validation
+    part is empty.
+
+    Raises:
+        DataError: files are missing or unusable.
     """
     source = data.source
     pool, key = open_pool(source, places)

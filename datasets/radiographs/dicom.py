@@ -62,7 +62,11 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``."""
+    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, is not grey, or has another depth.
+    """
     if is_dicom(path):
         return read_dicom(path, bits)
     return read_grey(path, bits)
@@ -111,11 +115,16 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
-    """Decode a DICOM as ``read_dicom`` does, but let a damaged header raise any error.
+    """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
+
+    Kind, depth, compression and size are checked first. The stored values are then decoded and
+    converted to the displayed brightness, a MONOCHROME1 picture is inverted, and padding pixels
+    become 0. ``bits`` is the declared number of bits per pixel.
 
     Raises:
-        BrokenImageError: the file is missing, not a grey DICOM with one frame, or cannot be decoded
-            here. A damaged header may raise any other error.
+        BrokenImageError: the file is missing, is not a grey DICOM with one frame and this depth, or
+            cannot be decoded here; or its rescaling, window or lookup table cannot be applied. A
+            damaged header may raise any other error, which ``read_dicom`` replaces.
     """
     dataset = _read_header(path)
     _check_kind(dataset, bits)
@@ -326,6 +335,9 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
     Without VOI table and window, the smallest possible value becomes 0, and the largest 1. ``raw``
     are the stored values (height, width); the header of ``dataset`` may be adapted for pydicom.
+
+    Raises:
+        ValueError: the rescale slope is not above 0. A damaged table may raise any other error.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -349,8 +361,8 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Return the smallest and the largest value that are possible after the modality step.
 
-    The two values follow from the header's lookup table, or else from the stored bits, the sign and
-    the rescaling, not from the pixels.
+    Both values follow from the header and not from the pixels. If the header has a lookup table,
+    the table decides them; otherwise the stored bits, the sign and the rescaling do.
 
     Raises:
         ValueError: the rescale slope is not above 0.

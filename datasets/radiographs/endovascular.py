@@ -111,6 +111,9 @@ class _WithMasks(Endovascular):
 
         Images without masks are left out and do not count as faults. ``kept`` has positions in the
         whole ``index``.
+
+        Raises:
+            DataError: the manifest cannot be read, or a mask is outside the data directory.
         """
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
@@ -147,8 +150,8 @@ def read_picture(path: Path, bits: int) -> Grey:
     """Decode an image file or a DICOM to a grey image, (height, width) float32, from 0 to 1.
 
     Args:
-        path: a DICOM; or a PNG or JPEG for 8 bits, whose colours are converted to grey; or a grey
-            PNG or TIFF for more bits.
+        path: a DICOM or an image file. For 8 bits an image file is PNG or JPEG, and its colours are
+            converted to grey. For more bits it is a grey PNG or TIFF.
         bits: the declared number of bits per pixel, 8 to 16.
 
     Raises:
@@ -162,7 +165,11 @@ def read_picture(path: Path, bits: int) -> Grey:
 
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
-    """Decode the central square of an image file or DICOM, resized to uint8 (size, size)."""
+    """Decode the central square of an image file or DICOM, resized to uint8 (size, size).
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, or has another format or depth.
+    """
     return shrink(central_square(read_picture(path, bits)), size)
 
 
@@ -214,7 +221,7 @@ def _read_mask(picture: Grey, path: Path) -> Mask:
 
 
 def central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Cut the largest central square out of a picture or mask (height, width, ...); a view.
+    """Return a view of the largest central square of a picture or mask (height, width, ...).
 
     An odd surplus leaves one more row or column at the bottom or right.
     """

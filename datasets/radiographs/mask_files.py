@@ -25,8 +25,8 @@ def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
     """Return a table (65536,) from the value of a pixel to its class; 255 for undeclared values.
 
     Args:
-        classes: class -> its pixel values as texts of whole numbers, 0 to 65535; the first class,
-            number 0, is the background.
+        classes: class -> its pixel values, whole numbers from 0 to 65535 as strings. The first
+            class, which has index 0, is the background.
     """
     table = np.full(LARGEST_VALUE + 1, _UNKNOWN, dtype=np.uint8)
     for number, values in enumerate(classes.values()):
@@ -37,8 +37,9 @@ def value_table(classes: Mapping[str, Sequence[str]]) -> ValueTable:
 def read_class_mask(path: Path, height: int, width: int, table: ValueTable) -> ClassMask:
     """Read a mask as the class of each pixel, uint8 (height, width).
 
-    The values are those that the file stores: of a palette the index, of an image with one bit 0
-    and 1. An alpha channel is ignored, and colours are accepted if their channels are equal.
+    The values are those that the file stores. For an image with a palette these are the indices
+    into the palette, and for an image with one bit per pixel 0 and 1. An alpha channel is ignored.
+    Colours are accepted if the channels of each pixel are equal.
 
     Args:
         path: the file, in one of ``FORMATS``.

@@ -28,7 +28,7 @@ class MaskManifest(Manifest):
     needed: ClassVar[tuple[str, ...]] = ("image", "mask")
 
     def label(self, number: int, row: Mapping[str, str]) -> int:
-        """Return 0: images are not divided into classes, because their pixels are."""
+        """Return 0 for every image, because pixels have classes here and images have none."""
         return 0
 
     def mask(self, number: int, row: Mapping[str, str]) -> str:
@@ -47,7 +47,11 @@ class MaskManifest(Manifest):
 
 
 def has_mask_folders(folder: Path) -> bool:
-    """Tell whether a folder is a site: it or each of its parts has ``images`` and ``masks``."""
+    """Tell whether a folder is a site: it or each of its parts has ``images`` and ``masks``.
+
+    Raises:
+        DataError: a folder cannot be read, or only some of its folders look like parts.
+    """
     names = {inner.name for inner in subfolders(folder)}
     if {IMAGES, MASKS} <= names:
         return True

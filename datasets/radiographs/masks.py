@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.declarations import fault
+from fedsilo.core.files.declarations import check_content, fault
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.tasks import SEGMENTATION
@@ -138,7 +138,11 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether a manifest or folder on this machine has images in the part 'val'."""
+        """Tell whether a manifest or folder on this machine has images in the part 'val'.
+
+        Raises:
+            DataError: the declaration or the listing of a site is invalid.
+        """
         folder = self.files_folder(places)
         for site, listing in self.declaration(places).sites.items():
             if (folder / listing).exists() and "val" in self.index(site, settings, places).parts:
@@ -153,11 +157,15 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return [*super().content(index), *super().content(masks), *pixels]
 
     def bits(self, index: ImageIndex) -> int:
-        """Return the bits per pixel that the declaration states, by default 8."""
+        """Return the bits per pixel that the declaration states, by default 8.
+
+        Raises:
+            DataError: ``masks.yaml`` is invalid.
+        """
         return _read_declaration(index.folder).bits
 
     def channels_of(self, index: ImageIndex) -> int:
-        """Return 1 or 3 channels of an image, and one more if ``index`` has masks."""
+        """Return the number of channels: 1 or 3 of the image, plus 1 if ``index`` has masks."""
         channels = 1
         if _read_declaration(index.folder).colour:
             channels = 3
@@ -168,6 +176,9 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
         If ``index`` has masks, the last channel is the mask, with the class of each pixel. The
         function raises ``BrokenImageError`` if the image or its mask is unusable.
+
+        Raises:
+            DataError: ``masks.yaml`` is invalid.
         """
         declared = _read_declaration(index.folder)
         table = value_table(declared.classes)
@@ -185,7 +196,7 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return read
 
     def content_notes(self, index: ImageIndex, parts: Mapping[str, Split]) -> list[str]:
-        """Return a note if all masks of the site are empty, which is allowed."""
+        """Return a list with one note if all masks of the site are empty; otherwise []."""
         for split in parts.values():
             if split.inputs[:, -1].any():
                 return []
@@ -196,15 +207,20 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return split_masks(self.load_arrays(name, settings, places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the images of a site with their masks as labels: this data set has no others."""
+        """Load the images of a site with their masks as labels, for any task of the run."""
         return self.load_masked(name, settings, places)
 
 
 def _read_declaration(folder: Path) -> MaskDeclaration:
-    """Read ``masks.yaml`` in the data directory, or derive it from the folders; see ``MaskImages``.
+    """Read ``masks.yaml`` in the data directory; without the file, derive it from the folders.
 
-    Derived declarations have the sites' folders by name, and two classes: 0 is the background, and
-    1 and 255 are the foreground.
+    In a derived declaration each folder that has ``images`` and ``masks`` is a site of the folder's
+    name, and there are two classes: pixel value 0 is the background, and 1 and 255 are the
+    foreground. All other keys have their defaults, such as 8 bits without colour.
+
+    Raises:
+        DataError: the file is unreadable or invalid; or there is no file, and no folder is a site
+            or a folder's name cannot be a site's.
     """
     if (folder / MaskImages.file).exists():
         return read_declared(folder / MaskImages.file, MaskDeclaration)
@@ -214,7 +230,16 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
             f"{folder} has neither {MaskImages.file} nor folders of images and masks: write the "
             f"file, or sort the files into {LAYOUT}"
         )
-    return MaskDeclaration.model_validate({"sites": sites, "classes": _USUAL_CLASSES})
+    declared: MaskDeclaration = check_content(
+        MaskDeclaration,
+        {"sites": sites, "classes": _USUAL_CLASSES},
+        lambda sentence: DataError(
+            f"{folder}: its folders are taken as sites: {sentence}: rename the folder, or name the "
+            f"sites in {MaskImages.file}"
+        ),
+        quoted=True,
+    )
+    return declared
 
 
 def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
@@ -234,7 +259,10 @@ def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:
 
 
 def _read_colours(path: Path) -> list[Grey]:
-    """Decode an 8-bit colour image to red, green and blue, (height, width) each, 0..1, upright.
+    """Decode an 8-bit image to its red, green and blue channels, in this order, from 0 to 1.
+
+    Each channel is (height, width) float32. The image is turned upright by its EXIF data, and an
+    image in another colour mode is converted to RGB first.
 
     Raises:
         BrokenImageError: the file is missing or damaged, or has more than 8 bits per channel.

@@ -56,9 +56,9 @@ class PneumoniaMnist(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that decodes a new 8-bit grey file or DICOM like the site's own images.
 
-        The function returns int16 (1, size, size). The image is rendered with the profile of
-        ``site`` if 'data.intensity-profiles' is set and ``site`` is a vendor's name; any other
-        name, such as '', renders nothing.
+        The function returns int16 (1, size, size). If 'data.intensity-profiles' is set and ``site``
+        is a vendor's name, the image is rendered with that vendor's profile. For any other
+        ``site``, such as '', the image is not rendered.
         """
         size = settings.image_size or SIDE
         profile = None

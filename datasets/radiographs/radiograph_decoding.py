@@ -76,7 +76,8 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
     """Check a file's depth against the declared ``bits``; return the largest value, 2^bits - 1.
 
     Args:
-        depth: the stored bits per pixel; it must be 8 for up to 8 declared bits, else 16.
+        depth: the stored bits per pixel. It must be 8 if up to 8 bits are declared, and 16 if more
+            are declared.
         largest: the largest value in the file.
         bits: the declared bits per pixel.
 
@@ -100,7 +101,7 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
     A row or column is empty if no pixel in it exceeds the darkest pixel by more than 1/256 of the
     span from darkest to brightest. The rest is resized (bilinear, antialiased) so that its longer
-    side is ``size``. It is at the top left, and the remaining area has the darkest value.
+    side is ``size``, and put at the top left. The remaining area has the darkest value.
 
     Raises:
         BrokenImageError: all pixels are equal, before or after resizing.

@@ -33,7 +33,8 @@ class Profile:
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
         """Blur ``picture`` (height, width), add noise from ``rng``, and apply the curve; 0..1.
 
-        The noise grows with the square root of the brightness. ``rng`` is advanced.
+        The noise grows with the square root of the brightness. ``rng`` draws it even if ``noise``
+        is 0.
         """
         # The blur is separable: down the columns, then, on the transposed picture, along the rows
         soft = _blur(_blur(picture, self.blur).T, self.blur).T
@@ -43,7 +44,10 @@ class Profile:
 
 
 def _blur(picture: Grey, share: float) -> Grey:
-    """Blur along the first axis: each row gives the share to both neighbours, and edges repeat."""
+    """Blur along the first axis: each row gives ``share`` of its light to each neighbouring row.
+
+    Beyond an edge, the row at the edge counts as its own neighbour.
+    """
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]
     mixed: Grey = picture + np.float32(share) * (above + below - 2 * picture)

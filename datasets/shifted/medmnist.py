@@ -146,9 +146,12 @@ def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
 
 
 def _source(name: str) -> Source:
-    """Describe a MedMNIST data set as a source of pools, without noise in D3.
+    """Build the ``Source`` of a MedMNIST data set: its classes, its decoder and its pixel scale.
 
-    Pixels are standardised with mean 0.5 and deviation 0.5 in each channel.
+    A ``Source`` decodes the files of a public data set into the pool of images that silos are cut
+    from; nothing is read here. Pixels are standardised with mean 0.5 and deviation 0.5, given for
+    each channel: one for grey images, and three for images in colour. Silos of distribution D3 are
+    only rotated: they get no noise. ``name`` is a key of ``_CLASSES``.
     """
     classes = _CLASSES[name]
     colour = name in _COLOUR

@@ -41,10 +41,10 @@ _MAKER = 3  # raise it when the same settings make other arrays, so that no old 
 
 
 def distributions(silos: int) -> list[str]:
-    """Return the distribution (D1, D2, D3) of each silo.
+    """Return the distribution of each silo: "D1" (unchanged), "D2" or "D3" (both rotated).
 
-    Nine silos are 3 x D1, 3 x D2, 3 x D3, and five are 3 x D1, D2, D3, as in the paper. Any other
-    number of silos takes D1, D2, D3 in turn.
+    As in the paper, nine silos have three times D1, three times D2 and three times D3, and five
+    silos have three times D1, then D2 and D3. Any other number of silos takes D1, D2, D3 in turn.
     """
     if silos == 9:
         return ["D1"] * 3 + ["D2"] * 3 + ["D3"] * 3
@@ -68,7 +68,7 @@ def silo_names(silos: int) -> list[str]:
 
 
 def _letters(index: int) -> str:
-    """Count in letters: 0 is a, 25 is z, 26 is aa."""
+    """Write an index in letters: 0 is a, 25 is z, 26 is aa."""
     last = string.ascii_lowercase[index % 26]
     if index < 26:
         return last
@@ -78,8 +78,8 @@ def _letters(index: int) -> str:
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
     """Compute how many training images and how many test images each silo gets.
 
-    Each size is the setting's. If the setting is 0, it is the source's own size; if the source has
-    none either, it is an equal share of the pool, rounded down.
+    If a setting is above 0, it is the size. Otherwise the source's own size is used. If the source
+    has no size either, each silo gets an equal share of the pool, rounded down.
 
     Returns:
         Training images, from which validation images may be held out, and test images per silo.
@@ -174,11 +174,11 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
 
 def _rotate(images: Tensor, angle: float) -> Tensor:
-    """Return float32 ``images`` (n, channels, height, width) turned ``angle`` degrees.
+    """Rotate float32 images (n, channels, height, width) counter-clockwise by ``angle`` degrees.
 
-    The images turn counter-clockwise around their centre, between pixels bilinearly, and black
-    comes in at the corners. Bit for bit this is torchvision's ``rotate``, which takes seconds to
-    import.
+    The centre of rotation is the centre of the image. Pixels are interpolated bilinearly, and the
+    corners become black. The result equals that of torchvision's ``rotate`` bit for bit, but
+    torchvision takes seconds to import.
     """
     import torch
 

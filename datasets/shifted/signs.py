@@ -45,15 +45,16 @@ class _Sign:
 
 
 def list_signs(folder: Path) -> Facts:
-    """List the CSV files and image folders in ``folder``, on which the decoded pool depends.
+    """List the CSV files and image folders that decide the decoded pool, to notice their changes.
 
-    These are the CSV file and the folder of each training class, and those of the test images.
-    Missing ones are left out. A folder's modification time changes if images are added or removed,
-    but not if an image is overwritten.
+    The list has the CSV file and the image folder of each training class, the possible CSV files of
+    the test images, and the test images' folder. A missing file or folder is left out. A folder's
+    modification time changes if images are added or removed, but not if an image is overwritten.
 
     Returns:
-        [name, size in bytes (0 for a folder), modification time in ns] of each; [] if there is no
-        folder of a training class.
+        First the CSV files and then the folders, each as [path within ``folder``, size in bytes (0
+        for a folder), modification time in ns]. If no training class has a folder, the result is
+        [], even if test images exist.
     """
     classes = [_TRAIN / name for name in _CLASSES if (folder / _TRAIN / name).is_dir()]
     if not classes:
@@ -190,7 +191,11 @@ def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
 
 
 def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64."""
+    """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64.
+
+    Raises:
+        DataError: an image is missing, damaged, or not in 8-bit colour.
+    """
     images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
     for place, sign in enumerate(signs):
         images[place] = _decode(sign)

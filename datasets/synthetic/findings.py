@@ -70,7 +70,11 @@ class ChestPhantom(DataSet):
         return lambda path: read_square(path, 8, _SIZE)[None]
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Draw and split a site's images, or open them in the cache."""
+        """Draw and split a site's images, or open them in the cache.
+
+        Raises:
+            DataError: there are too few images for the folds.
+        """
         facts = [_MAKER, name, split_values(settings)]
 
         def fill(folder: Path) -> None:
@@ -111,7 +115,7 @@ def _draw_chest(
     """Draw a chest, (32, 32), 0..1: bright heart between two dark lungs.
 
     A large heart is wider, an effusion fills the bottom of the right lung, and a nodule is a bright
-    spot in the left one. ``rng`` decides places and sizes; it is advanced.
+    spot in the left one. ``rng`` draws places and sizes.
     """
     x, y = pictures.grid(_SIZE)
     picture = np.full((_SIZE, _SIZE), 0.6, dtype=np.float32)

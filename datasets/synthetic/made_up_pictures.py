@@ -71,9 +71,9 @@ class Look:
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
         """Render ``content`` (channels, size, size) as uint8 of the same shape.
 
-        The content is multiplied by the contrast and added to the background, then noise from
-        ``rng`` is added, which advances it. Values outside 0..1 are clipped. With a field of view,
-        everything outside it becomes black.
+        The content is multiplied by the contrast and added to the background. Then noise, which
+        ``rng`` draws, is added. With a field of view, everything outside it becomes black. Values
+        outside 0..1 are clipped.
         """
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
@@ -95,7 +95,7 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
     """Draw a random texture (size, size) with variance of about 1: the sum of ten plane waves.
 
     Args:
-        rng: decides directions, phases and lengths; it is advanced.
+        rng: draws directions, phases and lengths.
         size: pixels per side.
         waves: mean number of periods along a side of length 2; each wave has 0.5 to 1.5 times as
             many.

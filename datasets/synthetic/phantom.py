@@ -34,7 +34,7 @@ def even_sequence(
         counts: number of images of each kind.
         again: the probability of such a repetition. If all images of the kind are used up, the
             image does not repeat it.
-        rng: decides which images repeat a subject; its state advances.
+        rng: draws which images repeat a subject.
 
     Returns:
         The kind of each image, and the number of each image's subject, from 0 in order of
@@ -90,7 +90,7 @@ class PhantomDataSet(ImageDataSet):
 
     @abstractmethod
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class number of images of a kind."""
+        """Return the class index of images of a kind."""
 
     @abstractmethod
     def image(

@@ -70,7 +70,7 @@ class DermoscopyPhantom(PhantomDataSet):
         return classes_of(settings.target)
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class number of a diagnosis."""
+        """Return the class index of a diagnosis."""
         return class_of(kind, settings.target)
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
@@ -92,7 +92,11 @@ class DermoscopyPhantom(PhantomDataSet):
         return image
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
-        """Decode a photograph to uint8 (3, size, size)."""
+        """Decode a photograph to uint8 (3, size, size).
+
+        Raises:
+            BrokenImageError: the file is missing or damaged, or cannot be used.
+        """
         return decode_image(path, size, settings.colour_constancy)
 
 
@@ -117,7 +121,7 @@ class MammographyPhantom(PhantomDataSet):
         return {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the kind, because it is the class number."""
+        """Return the kind, because it is the class index."""
         return kind
 
     def image(
@@ -135,7 +139,11 @@ class MammographyPhantom(PhantomDataSet):
         return as_int16(picture)[None]
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[np.int16]:
-        """Decode a 16-bit radiograph to int16 (1, size, size), without rendering it again."""
+        """Decode a 16-bit radiograph to int16 (1, size, size), without rendering it again.
+
+        Raises:
+            BrokenImageError: the file is missing, damaged or empty, or has another depth.
+        """
         return as_int16(fit_square(read_radiograph(path, 16), size))[None]
 
 
@@ -145,8 +153,8 @@ def _draw_breast(
     """Draw a breast at the left or right edge, as a grey image (size, size) from 0 to 1.
 
     Args:
-        patient: the generator for shape, tissue and lesion; its state changes.
-        view: the generator for exposure and side; its state changes.
+        patient: draws the shape, the tissue and the lesion.
+        view: draws the exposure and the side.
         size: the number of pixels per side.
         malignant: whether the lesion is a bright star. If False, it is a faint soft spot.
     """
@@ -232,7 +240,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         return classes
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class number of an anatomy at a source."""
+        """Return the class index of an anatomy at a source."""
         return len(ANATOMIES) * list(FRAME_COUNTS).index(site) + kind
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
@@ -280,8 +288,8 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
 def _draw_vessels(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
     """Draw the vessels of an anatomy: a (25, 2) polyline and a radius for each.
 
-    All vessels are rotated, scaled and shifted together; corners after the first also move a
-    little. ``rng`` is advanced.
+    ``rng`` draws one rotation, scale and shift for all vessels. It also draws a small movement of
+    each corner but the first.
     """
     turn, zoom = rng.normal(0, 0.12), rng.lognormal(0, 0.08)
     pose = zoom * np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])

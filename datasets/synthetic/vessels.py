@@ -61,7 +61,7 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
         return {"background": ("0",), "vessel": ("1",)}
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return 0: images are not divided into classes, because their pixels are."""
+        """Return 0 for every image, because pixels have classes here and images have none."""
         return 0
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
@@ -99,8 +99,7 @@ class VesselsSynthetic(PhantomDataSet, MaskedDataSet):
 def _draw_line(rng: np.random.Generator) -> pictures.Points:
     """Draw a curved line from one edge of the image to the opposite edge, (25, 2).
 
-    ``rng`` decides the corners and whether the line runs from left to right or from top to bottom;
-    it is advanced.
+    ``rng`` draws the corners, and whether the line runs from left to right or from top to bottom.
     """
     along = np.linspace(-1.1, 1.1, _CORNERS)
     across = rng.uniform(-0.6, 0.6) + rng.normal(0, 0.2, _CORNERS)

@@ -133,10 +133,13 @@ class SyntheticHeart(TableDataSet):
 
 @cache
 def synthetic_text(site: str) -> str:
-    """Generate a synthetic UCI file of ``site`` as CSV text, the same in every run, once a process.
+    """Draw the patients of a synthetic hospital, and return them as the CSV text of a UCI file.
 
-    Patients with the disease differ in age, pulse, ST depression, angina and type of chest pain by
-    about as much as in the real data.
+    The text has a line per patient and no header. It is the same in every run, and is cached in
+    this process. The hospital's number of patients, share of the disease, and mean values are those
+    in ``_POPULATIONS``. Patients with the disease differ from the others in age, pulse, ST
+    depression, angina and type of chest pain by about as much as in the real data. ``site`` is a
+    key of ``_POPULATIONS``.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))
@@ -146,12 +149,16 @@ def synthetic_text(site: str) -> str:
 
 
 def _patient(rng: np.random.Generator, population: _Population, ill: bool) -> str:
-    """Draw a patient as one CSV line of a UCI file; slope, vessels and thallium are missing ('?').
+    """Draw a patient as one CSV line of a UCI file: 13 features and the label.
+
+    Slope, vessels and thallium are missing ('?'). The cholesterol is 0 if the hospital does not
+    measure it.
 
     Args:
-        rng: the generator, which is advanced.
-        population: the hospital.
-        ill: whether the patient has the disease. The label is 1 to 4 if so, otherwise 0.
+        rng: draws the values.
+        population: the hospital, with the means of its values.
+        ill: whether the patient has the disease. The label is then a random stage from 1 to 4,
+            otherwise 0.
     """
     shift = 1 if ill else -1
     pains = (0.05, 0.1, 0.15, 0.7) if ill else (0.1, 0.35, 0.35, 0.2)

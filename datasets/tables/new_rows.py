@@ -49,9 +49,10 @@ def parse_new_rows(
     """Read a table of new patients by the training schema; the label's column may be missing.
 
     The first line is a header if the schema has one, if ids are read, or if the line names a used
-    column. Under a header, columns may be in any order and case, and unknown columns are skipped.
-    Without a header, columns are in the schema's order. An empty cell is a missing value. A row
-    that cannot be read becomes a fault instead of an error.
+    column. With a header, columns may be in any order and case, and unknown columns are counted
+    and skipped. Without a header, columns must be in the schema's order. An empty cell is a missing
+    value, whether or not the schema says so. If a row cannot be read, it is left out, and the
+    reason is recorded under its line in ``faults``.
 
     Args:
         lines: the table's lines.
@@ -132,7 +133,7 @@ def _columns(
     """
     declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}
-    # Columns as people write them: any case, extra blanks
+    # Columns as people write them: any case, extra spaces
     named = []
     for cell in lines[0][1] if lines else []:
         name = normalise_name(cell)

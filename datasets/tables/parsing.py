@@ -34,8 +34,8 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: class of each row, (n,) int64; its number, (n,) float32; or its time and event, (n,
-            2) float32.
+        labels: the label of each row: class indices, (n,) int64; the numbers of a regression, (n,)
+            float32; or times and events, (n, 2) float32.
         left_out: the number of rows of the table that were left out.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
@@ -53,8 +53,9 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     """Parse the lines of a table into features and classes.
 
     A row is left out if its label is missing, if another value is missing and the policy is 'drop',
-    or if a value is out of range and 'out-of-range' is 'drop'. The other cells of such a row are
-    still checked, unless the label is missing.
+    or if a value is out of range and 'out-of-range' is 'drop'. If the label is missing, the other
+    cells of the row are not checked. The cells of any other row are checked, even if the row is
+    left out.
 
     Args:
         lines: the table's lines.
@@ -134,7 +135,7 @@ def _number_contents(
     Args:
         rows: features, (n, features).
         labels: labels, (n, ...).
-        ignored: texts of the columns without features, row by row.
+        ignored: the cells in columns without features, as strings, row by row.
 
     Returns:
         (n,) int64.
@@ -206,7 +207,7 @@ class RowReader:
         object.__setattr__(self, "unmeasured", marks)
 
     def tokens(self, number: int, line: list[str]) -> dict[str, str]:
-        """Return a line's cells by column, without outer blanks.
+        """Return a line's cells by column, without spaces at their ends.
 
         Raises:
             DataError: the number of cells differs from the number of columns.
@@ -310,10 +311,11 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
-        """Return the label of a line: its class number, its number, or its time and event.
+        """Return the label of a line in the form of the task.
 
-        An event is 1, and a censored patient 0. The class number is the place among the schema's
-        classes. Labels are compared in their normal form, in which 1.0 equals 1. ``tokens`` maps
+        In a classification the label is the index of the class in the schema, and in a regression a
+        number. In survival it is a pair: the time, and 1 for an event or 0 for a censored patient.
+        Class labels are compared in their normal form, in which 1.0 equals 1. ``tokens`` maps
         columns to the line's cells.
 
         Raises:
@@ -395,5 +397,5 @@ def _as_number(token: str) -> float | None:
 
 
 def quote_texts(texts: Iterable[str]) -> str:
-    """Quote texts and join them with commas, cut to 300 characters, for errors."""
+    """Quote strings and join them with commas, cut to 300 characters, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

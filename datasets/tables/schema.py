@@ -37,7 +37,7 @@ class TableSchema(FileModel):
     Attributes:
         columns: the columns without the label; in file order if there is no header.
         label: the label's column, and its classes in class order or that it is a number.
-        missing: texts that mark a missing value.
+        missing: strings that mark a missing value.
         policy: ``drop`` rows with a missing value, or ``impute`` it with the pooled mean.
         out_of_range: ``drop`` training rows with a value out of range, or ``keep`` them, as
             published results need. Both count these rows; ``fedsilo predict`` always refuses them.
@@ -185,7 +185,7 @@ class TableSchema(FileModel):
         return json_digest(facts)
 
     def missing_marks(self) -> Marks:
-        """Return the texts that mark a missing value; numbers match by value, '-9.0' like '-9'."""
+        """Return the marks of a missing value; numbers match by value, '-9.0' like '-9'."""
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:
@@ -195,8 +195,8 @@ class TableSchema(FileModel):
         deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
 
         Returns:
-            None if any numeric column, or a numeric label, declares no mean and std. The label's
-            are last.
+            The statistics. If the label is numeric, those of the label are added at the end. None
+            if any numeric column, or a numeric label, declares no mean and std.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -224,8 +224,8 @@ class TableSchema(FileModel):
     def key(self) -> dict[str, Any]:
         """Return everything in the schema that decides a cached silo's content, as JSON values.
 
-        Titles and names of levels are left out. So are keys that newer versions added, if they have
-        no value, so that a schema keeps the key of earlier versions.
+        Titles and names of levels are left out. Keys of the schema that newer versions added are
+        left out if they have no value, so that a schema has the same result as in earlier versions.
         """
         content = self.model_dump()
         columns = content.pop("columns")

@@ -61,11 +61,11 @@ _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 
 
 def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
-    """Read a table file as lines of texts: CSV, the first sheet of an Excel workbook, or Parquet.
+    """Read a table file as lines of cells: CSV, the first sheet of an Excel workbook, or Parquet.
 
-    A file with another ending is recognised by its first bytes. Cells lose outer blanks, and a
-    missing value is ''. A cell whose formula has no stored value is ``OPEN_FORMULA``. Empty lines
-    are left out, except in Parquet.
+    A file with another ending is recognised by its first bytes. Spaces at the ends of cells are
+    removed, and a missing value is ''. A cell whose formula has no stored value is
+    ``OPEN_FORMULA``. Empty lines are left out, except in Parquet.
 
     Args:
         path: the file.
@@ -102,7 +102,10 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file, by its name or otherwise its first bytes.
+    """Return the ending that decides how to read a file.
+
+    If the file's own ending is that of a packed table, it is returned. Otherwise the first bytes of
+    the file decide.
 
     Returns:
         An ending such as '.xlsx'; '' for text, and for a missing or unreadable file without a
@@ -157,12 +160,12 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 
 
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
-    """Convert rows to pairs: the line number, from 1, and the texts of the cells.
+    """Convert rows to pairs: the line number, from 1, and the cells as strings.
 
     A missing value becomes ''. Empty rows are kept, so that the line numbers match the file.
 
     Raises:
-        DataError: all texts together have more characters than ``most_unpacked`` allows, which is
+        DataError: all cells together have more characters than ``most_unpacked`` allows, which is
             2^30 by default.
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
@@ -179,9 +182,9 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Convert a cell to the text that a CSV file would have; '' for every kind of missing value.
+    """Convert a cell to the string that a CSV file would have; '' for a missing value.
 
-    Missing are None, NaN, NaT and pandas's NA. Outer blanks are removed.
+    Missing values are None, NaN, NaT and pandas's NA. Spaces at the ends are removed.
     """
     if isinstance(value, str):
         return value.strip()
@@ -314,11 +317,16 @@ def _trim(row: Sequence[Any]) -> list[Any]:
 
 
 def check_parquet(path: Path) -> list[str]:
-    """Check the memory that a Parquet file needs, and list its columns of texts or bytes.
+    """Check the memory that a Parquet file needs, and list its columns of strings or bytes.
 
-    The footer has the number of cells and the unpacked bytes of each column. A value that is stored
-    once may appear in every row, so the listed columns should be read as codes into a dictionary;
-    within lists that is not possible.
+    The memory is computed from the file's footer, which has the number of cells and the unpacked
+    bytes of each column. A string that is stored once may appear in every row. So the caller should
+    read the listed columns as codes into a dictionary of their distinct values.
+
+    Returns:
+        The names of these columns, sorted. Nested columns, such as lists, are not among them,
+        because they cannot be read as codes. Each of their values counts as large as all stored
+        values together.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).
@@ -473,7 +481,10 @@ class _WorkbookPart:
 
 
 def _row_number(text: str, usual: int) -> int:
-    """Parse a row's number as openpyxl does ('3e7' too); return ``usual`` for other texts."""
+    """Parse a row's number as openpyxl does ('3e7' too).
+
+    If the string is not such a number, ``usual`` is returned.
+    """
     try:
         return int(float(text))
     except (ValueError, OverflowError):  # openpyxl refuses a number that is not an integer

@@ -55,7 +55,12 @@ class TcgaBrca(TableDataSet):
         return _schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read a region's patients, training patients first, and return them with the path.
+        """Read a region's patients from FLamby's table by FLamby's list of folds.
+
+        Returns:
+            The table's header, the lines of the region's training patients, and then those of its
+            test patients, in the table's order; and "brca.csv, <site>" as the name for errors. A
+            patient in neither fold of the region is left out.
 
         Raises:
             DataError: a file is missing, or its MD5 is not the published one.
@@ -89,7 +94,15 @@ class TcgaBrca(TableDataSet):
     def _split(
         self, table: ParsedTable, schema: TableSchema, settings: CommonSettings, where: str
     ) -> RowSplit:
-        """Split as FLamby does, unless 'split.test-folds' asks for folds of all patients."""
+        """Split a region's rows into training, validation and test rows, by default as FLamby does.
+
+        In ``table`` FLamby's training patients come first, and its test patients after them. With
+        'split.val-folds', a validation fold is cut from the training patients. If
+        'split.test-folds' is above 0, folds of all patients are used instead.
+
+        Raises:
+            DataError: there are too few rows for the folds.
+        """
         if settings.test_folds:
             return super()._split(table, schema, settings, where)
         rows = np.arange(len(table.labels))

@@ -1,1 +1,1 @@
-"""Pretrained weights at rest, and what they have seen."""
+"""Files of pretrained weights, and the check that they were not trained on a run's own images."""

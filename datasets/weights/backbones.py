@@ -131,15 +131,16 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 
 
 def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
-    """Check that a file of ``fedsilo pretrain`` has not seen images in this run's silos.
+    """Check that backbone weights were not pretrained on images in this run's silos.
 
-    Pretraining sees the public part of a data set. The images are safe if the run sets aside at
-    least the same 'split.public-share', or uses another data set. Files from elsewhere are not
-    checked.
+    ``fedsilo pretrain`` trains on the public part of a data set, and notes its share in the file.
+    The check passes if the run uses another data set, or if its 'split.public-share' is at least as
+    large, because no silo has public images. A file that ``fedsilo pretrain`` did not write, or
+    that cannot be read, is not checked.
 
     Raises:
-        SettingError: the run has the same data set but a smaller public share, or the file was
-            altered.
+        SettingError: the run has the same data set but a smaller public share, or a file of
+            ``fedsilo pretrain`` was altered.
     """
     try:
         with safe_open(path, framework="numpy") as file:

@@ -27,10 +27,12 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 
 
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings (key -> value) that decide which images of the data set are test images.
+    """Return the settings that decide which images of the data set are test images: key -> value.
 
-    The settings of the partition count only if the data set reads 'split.silos'. For all other data
-    sets, partition 'unseen' keeps each image in its own part (train, val, test).
+    These are the settings that the data set reads, without those that change only the pixels, the
+    files or the validation part. The setting 'dataset' itself is not included. If the data set
+    reads 'split.silos', the settings of the partition are added. For any other data set the
+    partition does not matter, because it keeps each image in its own part (train, val, test).
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:

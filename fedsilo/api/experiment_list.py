@@ -77,11 +77,12 @@ def list_experiments(path: Path, method: str | None = None, here: bool = False) 
 def experiment_records(
     path: Path, method: str | None = None, here: bool = False
 ) -> list[dict[str, Any]]:
-    """Return a record for each experiment, sorted by method: what its line in the list has.
+    """Return a record for each experiment, sorted by method, with the facts that its line shows.
 
     Arguments and errors are those of ``list_experiments``. A record has the keys experiment,
     method, about, data, silos (0 if unknown until the data are read), rounds and cost. If the
-    experiment cannot run, it has the reason under 'fault' in place of the last four.
+    experiment cannot run, the record has the key fault, with the reason, in place of the last four
+    keys.
     """
     records = []
     for name, entries in sorted(_choose_experiments(open_simulation(path), method, here).items()):

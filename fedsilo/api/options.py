@@ -251,7 +251,7 @@ def option_of(hint: Any) -> Option | None:
 
 
 def members_of(hint: Any) -> list[Any]:
-    """Return the types that a parameter accepts: the members of a union, or else its only type.
+    """Return the types that a parameter accepts: the members of a union, or its only type.
 
     The help in an ``Annotated`` type is removed. A ``Literal`` counts as one type.
     """
@@ -315,7 +315,7 @@ def _is_a(kind: type, value: object) -> bool:
 
 
 def _one_of(words: Sequence[str]) -> str:
-    """Join words as 'a text', 'a whole number or None' or 'one of auto, inline, ray'."""
+    """Join choices: three or more as 'one of auto, inline, ray', fewer as 'a text or None'."""
     if len(words) > 2:
         return f"one of {', '.join(words)}"
     return " or ".join(words)

@@ -165,9 +165,9 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
     """Return class -> name of its folder, for silos of (picture, class name) pairs.
 
-    A folder has the name of its class. But if that name has a "/" or begins with ".", the folder is
-    called "class-1", "class-2" and so on, in sorted order of these classes, with underscores added
-    until the name is free.
+    A folder usually has the name of its class. If the class name has a "/" or begins with ".", the
+    folder is called "class-1", "class-2" and so on, in sorted order of these classes. If another
+    class already has that name, underscores are added until the name is free.
 
     Raises:
         DataError: a silo is empty; or a class name is empty, longer than 255 bytes, or has a
@@ -246,9 +246,10 @@ def _convert_silo(site: str, data: Any, label: str) -> tuple[str, Any]:
 def _convert_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame.
 
-    Pillow pictures become 'pictures', with class names from the data set's attribute ``classes`` if
-    it exists. Other samples are converted by ``_convert_pair``; the first sample decides. The
-    result and the errors are those of ``_convert_silo``; an empty data set is a SettingError.
+    If the first sample is a Pillow picture, the result is 'pictures', with class names from the
+    data set's attribute ``classes`` if it exists. Otherwise ``_convert_pair`` converts the samples.
+    The result and the errors are those of ``_convert_silo``. An empty data set, or an item that is
+    not a pair, is a SettingError too.
     """
     samples, labels = [], []
     for place in range(len(data)):
@@ -291,9 +292,10 @@ def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
 def _class_name(label: Any, names: Any) -> str | None:
     """Return the class name of a label, without surrounding spaces, or None.
 
-    A text is the name itself. A number is looked up in ``names``, the classes' names by number;
-    without ``names``, the number written as text is the name. The result is None if the label is
-    None or NaN, is several values, or is a number that ``names`` lacks, such as -1.
+    If the label is a string, it is the name. If it is a number and ``names`` are given, the name is
+    the entry of ``names`` at this index. If ``names`` are not given, the name is the number as a
+    string. The result is None if the label is None or NaN, has several values, or is a number that
+    ``names`` lacks, such as -1.
     """
     try:
         # item() accepts a tensor or array of one number, and fails for a label of several classes
@@ -311,12 +313,24 @@ def _class_name(label: Any, names: Any) -> str | None:
 
 
 def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
-    """Convert samples ``x`` and labels ``y`` of equal length to a frame or to arrays.
+    """Convert a silo's samples and labels to a data frame (tables) or to two arrays (images).
 
-    Samples (n, features) become a frame with the labels in the column ``label``. Unless ``x`` is a
-    frame, its features are named x0, x1, ... Images (n, height, width) or (n, channels, height,
-    width) become arrays. Labels are (n,) or (n, 1). Only the labels of images are checked here. The
-    result and the errors are those of ``_convert_silo``.
+    Args:
+        site: the silo's name, for errors.
+        x: rows (n, features), as a data frame or as an array; or images (n, height, width) or
+            (n, channels, height, width). A tuple of n samples is stacked first.
+        y: the labels, (n,) or (n, 1).
+        label: the name of the label column in the data frame.
+
+    Returns:
+        For rows, "tables" and a data frame with a column for each feature and the column ``label``;
+        the features of an array are named x0, x1, and so on. For images, "arrays" and the pair of
+        images and labels; labels of any objects become strings.
+
+    Raises:
+        SettingError: the samples are neither rows nor images or differ in shape, the numbers of
+            samples and labels differ, or a label of an image is missing. The labels of rows are not
+            checked here.
     """
     import pandas as pd
 
@@ -351,10 +365,10 @@ def _convert_pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
 def _convert_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a ``Dataset`` of Hugging Face to pictures or to a frame.
 
-    If the data set has columns of images, the first of them and the labels become pictures, and
-    other columns are ignored. Otherwise all columns become a frame; if the classes have names,
-    these replace the labels, and a missing label becomes None. The result and the errors are those
-    of ``_convert_silo``.
+    If the data set has columns of images, the first such column and the labels become 'pictures',
+    and other columns are ignored. Otherwise all columns become a frame. If the classes have names,
+    the names replace the numbers in the label column, and a missing label becomes None. The result
+    and the errors are those of ``_convert_silo``.
     """
     features = data.features
     if label not in features:

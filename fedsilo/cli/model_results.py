@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 
 def finetune(result: FinetuneResult, *, out: AnyPath, as_json: AsJson = False) -> None:
-    """Print a table with a row for each starting point, or JSON, then the output folder."""
+    """Print the result of fine-tuning.
+
+    By default, this is a table with a row for each starting point, then the output folder. With
+    ``as_json``, it is only a JSON list of records, one for each row of ``metrics_table``.
+    """
     from fedsilo.finetuning.finetune_results import metrics_table, result_table
 
     if as_json:
@@ -57,7 +61,10 @@ def predict(
 def calibrate(
     result: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
 ) -> None:
-    """Print a summary of a calibration, then its file."""
+    """Print a summary of a calibration, then the path of its file.
+
+    The path is ``out``. If that is None, it is the default file in ``run_dir``.
+    """
     from fedsilo.inference.predict.calibration import calibration_path
 
     print_result([*result.lines(coverage), out or calibration_path(Path(run_dir), result.site)])

@@ -44,7 +44,9 @@ class Job:
         return FinishedRun(runs_folder(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
-        """Return whether the job's run has ended; False if the directory has no run yet.
+        """Return whether the job's run has ended.
+
+        If the directory has no run yet, the result is False.
 
         Raises:
             RunDirectoryError: the directory has a run with other settings, other sites or other
@@ -103,14 +105,15 @@ def plan_job(
     supernodes: int | None,
     own_splits: bool,
 ) -> Job:
-    """Build the settings of an experiment's run with one seed; nothing runs yet.
+    """Build the settings of an experiment's run with one seed. Nothing is run here.
 
     Args:
         experiment: the experiment's name, which begins the run's name.
         seed: the seed of the run.
         sources: the sources of settings that the command names.
         engine: the engine that runs it.
-        supernodes: the number of simulated sites; None for the experiment's, else all silos.
+        supernodes: the number of simulated sites; None for the experiment's number or, without one,
+            for all silos.
         own_splits: whether the seed also shuffles the rows into splits; the run's name says so.
 
     Raises:
@@ -144,8 +147,9 @@ class _Work:
 def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
     """Run or resume all jobs, several at once, each in a process of its own or as a Slurm job.
 
-    ``at_once`` is their number, 0 for as many as the cores allow, or Slurm's parameters. ``tell``
-    takes a line about each finished run.
+    ``at_once`` is the number of runs at once, 0 for as many as the cores allow, or Slurm's
+    parameters. ``tell`` takes a line about the number of runs, then one for each finished run.
+    Without jobs, nothing is done.
 
     Raises:
         RunFailedError: a run failed; runs that have not started by then do not begin.
@@ -173,7 +177,11 @@ def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> 
 
 
 def _run_or_resume(work: _Work) -> Failure | None:
-    """Run or resume one run and draw its pictures; return its failure, or None if it succeeded."""
+    """Run or resume one run, and draw its pictures.
+
+    Returns:
+        None if the run succeeded; otherwise its error's code and text.
+    """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process
         directory = start(resolve(work.values), work.resources, work.engine)
@@ -184,6 +192,6 @@ def _run_or_resume(work: _Work) -> Failure | None:
 
 
 def _work_of(job: Job) -> _Work:
-    """Describe a job for a worker process; the run is resumed if its directory exists."""
+    """Describe a job for a worker process. If the run's directory exists, the run is resumed."""
     values = job.settings.as_mapping() | {"run.resume": job.directory.path.is_dir()}
     return _Work(values, job.resources, job.engine)

@@ -38,7 +38,11 @@ _ESCAPES = {
 
 
 def escape_latex(text: str) -> str:
-    """Convert a text to LaTeX that shows it unchanged, on one line."""
+    """Convert a string to LaTeX code that shows it unchanged, on one line.
+
+    Line breaks and repeated spaces become one space. Characters that cannot be printed become a
+    replacement character.
+    """
     line = " ".join(terminal_text(text).split())
     return "".join(_ESCAPES.get(sign, sign) for sign in line)
 
@@ -151,9 +155,10 @@ class _ResultsTable:
                 yield lower
 
     def _cell(self, row: Any, best: set[Any], seeds: int) -> str:
-        """Format a value over seeds, in bold if it is among the ``best``; empty without a row.
+        """Format a value over seeds, in bold if it is among the ``best``.
 
-        ``seeds`` is the number of the experiment's seeds. A value over fewer says so.
+        ``seeds`` is the number of the experiment's seeds. If the value is over fewer seeds, their
+        number is added. Without a row, the cell is empty.
         """
         if row is None:
             return ""
@@ -198,10 +203,12 @@ class _ResultsTable:
 
 
 def _terms(budgets: Budgets) -> Iterator[str]:
-    """Yield sentences for a caption: what all rows had in common, or how rows differ.
+    """Yield a caption's sentences about the budgets: how rows differ, or what they have in common.
 
-    Steps and samples are sums over sites. They count as equal within a tenth, so a range is
-    given if they differ. Nothing is yielded without budgets.
+    If some budgets are unequal, there is a sentence for each such row. Otherwise one sentence names
+    the common rounds, steps, samples and tuning. Steps and samples are sums over sites. Budgets are
+    equal if these differ by at most a tenth, so the sentence may give a range. Without budgets,
+    nothing is yielded.
     """
     if budgets.unlike():
         for said in budgets.remarks():

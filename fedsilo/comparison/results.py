@@ -177,8 +177,9 @@ def chosen_metrics(
 def refuse_unmeasured(wanted: str, option: str) -> None:
     """Check before any run that fedsilo's methods can measure the metrics in ``wanted``.
 
-    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` pass, because
-    only finished runs show which of them exist; ``matching`` checks them then.
+    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` are not
+    checked here, because only finished runs show which of them exist. ``matching`` checks them
+    after the runs.
 
     Raises:
         SettingError: no method measures one of the names. The message begins with ``option``.
@@ -215,7 +216,7 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
     """Return a run's metric for a distribution, or its mean over sites for the group ``all``.
 
-    It is None if the run lacks the metric there.
+    The result is None if the run lacks the metric there.
     """
     values = summary["mean"]
     if group != "all":
@@ -347,8 +348,8 @@ class TwoClassMetrics:
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    It is None if all samples are of one class, or if ``count_correct`` is None for some site, for
-    example because that site has equally many samples of both classes.
+    The result is None if all samples are of one class. It is also None if ``count_correct`` is None
+    for some site, for example because the site has equally many samples of both classes.
     """
     counts = [0, 0]
     correct = [0, 0]
@@ -365,9 +366,10 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 
 
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
-    """Return ``{POOLED: value}`` for a run's last round, or an empty dict without a value.
+    """Compute the pooled balanced accuracy of a run's last measured round, as ``{POOLED: value}``.
 
-    The dict is empty unless all sites report how many samples of ``split`` each of two classes has.
+    For this, each site with metrics on ``split`` must report its number of samples in each of two
+    classes. If a site does not, or if ``pooled_balanced_accuracy`` is None, the dict is empty.
     Sites without an accuracy are left out.
     """
     own: dict[str, dict[str, float]] = {}

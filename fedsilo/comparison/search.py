@@ -53,8 +53,9 @@ class Search:
     def batches(self) -> Iterator[list[Point]]:
         """Yield batches of points to try side by side, until ``points`` points were drawn.
 
-        ``grid`` draws all points in one batch. ``tpe`` draws four, and needs their scores by
-        ``tell`` before it draws the next ones; its numbers are rounded to three significant digits.
+        The sampler ``grid`` draws all points in one batch. The sampler ``tpe`` draws four points
+        per batch, and needs their scores (see ``tell``) before it draws the next batch. Numbers
+        with decimals are rounded to three significant digits.
         """
         while self._left:
             count = self._left
@@ -111,8 +112,8 @@ def at_an_edge(
 ) -> Iterator[str]:
     """Yield a warning for each numeric setting whose best value is at an end of its range.
 
-    With ``grid`` that is the first or last number, with ``tpe`` any in the outer 5 % of the range.
-    An end beyond which ``rules`` allow no number is ignored.
+    With ``grid``, only the smallest and the largest value are at an end. With ``tpe``, values in
+    the outer 5 % of the range are too. An end beyond which ``rules`` allow no value is ignored.
     """
     margin = 0.0  # only the first and the last number of a grid are at an end
     if sampler == "tpe":
@@ -140,8 +141,11 @@ def at_an_edge(
 def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
     """Yield a warning for each point whose metrics equal those of an earlier point bit by bit.
 
-    ``digests`` has a digest over the metrics of each point, empty for a point that failed. The
-    warning lists the settings that differ between the two points.
+    The warning lists the settings that differ between the two points. Equal points give no warning.
+
+    Args:
+        digests: a digest over all metrics of each point; empty for a point that failed.
+        points: the settings of each point, in the same order.
     """
     first: dict[str, Mapping[str, Value]] = {}
     for digest, point in zip(digests, points, strict=True):
@@ -159,11 +163,14 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
-    """Build Optuna's distribution of a setting.
+    """Build Optuna's distribution from the values that a grid declares for one setting.
 
-    With ``tpe`` and different numbers, it is a range from the smallest to the largest value, on a
-    log scale if these are a factor of 10 apart, and of integers if all values are integers.
-    Otherwise it is a choice among the values.
+    With the sampler ``tpe``, if all values are numbers and not all are equal, the distribution is
+    the range from the smallest to the largest value. It has only integers if all values are
+    integers. Its scale is logarithmic if the smallest value is above 0 and the largest is at least
+    10 times as large. True and False are not numbers here.
+
+    In all other cases, the distribution is a choice among the values.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
@@ -195,7 +202,10 @@ def _range(values: Sequence[Value]) -> tuple[float, float] | None:
 
 
 def _by_logarithm(low: float, high: float) -> bool:
-    """Tell whether a range is searched on a log scale: positive, with ends a factor of 10 apart."""
+    """Tell whether a range is searched on a log scale.
+
+    This is so if ``low`` is above 0 and ``high`` is at least 10 times ``low``.
+    """
     return low > 0 and high / low >= _DECADE
 
 

@@ -89,7 +89,7 @@ class _Work:
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores.
+    """Return the number of runs at once: ``jobs`` or, if that is 0, one per ``threads`` cores.
 
     Only the cores that this process may use count, as in a container. The number is at least 1.
     """
@@ -135,7 +135,7 @@ def run_groups(
 ) -> list[list[dict[str, Any]]]:
     """Run groups of trials in one pool; return the summaries of each group's trials, in order.
 
-    It has the arguments and errors of ``run_trials``.
+    All other arguments, and the errors, are those of ``run_trials``.
     """
     # One pool for all groups, because a slow trial of one would idle the cores between groups
     summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
@@ -160,8 +160,9 @@ def run_trials(
             diverged.
 
     Returns:
-        A summary for each trial, with its file's name as ``file``. That of a failed trial has only
-        the key ``FAILED``, with the reason. It is not stored, so the trial runs again next time.
+        A summary for each trial, with its file's name as ``file``. The summary of a failed trial
+        has only the key ``FAILED``, with the reason. A failure is not stored, so the trial runs
+        again next time.
 
     Raises:
         FedsiloError: a trial failed without ``go_on``, or could not begin. Finished trials are kept
@@ -246,7 +247,7 @@ class WorkerPool(ProcessPoolExecutor):
         )
 
     def __enter__(self) -> Self:
-        """Start the pool; until its end, new processes do not import the caller's script."""
+        """Start the pool. Until its end, new processes do not import the caller's script."""
         self._hiding = without_main()
         self._hiding.__enter__()
         return super().__enter__()
@@ -259,10 +260,11 @@ class WorkerPool(ProcessPoolExecutor):
             self._hiding.__exit__(*error)
 
     def _adjust_process_count(self) -> None:
-        """Start a process where one is missing, as Python's pool does at each submission and exit.
+        """Start a process if one is missing. Python's pool calls this at each submission and exit.
 
-        A process for one run is started only if a run waits for it. Python's pool would replace the
-        last ones too, and its end would wait until these processes have imported everything.
+        If each process makes only one run, a process is started only if a run waits for it.
+        Otherwise Python's pool would also replace the last processes, and closing the pool would
+        wait until the new ones have imported everything.
         """
         if not self._one_run or len(self._pending_work_items) > len(self._processes):
             super()._adjust_process_count()
@@ -277,8 +279,8 @@ def make_pool(
 ) -> Executor:
     """Create a pool of ``workers`` processes, or of Slurm jobs if ``jobs`` has Slurm's parameters.
 
-    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is that of ``WorkerPool``; it
-    has no effect on Slurm jobs.
+    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is passed to ``WorkerPool``,
+    and has no effect on Slurm jobs.
     """
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
@@ -302,9 +304,10 @@ def _begin_worker(command: int) -> None:
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-    """Call ``work`` in a worker process; Ctrl-C interrupts the work, but not an idle worker.
+    """Call ``work`` in a worker process, and return its result.
 
-    If the command ends meanwhile (``SystemExit``), the worker process ends at once.
+    Ctrl-C interrupts the work, but not an idle worker. If the command ends while the work runs
+    (``SystemExit``), the worker process ends at once.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -316,9 +319,16 @@ def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outco
 
 
 def _run_trial(work: _Work) -> Failure | None:
-    """Run a trial in a temporary folder and write its summary; return its failure, or None.
+    """Run a trial in a temporary folder, and write its summary to ``work.path``.
 
-    The summary also gets ``POOLED`` and a digest of all metrics.
+    The summary is the run's, with two additions. ``digest`` is the SHA-256 of metrics.csv, so two
+    trials have the same digest only if all their metrics are equal. The means on test and on
+    validation samples get the pooled balanced accuracy over all sites, under the name ``POOLED``. A
+    mean for which it cannot be computed does not get it.
+
+    Returns:
+        None if the trial succeeded; otherwise the error's code and text. Then no summary is
+        written.
     """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process
@@ -337,7 +347,7 @@ def _run_trial(work: _Work) -> Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run settings in this process without output; yield the run, then remove its folder.
+    """Run settings with the inline engine, without output; yield the run, then remove its folder.
 
     Raises:
         FedsiloError: the run failed.

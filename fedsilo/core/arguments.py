@@ -57,7 +57,7 @@ SimulationFile = Annotated[MaybePath, "the simulation.yaml to read"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSources:
-    """The sources of a run's settings, as paths and texts.
+    """The places that a run's settings come from, as paths and strings.
 
     Attributes:
         file: the simulation file, or None for the usual one.
@@ -125,17 +125,15 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Convert settings to strings ``key=value``, in the given order. None gives an empty tuple.
+    """Convert settings to a tuple of strings ``key=value``, in their given order.
 
-    The values of a mapping become JSON. The strings of a sequence are returned unchanged, without a
-    check for a '='.
-
-    A single string counts as a sequence of one. If several entries are wrong, the error names the
-    last one.
+    The values of a mapping are written as JSON. The strings of a sequence are returned unchanged,
+    without a check for a '='. A single string gives a tuple with this string, and None gives an
+    empty tuple.
 
     Raises:
-        SettingError: an entry of a sequence is not a string, or JSON cannot represent a value of a
-            mapping.
+        SettingError: an item of a sequence is not a string, or JSON cannot represent a value of a
+            mapping. If several are wrong, the error names the last one.
     """
     texts: list[str] = []
     fault = ""
@@ -185,8 +183,8 @@ def refuse_target(target: Path, instead: str) -> None:
         instead: the option that chooses another target, for the error.
 
     Raises:
-        SettingError: the target exists (a folder too), or its parent cannot be made or is not
-            writable.
+        SettingError: a file or folder exists at the target, or the parent folder cannot be made or
+            is not writable.
     """
     if target.exists():
         raise SettingError(f"{target} already exists: remove it, or give {instead}")

@@ -29,17 +29,15 @@ def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Put ``prefix`` before the name of each array; ``arrays_below`` removes it again."""
+    """Put ``prefix`` before the name of each array. ``arrays_below`` removes it again."""
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Group arrays named ``<site>/<array>`` by site.
 
-    The names must not have a kind. A name without a '/' is the name of a site, and its array gets
-    an empty name.
-
-    The arrays of a site keep their given order.
+    The names must not begin with a kind. A name without a '/' is the name of a site, and its array
+    gets an empty name. The arrays of a site keep their given order.
 
     Returns:
         Site -> name of the array -> array, sorted by site.
@@ -57,7 +55,8 @@ def select_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, 
     Args:
         site: the site whose own arrays are left out.
         arrays: arrays by their full names, ``<kind>/<site>/<array>``.
-        kinds: the kinds to select, each with its final '/'. Without any, no array is selected.
+        kinds: the kinds to select, each with its final '/'. If there are none, no array is
+            selected.
 
     Returns:
         Full name -> array, in the order of ``arrays``.

@@ -35,7 +35,7 @@ SECONDS = "seconds"
 PEAK_MEMORY = "peak-memory-bytes"
 STEPS = "steps"  # optimiser steps that the site took for this reply
 SAMPLES = "samples"  # samples in those steps; a sample in two steps counts twice
-KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
+KEPT_STATE = "kept-state"  # 1 if the site has stored private state for this phase
 DP_EPSILON = "dp-epsilon"  # epsilon that the site has spent in this run so far
 
 # Prefix of an operation's name: the operation ran and is not deterministic
@@ -167,9 +167,9 @@ def measurement(model: str, split: str, metric: str) -> str:
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
-    Every key with at least two dots, and text after the second, counts as a measurement, even if
-    ``metric_names`` does not know it, because a hospital uses this function to decide which metrics
-    it withholds. Other keys are skipped. The metric is the text after the second dot.
+    A key counts as a measurement if it has at least two dots and does not end at the second. The
+    metric is all that follows the second dot. ``metric_names`` need not know the metric, because a
+    hospital uses this function to decide which metrics it withholds. Other keys are skipped.
 
     Raises:
         ValueError: the value of a measurement is not a number.
@@ -205,13 +205,15 @@ class Notes:
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
-        """Build the notes from ``Instruction.notes``. A missing note takes its default.
+        """Build the notes from ``Instruction.notes``. A missing note gets its default.
 
-        Values without a field are ignored. The types of numbers, strings and bools are not checked.
+        A value whose name is not that of a field is ignored. If a field is a bool, int, float or
+        str, its value is taken unchanged, and its type is not checked. The value of any other field
+        is parsed as JSON.
 
         Raises:
-            SiteError: a note without a default is missing, or a note that is stored as JSON cannot
-                be read. Server and site then run different versions.
+            SiteError: a note without a default is missing, or a value is not valid JSON. The error
+                says that server and site run different versions.
         """
         notes: dict[str, Any] = {}
         try:

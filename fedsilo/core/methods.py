@@ -198,15 +198,18 @@ OURS: Mapping[str, Entry] = ChainMap(ESTIMATORS, METHODS)
 
 
 def class_name(name: str) -> str:
-    """Return the class name of a method's server side: ``FedProx`` for ``fedprox``."""
+    """Return the name of a built-in method's server class: ``FedProx`` for ``fedprox``.
+
+    Raises KeyError for any other method.
+    """
     return OURS[name].settings.partition(":")[2].removesuffix("Settings")
 
 
 def title_of(name: str) -> str:
     """Return a method's name as people write it: ``FedAvg+FT`` for ``fedavg-ft``.
 
-    A plugin's title is the ``title`` in its own settings class. Without one, it is the name of the
-    plugin's server class.
+    A plugin's title is the ``title`` in its own settings class. If there is none, the title is the
+    name of the plugin's server class.
 
     Raises:
         SettingError: no method has that name, or its plugin cannot be imported.
@@ -239,9 +242,13 @@ def about(name: str) -> str:
 def why_not_private(name: str) -> str | None:
     """Return the reason why a method cannot be private per patient; None if it can.
 
-    The reason follows the method's name, as in "sends ...". A plugin with its own site class counts
-    as private only if that class sets ``bounded_per_patient``. A plugin without its own site class
-    has the answer of the built-in method that it extends.
+    The reason is a predicate for the method's name, such as "sends ...". A built-in method states
+    it in its settings class. A plugin without its own site class has the reason of the built-in
+    method that it extends. A plugin with its own site class gives None only if that class sets
+    ``bounded_per_patient``. Otherwise the reason says that the class does not set it.
+
+    Raises:
+        SettingError: no method has that name, or its plugin cannot be imported.
     """
     if name in OURS:
         return settings_class(name).why_not_private
@@ -299,8 +306,8 @@ def settings_class(name: str) -> type[OwnSettings]:
 def known_defaults() -> dict[str, Value]:
     """Return key -> default for all common settings and all built-in methods' own settings.
 
-    The settings of plugins are not among them. A test compares the run config in pyproject.toml
-    with these defaults.
+    The settings of plugins are left out. A test compares the run config in pyproject.toml with
+    these defaults.
     """
     known = defaults(CommonSettings)
     for method in OURS:
@@ -396,9 +403,10 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
 
 
 def _parent_method(server: type) -> str:
-    """Return the name of the nearest built-in method that a plugin's server class extends.
+    """Return the name of the built-in method that a plugin's server class extends.
 
-    The result is 'fedavg' if the class extends no built-in method.
+    If the class extends several, the first in Python's method resolution order is returned. If it
+    extends none, the result is 'fedavg'.
     """
     # The classes are in the order Python looks up functions, so the nearest parent decides
     names = {class_name(name): name for name in OURS}

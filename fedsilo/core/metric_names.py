@@ -142,26 +142,33 @@ class Measurement:
 
 
 def best_direction(name: str) -> int:
-    """Return 1 if a higher value of a metric is better, -1 if a lower one is, otherwise 0.
+    """Return 1 if a higher value of a metric is better, -1 if a lower value is, and 0 otherwise.
 
-    The result is 0 for entropy, because a model may be certain and wrong, and for metrics that
-    fedsilo does not know. Prefixes such as ``trained-`` and a site after ``-from-`` do not matter.
+    The prefixes ``trained-``, ``own-`` and ``own-labels-``, and a site after ``-from-``, do not
+    matter. The result is 0 for entropy, because a model may be certain and wrong. It is also 0 for
+    a metric of a class or bin, such as ``class.0.auc``, and for a metric that fedsilo does not
+    know.
     """
     return METRICS.get(_plain_word(name), _UNKNOWN).better
 
 
 def metric_range(name: str) -> tuple[float, float]:
-    """Return the smallest and largest possible value of a metric.
+    """Return the smallest and largest possible value of a metric, such as (0, 1) for a share.
 
-    It is 0 to 1 for shares, for example, and unlimited for metrics that fedsilo does not know.
+    The range is unlimited if ``METRICS`` lacks the metric, as for a metric of a class or bin.
     """
     rule = METRICS.get(_plain_word(name), _UNKNOWN)
     return rule.low, rule.high
 
 
 def _plain_word(name: str) -> str:
-    """Return the metric without the site and the method's prefix in its name; "" if unknown."""
-    metric = read_metric(name)
+    """Return a metric's name without ``-from-<site>`` and without the prefix ``own-labels-``.
+
+    The prefixes ``trained-``, ``own-`` and ``labels-`` are removed too. The result is an empty
+    string for a metric of a class, bin or site (with a ``part``), and for a name that
+    ``read_metric`` refuses.
+    """
+    metric = read_metric(name.removeprefix(TRAINED_PREFIX))
     if metric is None or metric.part:
         return ""
     return metric.word.removeprefix("own-").removeprefix("labels-")

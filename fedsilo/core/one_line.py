@@ -17,7 +17,7 @@ _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Markup of Markdown and HTML, and texts that GitHub's Markdown turns into links
 _INLINE = r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):"
-# Signs that begin a heading, a list or a quotation count at the start of a line only
+# Characters that begin a heading, a list or a quotation count only at the start of a line
 _MARKUP = re.compile(rf"{_INLINE}|^[#+=>-]")
 _CELL_MARKUP = re.compile(rf"{_INLINE}|\|")
 # A cell keeps a star by itself, and an interval of numbers unless a link could follow
@@ -75,7 +75,10 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """Convert a text to one line. Unprintable characters and repeated blanks become one space."""
+    """Convert a string to one line, without white space at its ends.
+
+    Each run of spaces and unprintable characters, such as line ends, becomes one space.
+    """
     if text.isprintable() and "  " not in text:
         return text.strip()
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -158,24 +161,24 @@ def terminal_text(text: str) -> str:
 
 
 class Markdown(str):
-    """A text that is Markdown already, so ``as_markdown`` does not escape it again."""
+    """A string that is Markdown already, so ``as_markdown`` does not escape it again."""
 
     __slots__ = ()
 
 
 def markdown_text(text: str) -> str:
-    """Escape a text so that Markdown shows it as one line without links, pictures or HTML."""
+    """Escape a string so that Markdown shows it as one line without links, pictures or HTML."""
     line = " ".join(terminal_text(text).split())
     return _MARKUP.sub(r"\\\g<0>", line)
 
 
 def markdown_cell(text: str) -> str:
-    """Escape a text so that a cell of a Markdown table shows it as it is, on one line.
+    """Escape a string for a cell of a Markdown table, which then shows it unchanged on one line.
 
-    A backslash goes before each sign of Markdown or HTML. Signs that are not markup in a cell stay:
-    '#' at the start, intervals such as [0, 1], and a star between spaces.
-
-    Several blanks or line ends in a row become one blank.
+    A backslash is put before each character that Markdown or HTML would interpret. Characters that
+    are harmless in a cell stay: '#' at the start, the brackets of an interval such as [0, 1], and a
+    star between spaces. Each run of spaces and line ends becomes one space, and there is none at
+    the ends. Other unprintable characters become U+FFFD.
     """
     line = " ".join(terminal_text(text).split())
     # Every second part is a match of _NO_MARKUP, which stays unchanged
@@ -185,11 +188,10 @@ def markdown_cell(text: str) -> str:
 
 
 def markdown_code(text: object) -> Markdown:
-    """Format a text as a Markdown code span on one line. Backticks become apostrophes.
+    """Format a value as a Markdown code span on one line. Backticks become apostrophes.
 
-    An empty text gives an empty string without a code span.
-
-    Several blanks or line ends in a row become one blank.
+    An empty value gives an empty string without a code span. Each run of spaces and line ends
+    becomes one space.
     """
     line = " ".join(terminal_text(str(text)).split())
     if not line:

@@ -77,8 +77,9 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
     Raises:
         SettingError: the class does not extend the base class of settings or site classes, or
             leaves an abstract function undefined. A settings class must also be a dataclass, with
-            each field declared by ``setting``. If the class is missing, the error is raised if the
-            module has a class of this kind under a name that fits none of its server classes.
+            each field declared by ``setting``. The error is also raised if the class is missing,
+            but the module has another class of its kind whose name fits none of the module's server
+            classes.
     """
     module = import_module(server.__module__)
     part: Any = getattr(module, server.__name__ + suffix, None)
@@ -134,10 +135,10 @@ def _classes_in(module: ModuleType, base: type) -> list[type]:
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Check that no class in ``module`` has a name by which no method would find it.
+    """Check that each settings or site class in ``module`` belongs to one of its server classes.
 
-    The name of a subclass of ``base`` must be the name of one of the module's server classes plus
-    ``suffix``. Classes whose names begin with '_' are exempt.
+    The name of a subclass of ``base`` must be the name of a server class plus ``suffix``. Otherwise
+    no method would use it. Classes whose names begin with '_' are exempt.
 
     Args:
         module: the plugin's module.
@@ -165,11 +166,13 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 def _refuse_undeclared(settings: type, where: str) -> None:
     """Check that a plugin's settings class is a dataclass whose fields are all declared settings.
 
-    Each field must be made by ``setting(...)`` and have a type annotation, or its value would be
-    ignored. ``where`` names the module in the error.
+    Each field must be made by ``setting(...)`` and have a type annotation, because fedsilo ignores
+    all others. Whether the dataclass is frozen is not checked. ``where`` describes the module in
+    the error, such as "module 'own'".
 
     Raises:
-        SettingError: lists the wrong fields, if there are any.
+        SettingError: the class is not a dataclass, or a field is wrong. The error lists the wrong
+            fields, if there are any.
     """
     undeclared = []
     if is_dataclass(settings):

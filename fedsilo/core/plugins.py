@@ -41,7 +41,7 @@ _COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 def plugin_entries(named: str) -> list[str]:
     """Split the setting 'plugin' at its commas into entries, which are files and modules.
 
-    Blanks around an entry are removed, and empty entries are left out.
+    White space around an entry is removed, and empty entries are left out.
     """
     return [entry.strip() for entry in named.split(",") if entry.strip()]
 
@@ -106,8 +106,8 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
         pins: module -> the SHA-256 that its file must have. A module without a pin may have any.
 
     Raises:
-        SettingError: the file cannot be read or executed, or does not match its pin; or its name is
-            taken or not a Python identifier.
+        SettingError: the file cannot be read or executed, its digest differs from its pin, or its
+            name is taken or is not a Python identifier.
     """
     name = path.stem
     content = read_plugin(path)
@@ -181,14 +181,17 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
 
 def is_plugin_name(key: str, name: str) -> bool:
-    """Return whether ``name`` can be a plugin's name for the setting ``key``, without importing it.
+    """Return whether ``name`` can be the name of a plugin for the setting ``key``.
 
-    These names can: ``module:object``; ``timm:name`` if ``key`` is 'network'; and each name that an
-    installed package offers for ``key`` by an entry point. Whether the object exists is not
-    checked.
+    Nothing is imported, and whether the plugin exists is not checked. Three forms are accepted:
+
+    - ``module:object``;
+    - ``timm:name``, if ``key`` is 'network';
+    - any name that an installed package offers for ``key`` by an entry point.
 
     Raises:
-        SettingError: two installed packages offer different plugins under one name.
+        SettingError: ``name`` has neither of the first two forms, and two installed packages offer
+            different plugins for ``key`` under one name.
     """
     if key == "network" and _TIMM.fullmatch(name):
         return True
@@ -224,9 +227,9 @@ def plugin_name(key: str, name: str) -> str:
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
     """Find a plugin's module and object from its name, without importing them.
 
-    A name is ``module:object``, or a name that an installed package offers by an entry point. For
-    'method' it may also be a module: a dotted name, or one loaded from a file of 'plugin'; the
-    object is then empty. Whether the module and object exist is not checked.
+    A name is ``module:object``, or a name that an installed package offers by an entry point. A
+    method's name may also be that of a module, either with a dot or loaded from a file of 'plugin'.
+    The result's object is then empty. Whether the module and object exist is not checked.
 
     Args:
         key: the setting, such as 'method'.
@@ -235,7 +238,7 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> PluginPlace:
 
     Raises:
         SettingError: the name does not have the form of a plugin's name, and no installed package
-            offers it.
+            offers it; or an installed package offers a name that is taken (see ``find_plugins``).
     """
     entries: dict[str, str] = {}
     if ":" not in name:
@@ -358,7 +361,7 @@ def _parse_carried(text: str) -> dict[str, Value]:
 
 
 def import_plugin(module: str) -> None:
-    """Import ``module``, a plugin's top-level module, and so run its code.
+    """Import a plugin's top-level module, which runs its code unless it is imported already.
 
     Raises:
         SettingError: the import fails with any exception, including SystemExit.
@@ -430,7 +433,7 @@ def digests_text(digests: Mapping[str, str]) -> str:
 def stated_digests(text: str) -> dict[str, str]:
     """Parse the setting 'plugin-digests', "module=digest, module=digest", into module -> SHA-256.
 
-    An empty text gives an empty mapping. The text is not checked: an entry without '=' gets an
+    An empty string gives an empty mapping. The format is not checked: an entry without '=' gets an
     empty digest.
     """
     digests = {}
@@ -483,8 +486,9 @@ def module_digest(module: str) -> str:
     For a file of 'plugin', it is the digest of the bytes that were executed.
 
     Returns:
-        The digest of the module's file, or of all Python and text files of its package. If the
-        module does not exist or was not made from a file, the digest is an empty string.
+        The digest of the module's file, or of the Python, TOML, Markdown, YAML and JSON files of
+        its package. If the module does not exist or was not made from a file, the digest is an
+        empty string.
     """
     known = getattr(sys.modules.get(module), _DIGEST, "")
     if known:
@@ -504,10 +508,11 @@ def module_digest(module: str) -> str:
 
 
 def _package_digest(folders: Iterable[str]) -> str:
-    """Compute one SHA-256 over all text files in a package's folders.
+    """Compute one SHA-256 over the Python, TOML, Markdown, YAML and JSON files of a package.
 
-    It covers the relative path and the content of each Python, TOML, Markdown, YAML and JSON file
-    (``_COMPARED``), in sorted order.
+    The digest covers the relative path and the content of each file with an ending in
+    ``_COMPARED``, also in subfolders. The folders keep their given order, and the files of each
+    folder are sorted by path.
     """
     total = hashlib.sha256()
     for folder in folders:

@@ -41,7 +41,7 @@ class SettingRule:
         kind: bool, int, float or str.
         roles: further lists that contain the setting, see ``common_settings``.
         allowed: the allowed values in words; empty if every value of the kind is allowed.
-        choices: the texts that the field's ``Literal`` allows; empty without one.
+        choices: the strings that the field's ``Literal`` allows; empty without a ``Literal``.
         minimum, maximum: the bounds of a number. ``allowed`` tells whether the bounds themselves
             are allowed.
         is_internal: whether only fedsilo sets the setting, never a user.
@@ -125,7 +125,7 @@ def _adapter_of(cls: type) -> TypeAdapter[Any]:
 
 
 def _owner_of(cls: type, field_name: str) -> type:
-    """Return the class that declares a field; the first in the method resolution order."""
+    """Return the class that declares a field: the first one in the method resolution order."""
     return next(c for c in cls.__mro__ if field_name in inspect.get_annotations(c))
 
 
@@ -144,10 +144,11 @@ def _group_of(cls: type) -> str:
 
 
 def _key_in_group(group: str, field_name: str) -> str:
-    """Return the run-config key of a field, ``<group>.<name>``; without a group, only the name.
+    """Return the run-config key of a field: ``<group>.<name>``, with '-' in place of '_'.
 
-    If the name begins with the group, this prefix is removed: ``run_name`` in ``run`` is
-    ``run.name``. If the name equals the group, the key is ``<group>.name``.
+    If ``group`` is empty, the key is only the name. If the name begins with the group and a '-',
+    both are removed: the field ``run_name`` in the group ``run`` has the key ``run.name``. If the
+    name equals the group, the key is ``<group>.name``.
     """
     key = key_of(field_name)
     if not group:
@@ -210,10 +211,10 @@ def _read_rules(cls: type) -> Mapping[str, SettingRule]:
 def _build_rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Build the rule of a setting from its field's metadata and ``hint``, the field's type.
 
-    In the rule, ``allowed`` is text for errors. It describes the choices and the wording. Without a
-    wording it describes the pattern, and without any of these the bounds of a number. ``minimum``
-    and ``maximum`` do not tell whether the bound itself is allowed; without bounds they are
-    infinite.
+    In the rule, ``allowed`` is text for errors. It describes the choices and the wording. If there
+    is no wording, it describes the pattern. If there is none of these, it describes the bounds of a
+    number. ``minimum`` and ``maximum`` do not tell whether the bound itself is allowed. A missing
+    bound is infinite.
     """
     said = field.metadata
     choices = _choices_of(hint)

@@ -90,7 +90,7 @@ class SiteFacts:
     task: str = CLASSIFICATION
 
     def columns(self) -> tuple[str, ...]:
-        """Return the names of the numbers that ``sums`` are over: features, numeric outcome."""
+        """Return the names of the columns that ``sums`` cover: features and a numeric outcome."""
         return numeric_columns(self.task, self.features, self.class_names)
 
     @cached_property
@@ -102,8 +102,8 @@ class SiteFacts:
     def measured_splits(self) -> list[str]:
         """The splits that have samples and that the site sends measurements for.
 
-        They are in the order of the site's label counts. If the site reveals only sums over sites,
-        it has no label counts. The sizes are then unknown, so all splits in ``measured`` are
+        The splits are in the order of the site's label counts. If the site reveals only sums over
+        sites, it has no label counts. The sizes are then unknown, so all splits in ``measured`` are
         returned.
         """
         if not self.label_counts:
@@ -140,7 +140,7 @@ class SiteFacts:
         Raises:
             ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
                 entries are not valid facts, perhaps because server and site run different versions.
-                The caller turns the error into one of the site.
+                The caller must catch all of these.
         """
         config = {"software": "{}", "task": CLASSIFICATION, **config}
         said = {name: config[key_of(name)] for name in _PLAIN}
@@ -177,11 +177,12 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
 
 
 def _find_split_fault(facts: SiteFacts) -> str:
-    """Return the first fault in the counts or splits as a clause, or an empty string.
+    """Describe in a clause the first fault in a site's task, label counts or measured splits.
 
-    The task must be known. Label counts must have one number per stratum of the task, must not be
-    negative, and must include the split train unless there are none at all. The measured splits
-    must be known.
+    The task must be known. The label counts of each split must have one count per stratum of the
+    task, such as a class, and no count may be negative. If there are label counts, the split train
+    must have some. The measured splits must be among ``SPLITS``. If there is no fault, the result
+    is an empty string.
     """
     if facts.task not in TASKS:
         return f"'task' is '{one_line(facts.task, 40)}', which is none of {', '.join(TASKS)}"
@@ -204,7 +205,7 @@ def _read_sums(config: Mapping[str, Any], features: int) -> Sums | None:
 
     Args:
         config: the entries "sums-count", "sums-total" and "sums-squares", each a list of numbers.
-        features: the number of features.
+        features: the number of columns: the features and a numeric outcome.
 
     Raises:
         ValueError: an array does not have ``features`` finite numbers, or a count or a sum of

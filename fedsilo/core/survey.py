@@ -64,7 +64,10 @@ class MeasuredFeature(Part):
 
     @property
     def cells(self) -> int:
-        """The number of cells in the histogram; 0 for a feature without edges and levels."""
+        """The number of cells in the histogram; 0 for a feature without edges and levels.
+
+        If ``lacking`` is True, the cell for samples without a value is included.
+        """
         # k edges make k + 1 cells, because values below the first and above the last count too
         known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
         return known + self.lacking if known else 0
@@ -149,13 +152,16 @@ class Survey(Part):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Survey:
-        """Check that each part has the classes and features that ``about`` names.
+        """Check that the answer's parts match the classes and features that ``about`` declares.
+
+        For example, labels must have one count per class, and a histogram the declared number of
+        cells (see ``_find_problems``). pydantic calls this function once it has built the answer.
 
         Returns:
             The answer, unchanged.
 
         Raises:
-            ValueError: a part does not. Only the first problem is named.
+            ValueError: a part does not match. The message describes only the first problem.
         """
         problem = next(self._find_problems(), "")
         if problem:
@@ -190,7 +196,7 @@ class Survey(Part):
                 yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
-        """Convert the answer to the entries of a ConfigRecord: name of a part -> JSON text.
+        """Convert the answer to the entries of a ConfigRecord: name of a part -> JSON string.
 
         In the names '-' replaces '_'. A part that the site withholds (None) is left out. Suppressed
         counts within a part become null.
@@ -207,7 +213,7 @@ class Survey(Part):
         """Build the answer from the entries of a ConfigRecord.
 
         Args:
-            config: key -> JSON text for each part that the site did not withhold.
+            config: key -> JSON string for each part that the site did not withhold.
 
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps
@@ -230,7 +236,7 @@ def _find_cell_problems(
 ) -> Iterator[str]:
     """Yield a sentence for each feature whose counts do not match the declared number of cells.
 
-    A feature that is not declared is such a problem too.
+    An undeclared feature gives such a sentence too.
 
     Args:
         part: the name of the part, for the sentences.

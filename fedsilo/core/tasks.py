@@ -62,14 +62,17 @@ def tasks_except(name: str) -> tuple[str, ...]:
 
 
 def numeric_columns(task: str, features: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the numbers that sites standardise, by which their sums are ordered.
+    """Return the names of the columns that sites standardise, in the order of their sums.
 
-    They are a table's features and, if the labels are numbers, the outcome.
+    These columns are a table's features and, if the labels are numbers, the outcome.
 
     Args:
-        task: a name in ``TASKS``; KeyError for any other.
+        task: a name in ``TASKS``.
         features: the names of the features; empty for images.
-        names: the name of the outcome, if the labels are numbers.
+        names: the name of the outcome, if the labels are numbers; otherwise not used.
+
+    Raises:
+        KeyError: ``TASKS`` does not have the task.
     """
     if TASKS[task].numeric:
         return (*features, *names)

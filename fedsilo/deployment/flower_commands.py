@@ -137,10 +137,11 @@ def is_healthy(deployment: Deployment) -> bool:
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
     """Call ``missing`` every 0.3 seconds until it returns an empty list of members.
 
-    An empty list at the first call returns at once. Errors of ``missing`` are raised.
+    If the first list is empty, the function returns without waiting. Errors of ``missing`` are not
+    caught.
 
     Args:
-        deployment: the deployment, whose processes and logs are looked at.
+        deployment: the deployment, whose processes are checked and whose logs explain a failure.
         missing: returns the members that are still missing, given the deployment.
 
     Raises:
@@ -171,10 +172,9 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
     """Wait at most 90 seconds until the server notices that a site's killed process is gone.
 
-    If the site is online at first, ``say`` prints a line about the wait.
-
-    The wait is needed because the server admits only one process per site. If the server has not
-    noticed after 90 seconds, the function returns without an error.
+    If the server shows the site as online at first, ``say`` prints a line about the wait.
+    Otherwise the function returns at once. The wait is needed because the server admits only one
+    process per site. After 90 seconds the function returns without an error.
     """
     limit = time.monotonic() + _START_LIMIT
     if site in list_online_sites(deployment):
@@ -189,7 +189,10 @@ def print_command(command: Sequence[str], say: Say) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank, stripped, or "no output" if all lines are blank."""
+    """Return the last line that has any text, without surrounding spaces.
+
+    If no line has any, the result is "no output".
+    """
     for line in reversed(text.splitlines()):
         if line.strip():
             return line.strip()

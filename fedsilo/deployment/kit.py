@@ -160,9 +160,9 @@ _ANOTHER = "do not use the kit, and ask the server's operator for another"
 
 
 def _read_zip(path: Path) -> dict[str, bytes]:
-    """Read the files of a zip by name; only the files of a kit are allowed in it.
+    """Read the files of a zip by name, and check that they are files of a kit.
 
-    Some may be missing.
+    A missing file is not refused here.
 
     Raises:
         KitError: the zip is missing or damaged, has other files, or other users may read it.
@@ -193,7 +193,7 @@ def _read_zip(path: Path) -> dict[str, bytes]:
 
 
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Check that a zip has only files of a kit, each once, at most 1 MiB each, usually compressed.
+    """Check that a zip has only files of a kit, each once, of at most 1 MiB, compressed as usual.
 
     The sizes are those that the zip states. A missing file is not refused here.
 

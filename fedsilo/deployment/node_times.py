@@ -52,9 +52,9 @@ def interval_for(check: str) -> float:
 
 
 def fault_of(interval: float | None) -> str:
-    """Return the failed check for which a heartbeat interval stands, or an empty text.
+    """Return the name of the failed check that a heartbeat interval reports.
 
-    The text is empty for None, for an ordinary interval, and for a number that no check has.
+    The name is empty for None, for an ordinary interval, and for an interval of no known check.
     """
     if interval is None:
         return ""
@@ -67,8 +67,9 @@ def fault_of(interval: float | None) -> str:
 def read_node_times(deployment: Deployment) -> dict[str, NodeTimes]:
     """Read the times of all nodes from the server's database, by node id.
 
-    The result is empty if the database does not exist yet, or if another version of Flower has
-    written it in another form: the times are only additional information.
+    The result is empty if the database does not exist yet or cannot be read, for example because
+    another version of Flower wrote it. This is not an error, because the times are only additional
+    information.
     """
     database = deployment.home(SERVER) / "superlink.db"
     if not database.is_file():

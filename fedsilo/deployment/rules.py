@@ -127,8 +127,9 @@ def check_rules(
         The file's rules. Options do not change them.
 
     Raises:
-        RulesError: the file cannot be used, belongs to another site, or an option contradicts it;
-            or neither the file nor the node config has a level of trust.
+        RulesError: the file or an option cannot be used, the file belongs to another site, an
+            option contradicts the file, or neither the file nor the node config has a level of
+            trust.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -170,8 +171,8 @@ def _show_value(content: Mapping[str, Any], key: str) -> str:
 def effective_rules(context: Context) -> SiteFile:
     """Return the rules that apply at a site: the stricter of its site file and its node config.
 
-    Without a site file, all methods, data sets and records are allowed. Limits of the node config
-    are the only other rules then.
+    Without a site file, all methods, data sets and records are allowed, but the limits in the node
+    config still apply.
 
     Args:
         context: Flower's context of the site, whose node config may name a site file.

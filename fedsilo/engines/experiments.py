@@ -82,8 +82,8 @@ Grid = Annotated[dict[str, Any], BeforeValidator(_read_grid)]
 class Experiment(FileModel):
     """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
 
-    ``trials`` is the number of grid points that its settings were chosen from, or 0 if it was not
-    tuned; ``minutes`` is a run's duration on two cores, or 0 if that was not measured.
+    ``trials`` is the number of grid points from which its settings were chosen; 0 if they were not
+    tuned. ``minutes`` is the duration of a run on two cores; 0 if nobody has measured it.
     """
 
     about: Any = None
@@ -274,7 +274,9 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; if its text has not changed since the last call, reuse the result.
+    """Open a simulation file.
+
+    If its text has not changed since the last call, the result of that call is returned.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.
@@ -296,7 +298,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 
 
 def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Experiment:
-    """Return the experiment ``name``; other experiments of the file are not checked.
+    """Return the experiment ``name``. Other experiments of the file are not checked.
 
     If ``name`` is a method and the file has no experiment of that name, an experiment with the
     method's defaults is returned.
@@ -326,11 +328,15 @@ def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Exp
 
 
 def declared_experiment(name: str, sources: RunSources) -> Experiment:
-    """Find the experiment called ``name`` in the simulation file of ``sources``.
+    """Find the experiment called ``name`` in the simulation file that ``sources`` names.
 
-    As in ``find_experiment``, the name may also be a method's; then the method's defaults are the
-    experiment. Methods of the plugins that ``sources`` sets count too: with ``--plugin mine.py``,
-    ``mine`` is a method.
+    If ``sources`` names no file, the default file is used. If the file has no experiment of that
+    name, but ``name`` is a method, the result is an experiment with the method's defaults. A plugin
+    among the changed settings of ``sources`` is such a method too: with ``--plugin mine.py``,
+    ``mine`` is one. Settings that ``sources`` changes are not applied here.
+
+    Raises:
+        SettingError: there is no such experiment or method, or the file cannot be used.
     """
     modules: list[str] = []
     for change in sources.changes:
@@ -341,9 +347,10 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:
-    """Return a copy of ``under`` with all fields that ``own`` states; a matrix is left out.
+    """Return a copy of ``under`` in which all fields that ``own`` states are replaced.
 
-    Settings, grid and resources are merged key by key; the keys of ``own`` win.
+    Settings, grid and resources are merged key by key, and the values of ``own`` override. A matrix
+    is left out.
     """
     update = own.stated_fields()
     update.pop("matrix", None)
@@ -353,7 +360,7 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Read a section of a simulation file as ``cls``; a missing section gives the defaults.
+    """Read a section of a simulation file as ``cls``. If it is missing, ``cls`` has its defaults.
 
     Raises:
         SettingError: the section is not a mapping, or does not fit ``cls``.

@@ -44,7 +44,8 @@ def plan_run(
     Args:
         experiment: an experiment's name, or a method.
         sources: the sources of settings that the command names.
-        supernodes: number of simulated sites; None for the experiment's, else all silos.
+        supernodes: number of simulated sites; None for the experiment's number or, without one, for
+            all silos.
         overrides: settings that the command itself sets.
         engine: the engine that will run it, or empty if it is unknown.
 
@@ -64,7 +65,7 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine.
+    """Build only the settings of a run. Unlike ``plan_run``, this needs no data on this machine.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -115,9 +116,9 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
     """Return the settings with absolute paths of files, folders, plugins and 'run.out'.
 
-    'run.out' is taken from the command or, without it, from the settings. If neither has it, it
-    becomes ``runs``, unless $FEDSILO_RUNS is set: then it stays empty, and the variable is read
-    later.
+    'run.out' is the command's value. If the command has none, it is the value in the settings. If
+    both have none but $FEDSILO_RUNS is set, it stays empty, and the variable is read later.
+    Otherwise it becomes ``runs``.
     """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
@@ -202,9 +203,9 @@ def plan_resumed_run(
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server now if the run may use processes.
 
-    The server then loads PyTorch at the same time as this process. This happens with engine
-    "processes"; with "auto" only if the data are not a table, the run is not vectorised, and the
-    machine has more than one core.
+    The server then loads PyTorch at the same time as this process. With engine "processes", it is
+    always started. With "auto", it is started only if the data are not a table, the run is not
+    vectorised, and the machine has more than one core.
     """
     is_table = ".tables." in DATA_SETS.get(
         common.dataset, ""
@@ -255,8 +256,8 @@ def engine_for(
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
     """Explain why a run should use only this process, as the end of a sentence.
 
-    The text is empty if worker processes should be used. ``workers`` is the number of worker
-    processes that this machine allows.
+    If worker processes should be used, the result is an empty string. ``workers`` is the number of
+    worker processes that this machine allows.
     """
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"

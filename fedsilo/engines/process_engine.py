@@ -116,9 +116,9 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; drop earlier messages and replies.
+        """Drop what is left of earlier messages, then queue ``messages`` and return their ids.
 
-        Earlier messages without an answer and replies that were not pulled are dropped.
+        Dropped are messages that wait for a worker, and replies that were not pulled.
         """
         # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
@@ -148,8 +148,8 @@ class ProcessGrid(InlineGrid):
     def _dispatch(self) -> None:
         """Give each idle worker a waiting message.
 
-        A worker gets the oldest message for a site that it has run, or that no worker has run. If
-        all waiting messages are for sites of other workers, the worker gets the oldest message.
+        A worker gets the oldest message for a site that no other worker has run last. If there is
+        no such message, the worker gets the oldest message of all.
         """
         while self._idle and self._waiting:
             worker = self._idle.pop()
@@ -247,7 +247,7 @@ def _answer_parcel(parcel: Parcel) -> Parcel:
 
 
 def start_fork_server() -> None:
-    """Start the fork server, the process that forks the workers, unless it runs already.
+    """Start the fork server, the process that forks the workers, if it does not run already.
 
     The fork server loads PyTorch in the background, and ignores Ctrl-C.
     """
@@ -262,7 +262,7 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid that runs simulated sites in worker processes; these are killed after the block.
+    """Yield a grid that runs simulated sites in worker processes. They are killed after the block.
 
     Raises:
         SettingError: the workers would not see the GPU that 'machine.device' asks for.

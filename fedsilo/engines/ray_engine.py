@@ -68,8 +68,9 @@ def run_with_ray(
 ) -> RunDirectory:
     """Run ``settings`` by ``flwr run`` with Ray, and return the run directory.
 
-    If the user interrupts it, the progress is marked as interrupted. If RAY_ADDRESS names a cluster
-    but ``address`` is empty, a warning is printed to stderr.
+    If the user presses Ctrl-C, the run's progress is marked as interrupted, and a KeyboardInterrupt
+    with the path of a begun run is raised. If RAY_ADDRESS names a cluster but ``address`` is empty,
+    a warning is printed to stderr.
 
     Args:
         settings: the settings of the run.
@@ -120,7 +121,7 @@ def run_with_ray(
 def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
-    """Start a SuperLink in simulation mode; after the block end all processes of the run.
+    """Start a SuperLink in simulation mode. After the block, end all processes of the run.
 
     Yields:
         The environment variables that ``flwr`` needs to find the SuperLink.
@@ -225,7 +226,7 @@ def stream(
     --verbose.
 
     Returns:
-        The app's last error line, or an empty text; and the exit code.
+        The app's last error line, or an empty string if there is none; and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(

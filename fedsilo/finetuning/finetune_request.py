@@ -92,11 +92,12 @@ def open_starts(
 ) -> Starts:
     """Open all starting points that ``--weights`` names, in order, by ``open_start``.
 
-    The arguments are those of ``open_start``, and so are other errors.
+    The arguments are those of ``open_start``.
 
     Raises:
         SettingError: two starting points have the same label, so their rows in the table of results
             would look alike.
+        FedsiloError: ``open_start`` cannot open a starting point.
     """
     starts = Starts([open_start(name, data_dir, from_site, state_dir) for name in weights])
     labels = [source.label for source in starts.sources]
@@ -217,9 +218,9 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
     """Explain why a model does not have an encoder that the run trained; "" if it has one.
 
-    ``arrays`` are the model's arrays by name. If they are only prompts, without the ViT that the
-    prompts were trained for, they count as an encoder unless that ViT was random: a random ViT
-    cannot be loaded again.
+    ``arrays`` are the model's arrays by name. They may be only prompts, without the ViT that the
+    prompts were trained for. Such prompts count as an encoder if that ViT is pretrained. They do
+    not count if that ViT was random, because a random ViT cannot be loaded again.
     """
     if not any(name.startswith(_ENCODER) for name in arrays):
         return (

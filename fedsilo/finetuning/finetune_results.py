@@ -99,7 +99,7 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 
     The files are finetune.json, figures.csv (test metrics), curves.csv, and model.safetensors with
     the network of the first starting point's best seed by the validation headline metric. For
-    segmentation, overlays.png is written too; it shows ``images`` test images.
+    segmentation, overlays.png is written too, with ``images`` test images.
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
     write_atomically(folder / "finetune.json", content + "\n")
@@ -146,11 +146,11 @@ def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
 
 
 def metrics_table(study: Study, starts: Sequence[StartResult]) -> pd.DataFrame:
-    """Build the table of the test metrics of all starting points, with a row for each metric.
+    """Build the table of test metrics, with a row for each starting point and metric.
 
-    Each row also has the network and the starting point, and ``seeds``, the number of seeds with
-    the metric. ``sd`` is the standard deviation over these seeds, empty for a single seed. A metric
-    without any seed is left out.
+    The columns are ``network``, ``weights`` (the starting point), ``metric``, ``mean``, ``sd`` and
+    ``seeds``. Mean and standard deviation are over the seeds that have the metric, and ``seeds`` is
+    their number. For a single seed, ``sd`` is NaN. A metric that no seed has is left out.
     """
     network = study.downstream.network
     table = []

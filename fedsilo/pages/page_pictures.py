@@ -116,7 +116,7 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Draw points (x, y); points with the same title share a colour and a marker.
+    """Draw points (x, y). Points with the same title have the same colour and marker.
 
     Args:
         name: the picture's name, unique on its page.
@@ -259,10 +259,11 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """Convert a figure to the text of one ``svg`` element; equal figures give equal texts.
+    """Convert a figure to the text of one ``svg`` element. Equal figures give equal texts.
 
-    Text is kept as text rather than outlines, so that it can be searched and read aloud. All ids
-    begin with ``name``, which must be unique on the page, so that two pictures never share an id.
+    Words in the figure are kept as text rather than outlines, so that they can be searched and read
+    aloud. All ids begin with ``name``, which must be unique on the page, so that two pictures never
+    share an id.
     """
     import matplotlib
 

@@ -17,7 +17,10 @@ Effect = Callable[[float, float], tuple[float, float, float]]
 
 
 def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
-    """Draw a panel per column: hospitals, fixed and random effects, and the pooled regression.
+    """Draw a forest plot with a panel for each coefficient, and write it to the file ``path``.
+
+    A panel has a row for each hospital's own effect, for the fixed and the random effects (if they
+    were computed), and for the pooled regression.
 
     Args:
         document: the content of ``fit.json``.

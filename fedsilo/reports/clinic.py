@@ -83,7 +83,12 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _head(run: Shown) -> dict[str, Any]:
-    """Build the variables of ``head.html``, with the patients for whom the page has no result."""
+    """Build the variables of ``head.html`` for the clinic's page.
+
+    The fact "without a result" is added to those of ``head_of``. At trust level ``server`` it has
+    the number of samples that each site left out. If results of a site are hidden, it names the
+    site.
+    """
     head = head_of(run)
     missing = []
     if run.trust == SERVER:
@@ -106,10 +111,11 @@ def _head(run: Shown) -> dict[str, Any]:
 
 
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
-    """Return a site's numbers of test samples: a list by class, and the total.
+    """Return a site's number of test samples in each class, and their total.
 
-    A hidden number of a class is None; a hidden or unknown total is 0. For an unknown site, or one
-    that does not report counts by class, the list is empty.
+    A count of a class is None if it is hidden, because it is too small to be shown. The total is 0
+    if it is hidden or unknown. The list is empty if the site does not report counts by class. For a
+    site that the run does not have, the result is an empty list and 0.
     """
     if site not in run.silos:
         return [], 0
@@ -190,7 +196,10 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
-    """Build a site's table with a row per class; ``hidden`` tells whether a cell is "n/a"."""
+    """Build the template variables of a site's table: its caption and a row for each class.
+
+    ``hidden`` tells whether some cell is "n/a".
+    """
     rows = []
     is_hidden = False
     for outcome in by_class:

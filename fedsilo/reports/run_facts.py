@@ -192,7 +192,7 @@ def _unlike_columns(run: Shown) -> list[str]:
 
 
 def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:
-    """Format a site's counts as texts; a hidden count (None) is ``< 10`` if ``floor`` is 10."""
+    """Format a site's counts. A hidden count (None) becomes ``< 10`` if ``floor`` is 10."""
     return [hide_small_count(count, floor) for count in counts]
 
 
@@ -328,8 +328,8 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
     """Summarise the accuracy over the test samples of all sites together, with its interval.
 
     ``tested`` maps a site to its number of test samples and its accuracy. ``only`` is the single
-    site that the sentence is about, or None for all sites; then the sentence names how many of them
-    have an accuracy.
+    site that the sentence is about; None for all sites. If some of all sites have no accuracy, the
+    sentence says how many sites it covers.
     """
     samples = right = 0
     for n, accuracy in tested.values():
@@ -372,7 +372,7 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Return a phrase on the accuracy of always predicting the most frequent class of ``sites``.
 
-    The text is empty if label counts are hidden, noisy or not reported.
+    If label counts are hidden, noisy or not reported, the result is an empty string.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""
@@ -390,11 +390,20 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 
 
 def limit(run: Shown, site: str | None = None) -> str:
-    """Describe the main limit of ``result`` in one sentence.
+    """Describe the main limitation of a run's result in one sentence.
 
-    The sentence is about the first of these that applies: made-up data, a trust level that hides
-    the metrics of single sites, no tested site, the task's own limit (``task_parts``), too few
-    samples to show, or the interval at the site with the fewest test samples.
+    The sentence is about the first of these limitations that applies:
+
+    1. The data are made up.
+    2. The trust level hides the metrics of single sites.
+    3. No site measured the model on test samples.
+    4. The task has its own sentence (``task_parts``).
+    5. No site has enough test samples to show a metric.
+    6. Otherwise, the interval of the accuracy at the site with the fewest test samples is wide.
+
+    Args:
+        run: the run.
+        site: the site that the result is about; None for all sites.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."

@@ -103,7 +103,7 @@ class TrainedModel:
         return data_set(self.common.dataset).pixel_standardisation(self.common)
 
     def module(self) -> ProbabilityModel:
-        """Return a module that maps raw samples to class probabilities, on the run's device.
+        """Return a module that maps raw samples to the task's predictions, on the run's device.
 
         Raw samples are as read from files, before standardisation. The module shares the network's
         weights and computes without dropout.
@@ -135,14 +135,18 @@ class TrainedModel:
 def open_model(
     lab: Lab, run_dir: Path, title: str, sites: Silos, best: bool = False
 ) -> TrainedModel:
-    """Open the network of a site in eval mode; ``FinishedRun.model`` calls it.
+    """Build the trained model of a site: its network in eval mode, with the run's facts.
+
+    ``FinishedRun.model`` calls this function.
 
     Args:
-        lab: the site, opened after the last round.
+        lab: the site, opened with the arrays of the wanted round.
         run_dir: the run directory.
         title: the title of the run's method.
         sites: site -> its facts in silos.json.
-        best: whether ``lab`` has the model of the best round.
+        best: whether ``lab`` has the arrays of the best round. This changes only the error: if the
+            site no longer keeps its own part of the model for that round, the message advises to
+            remove --best.
 
     Raises:
         FedsiloError: the network's arrays, or the part of them that the site keeps, cannot be read.
@@ -174,7 +178,7 @@ def open_at_first_site(
     ``open_at`` opens the model with the data of a site, or raises a DataError.
 
     Raises:
-        DataError: the data of all sites are missing; this is the error of the first site.
+        DataError: ``open_at`` raised one for every site. The error is that of the first site.
     """
     errors: list[DataError] = []
     for site in sites:

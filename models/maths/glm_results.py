@@ -37,9 +37,9 @@ class Units:
     has_intercept: bool = True
 
     def transformation(self) -> Floats:
-        """Return the matrix (k, k) that takes coefficients to the columns' own units.
+        """Return the matrix (k, k) that converts coefficients to the columns' own units.
 
-        The centre of the outcome is still to be added to the intercept.
+        It does not add the outcome's centre to the intercept; the caller does that.
         """
         if not self.has_intercept:
             return np.diag(1 / self.deviations)
@@ -68,7 +68,22 @@ class Fitted:
 
 
 def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
-    """Build the content of fit.json: coefficients, measures of fit and the sites' own fits."""
+    """Build the content of fit.json: the results of a regression over all sites.
+
+    Args:
+        fitted: the regression in the units of standardised columns.
+        units: these units, by which the results are converted to the columns' own.
+
+    Returns:
+        A dictionary of JSON values:
+
+        - 'family' and 'patients' (their number); 'events' for logistic and Cox's models.
+        - 'log-likelihood', and 'aic', which is 2 k - 2 log-likelihood for k coefficients.
+        - 'coefficients': a row for each coefficient (``_coefficients``).
+        - Only if the sites sent fits of their own: 'heterogeneity', a row for each column that
+          compares the sites' coefficients (``_heterogeneity``), and 'sites-without-fit', the names
+          of the sites whose patients determine no fit.
+    """
     sums, size = fitted.sums, len(fitted.beta)
     likelihood = _log_likelihood(fitted, units)
     document: dict[str, Any] = {
@@ -87,9 +102,10 @@ def results_document(fitted: Fitted, units: Units) -> dict[str, Any]:
 
 
 def _log_likelihood(fitted: Fitted, units: Units) -> float:
-    """Return the log-likelihood; of a linear model with the variance that maximises it.
+    """Return the log-likelihood in the outcome's own unit.
 
-    In Cox's model it is the log partial likelihood.
+    For a linear model it is the Gaussian log-likelihood, with the residual variance that maximises
+    it. For Cox's model it is the log partial likelihood.
     """
     sums = fitted.sums
     if fitted.family != "linear":
@@ -99,7 +115,13 @@ def _log_likelihood(fitted: Fitted, units: Units) -> float:
 
 
 def _coefficients(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row per coefficient: estimate, standard error, statistic, p, interval, ratio."""
+    """Yield a row for each coefficient, in the columns' own units.
+
+    Its keys are 'name', 'estimate', 'standard-error', 'statistic' (estimate / error), 'p'
+    (two-sided), and 'low' and 'high', the ends of the 95 % interval. For all but linear models
+    there are also 'ratio-estimate', 'ratio-low' and 'ratio-high': their exponentials, such as odds
+    ratios.
+    """
     matrix, sums = units.transformation(), fitted.sums
     beta = matrix @ fitted.beta
     if units.has_intercept:
@@ -133,9 +155,11 @@ def _ratio(value: float) -> float:
 
 
 def _heterogeneity(fitted: Fitted, units: Units) -> Iterator[dict[str, Any]]:
-    """Yield a row per column with each site's own coefficient, and their fixed and random effects.
+    """Yield a row for each column that compares the sites' own coefficients, in the column's unit.
 
-    A column has only its sites if fewer than two sites have a fit of their own.
+    Its keys are 'name' and 'sites', which has 'estimate' and 'standard-error' for each site with a
+    fit of its own. If there are at least two such sites, the row also has the attributes of
+    ``CombinedEffects``, with dashes in their names. The intercept has no row.
     """
     first = int(units.has_intercept)
     for place in range(first, len(fitted.names)):

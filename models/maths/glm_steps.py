@@ -53,7 +53,7 @@ class FittedModel:
 
     Attributes:
         family: the family.
-        columns: the names of the columns that explain.
+        columns: the names of the explanatory columns.
     """
 
     family: Family
@@ -208,10 +208,10 @@ def _find_units(model: FittedModel, progress: P, moments: Moments) -> P:
 def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
     """Take a step of Newton's method, or halve the last step if it was too long.
 
-    The last step was too long if the objective is now lower than before it. The new
-    coefficients are then the mean of the current ones and those before. Otherwise a full step
-    is taken. If the full step is very small, the coefficients have converged, and the result has
-    the final ``sums``.
+    The last step was too long if the objective is now lower than before that step. The new
+    coefficients are then halfway between the coefficients now and before the step. Otherwise a
+    full step is taken. If the full step is very small, the coefficients have converged, and the
+    result has the final ``sums``.
 
     Raises:
         FitError: a coefficient is beyond what data can determine.
@@ -230,7 +230,7 @@ def _step(model: FittedModel, progress: P, sums: GLMSums) -> P:
 
 
 def _refuse(fault: str) -> None:
-    """Raise a ``FitError`` with the text ``fault``, unless it is empty."""
+    """Raise a ``FitError`` with the message ``fault``, if the message is not empty."""
     if fault:
         raise FitError(fault)
 
@@ -293,15 +293,19 @@ def redundant_fault(names: Sequence[str], hessian: Floats) -> str:
 
 
 def endless_fault(family: Family, names: Sequence[str], beta: Floats) -> str:
-    """Describe the largest coefficient if it is beyond what data can determine; empty otherwise.
+    """Explain that the largest coefficient grows without end; '' if it does not.
 
-    Such a coefficient grows in every step, because its column separates the outcomes. The intercept
-    is not checked.
+    A coefficient counts as endless if its absolute value is above 12 (``LARGEST``). It then grows
+    in every step, because its column separates the outcomes. The intercept is not checked. For a
+    linear model the result is always ''.
 
     Args:
-        family: the family; coefficients of a linear model may have any size.
-        names: the coefficients' names.
+        family: the family.
+        names: the coefficients' names, the intercept's first if there is one.
         beta: the coefficients of standardised columns, (k,).
+
+    Returns:
+        One line for the error, with the name of the largest coefficient.
     """
     first = int(has_intercept(family))
     sizes = np.abs(beta[first:])

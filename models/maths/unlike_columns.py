@@ -256,7 +256,7 @@ def _ratio(first: float, second: float) -> float:
 
 
 def _is_unlike(first: Spread, second: Spread) -> bool:
-    """Return whether the spreads of a column at two sites differ so much that the units may differ.
+    """Tell whether the spreads of a column at two sites differ so much that the units may differ.
 
     There are two rules, and either one is enough. "Deviation" means the larger of the two standard
     deviations, and ratios compare absolute values.

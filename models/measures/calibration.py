@@ -20,7 +20,8 @@ from torch import Tensor
 def rows_needed(coverage: float) -> int:
     """Return the smallest number of calibration samples that gives a finite threshold.
 
-    ``coverage``, the wanted share of right sets, is above 0 and below 1. For 0.9 the result is 9.
+    ``coverage``, above 0 and below 1, is the wanted share of sets that contain the true class. For
+    0.9 the result is 9, because with 8 samples the threshold would be infinite.
     """
     # The smallest n with ceil((n + 1) coverage) <= n; see ``_rank`` for the tolerance
     return math.ceil(coverage / (1 - coverage) - 1e-9)

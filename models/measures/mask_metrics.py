@@ -57,9 +57,15 @@ def class_metrics(
 ) -> dict[str, float]:
     """Compute the metrics of ``overall_metrics`` for each class: ``class.<c>.<metric>`` -> value.
 
-    Classes are counted from 1, because class 0 is the background. A class that fewer than
-    ``minimum`` images have, in either mask, is left out; the other arguments are those of
-    ``overall_metrics``.
+    Class 0, the background, has no metrics, so c begins at 1. Each metric is averaged over the
+    images in which the predicted or the true mask has the class. If there are fewer than
+    ``minimum`` such images, or none, the class is left out.
+
+    Args:
+        predicted: each pixel's predicted class, (n, h, w).
+        masks: each pixel's true class, (n, h, w).
+        classes: the number of classes, with the background.
+        minimum: the fewest images of a class.
     """
     metrics = {}
     for number, measured in _by_class(predicted, masks, classes).items():
@@ -132,8 +138,9 @@ def image_scores(predicted: Tensor, masks: Tensor, classes: int) -> Tensor:
 def dominant_classes(masks: Tensor) -> Tensor:
     """Return the class with the most pixels of each mask, besides the background, (n,) int64.
 
-    It is 0, the background, for an empty mask. The lower class decides a tie. So every image counts
-    for exactly one class, and the counts add up to the number of images.
+    For an empty mask the result is 0, the background. On a tie the class with the lower index is
+    taken. So every image counts for exactly one class, and the counts add up to the number of
+    images.
 
     ``masks`` has each pixel's class, (n, h, w).
     """

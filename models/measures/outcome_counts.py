@@ -19,11 +19,12 @@ from fedsilo.models.measures.intervals import Estimate, of_share
 def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
     """Count right and wrong predictions by class and by certainty, as metrics by name.
 
-    For each class c, ``class.<c>.right`` counts samples of c that are classified as c,
-    ``class.<c>.false`` other samples that are classified as c, and ``class.<c>.auc`` is the AUC of
-    c against the rest. ``confidence.<bin>.<part>`` counts by tenths of the largest probability,
-    ``uncertainty.<bin>.<part>`` by tenths of the entropy over ln K, where the parts are ``count``,
-    ``right`` and ``mean``.
+    - ``class.<c>.right``: the samples of class c that are classified as c.
+    - ``class.<c>.false``: the samples of other classes that are classified as c.
+    - ``class.<c>.auc``: the AUC of c against the rest.
+    - ``confidence.<bin>.<part>``: ``count``, ``right`` and ``mean`` by tenths of the largest
+      probability (``bin_counts``).
+    - ``uncertainty.<bin>.<part>``: the same by tenths of the entropy divided by ln K.
 
     Args:
         probabilities: (n, classes), rows summing to 1.

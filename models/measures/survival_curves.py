@@ -36,12 +36,23 @@ class CurvePoint:
 
 
 def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, float]:
-    """Return the published points of a site's curve, as metrics ``survival.<number>.<part>``.
+    """Return the points of a site's Kaplan-Meier curve that may leave, as metrics by name.
+
+    The candidates are the round times of ``_grid``, from the first on: equal steps up to about the
+    longest follow-up. A time becomes a point if at least ``minimum`` patients had the event after
+    the point before and up to this time, and at least ``minimum`` are followed beyond this time.
+    Any other time is skipped, and its events count for the next point.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
-        minimum: the fewest patients with an event in a step, and the fewest still followed.
+        minimum: the fewest patients with an event between two points, at least 1, and the fewest
+            patients still followed.
+
+    Returns:
+        ``survival.<number>.<part>`` for each point, numbered from 0 in rising order. The parts are
+        those of ``CurvePoint``: the time, the share without the event, the ends of its 95 %
+        interval, and the number still followed. Empty if there is no event or no such time.
     """
     curve = kaplan_meier(times, events)
     if not len(curve.times):
@@ -63,7 +74,10 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
 
 
 def read_curve(values: Mapping[str, float]) -> list[CurvePoint]:
-    """Read the points that ``published_curve`` made, in rising order; [] if there are none."""
+    """Read the points that ``published_curve`` made, in rising order; [] if there are none.
+
+    Reading stops at the first point that lacks a part.
+    """
     points: list[CurvePoint] = []
     while f"{SURVIVAL_CURVE}.{len(points)}.time" in values:
         parts = [values.get(f"{SURVIVAL_CURVE}.{len(points)}.{part}") for part in SURVIVAL_PARTS]
@@ -75,9 +89,11 @@ def read_curve(values: Mapping[str, float]) -> list[CurvePoint]:
 
 
 def _grid(longest: float) -> Floats:
-    """Return rising round times up to the longest follow-up, at most 40.
+    """Return the multiples 1, 2, 3, ... of a round step; the last is at least the longest time.
 
-    The step is 1, 2 or 5 times a power of ten, so the grid tells the longest time only roughly.
+    There are ``SURVIVAL_POINTS`` times, or none if ``longest`` is not above 0. The step is the
+    smallest 1, 2 or 5 times a power of ten that suffices, so the grid tells the longest follow-up
+    only roughly.
     """
     if longest <= 0:
         return np.zeros(0)

@@ -52,8 +52,8 @@ class SurvivalCurve:
     def band(self) -> tuple[Floats, Floats]:
         """Return low and high ends of the 95 % interval of ``survival``, (k,) each.
 
-        The interval is symmetric on the scale log(-log S), so it stays between 0 and 1. It is 1 to
-        1 or 0 to 0 where the survival is.
+        The interval is symmetric on the scale log(-log S), so it stays between 0 and 1. Where the
+        survival is exactly 0 or 1, both ends equal the survival.
         """
         inside = (self.survival > 0) & (self.survival < 1)
         low, high = self.survival.copy(), self.survival.copy()
@@ -68,11 +68,19 @@ class SurvivalCurve:
 
 
 def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
-    """Estimate the survival of patients; a patient censored at an event's time is still at risk.
+    """Estimate the share of patients without the event over time (Kaplan and Meier 1958).
+
+    The share falls at each distinct time of an event by the factor 1 - d / n, for d events among n
+    patients at risk. At risk are all patients whose time is not shorter, so a patient who is
+    censored at the time of an event still counts.
 
     Args:
         times: the time to the event or to censoring, (n,).
         events: 1 for an event, 0 if censored, (n,).
+
+    Returns:
+        The curve at the distinct times of events. Without any event its arrays are empty, and the
+        share is 1 at all times.
     """
     distinct, deaths = np.unique(times[events == 1], return_counts=True)
     at_risk = len(times) - np.searchsorted(np.sort(times), distinct, side="left")
@@ -80,9 +88,10 @@ def kaplan_meier(times: Floats, events: Floats) -> SurvivalCurve:
 
 
 def censoring_curve(times: Floats, events: Floats) -> SurvivalCurve:
-    """Estimate the share of patients who are not censored yet; its events are the censorings.
+    """Estimate the share of patients who are not censored yet, as a curve over time.
 
-    A patient who dies at the time of a censoring is no longer at risk of it.
+    The events of this curve are the censorings. A patient who has the event at the time of a
+    censoring is no longer at risk of being censored then.
 
     Args:
         times: the time to the event or to censoring, (n,).
@@ -110,8 +119,8 @@ def concordance(times: Floats, events: Floats, risks: Floats) -> float | None:
     """Compute Harrell's C-index: how often the patient of higher risk has the event earlier.
 
     A pair is comparable if the patient with the shorter time had the event, or if both times are
-    equal and only one of them had it. Equal risks count one half. Two events at the same time are
-    no pair, as in R's ``survival`` and in lifelines.
+    equal and only one of them had it. Two events at the same time are not comparable, as in R's
+    ``survival`` and in lifelines. A pair of equal risks counts one half.
 
     Args:
         times: the time to the event or to censoring, (n,).

@@ -106,10 +106,11 @@ class TopologySettings(MatchaSettings):
 def mix_models(
     models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Compute the weighted mean of models: array by name.
+    """Compute the weighted mean of the sites' models, array by array: name -> array.
 
     Sites that are missing in ``models``, such as a failed neighbour, are left out, and the
-    remaining weights are scaled to sum to 1. Arrays keep the type of the first site's.
+    remaining weights are scaled to sum to 1. The mean is computed in float64. Each array then gets
+    the type that it has at the first site in alphabetical order.
 
     Args:
         models: site -> arrays by name.

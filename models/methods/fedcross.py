@@ -37,10 +37,10 @@ class FedCrossSettings(OwnSettings):
 
 
 def collaborators(vectors: Any, choice: Choice, round_: int) -> list[int]:
-    """Return for each model the number of the model that it is mixed with.
+    """Choose another model for each model to be mixed with, and return the indices of these models.
 
     Similarity is the cosine of two models' weights. Of equally similar models, the one with the
-    lower number is taken.
+    lower index is taken.
 
     Args:
         vectors: the models' trained weights, (models, weights) float64, at least two models.
@@ -49,7 +49,7 @@ def collaborators(vectors: Any, choice: Choice, round_: int) -> list[int]:
         round_: the number of the round, from 1. Only "in-order" uses it.
 
     Returns:
-        For each model, in order, a number from 0 that is not its own.
+        For each model, in order, the index of the other model, from 0.
     """
     count = len(vectors)
     if choice == "in-order":

@@ -37,7 +37,7 @@ OWN_FIT = "own-fit"  # the phase in which each site fits its own model
 def part_norm(common: CommonSettings) -> float:
     """Return the norm to which the parts of the sums are scaled, so that no site clips them.
 
-    It is 'secure.clip-norm' in a secret sum, otherwise 1.
+    The norm is 'secure.clip-norm' in a secret sum, otherwise 1.
     """
     if common.secure_aggregation == "none":
         return 1.0
@@ -162,12 +162,13 @@ class GLMSettings(OwnSettings):
 
 @dataclass(frozen=True)
 class ChosenColumns:
-    """The places of a regression's columns among a table's features.
+    """The indices of a regression's columns among a table's features.
 
     Attributes:
-        columns: the places of the columns that explain.
-        outcome: the place of the outcome; None for the label.
-        time: the place of the time to the event; None for the label's time, or without a time.
+        columns: the indices of the columns that explain.
+        outcome: the index of the outcome; None if the table's label is the outcome.
+        time: the index of the time to the event. None if the label has the time, or if the
+            regression has no time.
     """
 
     columns: list[int]
@@ -213,7 +214,7 @@ def find_columns(features: Sequence[str], settings: GLMSettings) -> ChosenColumn
 
 
 def _features_of(features: Sequence[str], name: str) -> list[int]:
-    """Return the places of the features that a column's name stands for; empty if none."""
+    """Return the indices of the features that a column's name stands for; may be empty."""
     found = []
     for place, feature in enumerate(features):
         if feature == name or feature.startswith(f"{name}="):

@@ -97,7 +97,7 @@ class UEFLSettings(OwnSettings):
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
-        """Return whether the settings make sites send centroids of their features after a round.
+        """Tell whether the settings make sites send centroids of their features after a round.
 
         Args:
             uncertain: True asks about the uncertain sites, False about the certain sites.
@@ -145,7 +145,7 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Return whether ``round_`` ends an iteration, and another iteration follows.
+        """Tell whether ``round_`` ends an iteration, and another iteration follows.
 
         The first iteration has 'uefl.iteration-rounds' rounds, and each later one
         'uefl.extension-rounds'. No iteration follows the last allowed one ('uefl.max-iterations'),
@@ -260,11 +260,11 @@ class CentroidNotes(Notes):
 def uncertain_sites(
     entropies: Mapping[str, float], gamma: float, threshold: str = "least"
 ) -> list[str]:
-    """Return the sites with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9), sorted.
+    """Return the uncertain sites, sorted: those with e_k > (1 + gamma) * min_j e_j.
 
-    ``entropies`` is site -> mean predictive entropy e_k, of at least one site. With ``threshold``
-    'mean', the unweighted mean of all e_j replaces the minimum (section 3.4). A single site is
-    never uncertain.
+    This is the negation of eq. 9. ``entropies`` is site -> mean predictive entropy e_k, for at
+    least one site. With ``threshold`` 'mean', the unweighted mean of all e_j replaces the minimum
+    (section 3.4). A single site is never uncertain.
     """
     values = list(entropies.values())
     level = min(values)

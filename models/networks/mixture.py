@@ -36,14 +36,15 @@ def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
 def open_experts(
     settings: CommonSettings, shape: NetworkShape, arrays: Mapping[str, Tensor]
 ) -> dict[str, TokenClassifier]:
-    """Build each site's expert network from arrays with wire names: site -> network.
+    """Build each site's expert network from received arrays: site -> network, sorted by site.
 
-    The networks are as built: not in eval mode, and with gradients.
+    The networks are in training mode, and their parameters have gradients. Without any expert's
+    array the result is empty.
 
     Args:
         settings: the run's settings, by which each expert is built.
-        shape: the data's shape and classes.
-        arrays: the experts' arrays, whose wire names contain their site.
+        shape: the shape of an input and the number of classes.
+        arrays: arrays named ``expert/<site>/<array>``; arrays with other names are ignored.
 
     Raises:
         SettingError: the arrays of an expert do not fit the network of ``settings``.

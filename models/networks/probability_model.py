@@ -1,4 +1,4 @@
-"""A network with its preprocessing, from raw samples to class probabilities."""
+"""A network with its preprocessing, from raw samples to predictions."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ PixelStatistics = tuple[Tensor, Tensor]
 
 
 class ProbabilityModel(nn.Module):
-    """Computes class probabilities from raw samples, in one pass without dropout.
+    """Computes predictions from raw samples, in one pass without dropout.
 
     Args:
         network: the trained network, whose mode becomes eval.
@@ -50,8 +50,13 @@ class ProbabilityModel(nn.Module):
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert raw inputs (batch, *input_shape) to the float32 that the network takes.
 
-        Rows are standardised, and a missing value (NaN) becomes the mean. Images are standardised
-        with ``pixels`` if given, otherwise scaled by ``float_inputs`` as in training.
+        - Rows of a table (``rows`` was given): the mean is subtracted and the result is divided by
+          the standard deviation, in float64. A missing value (NaN) becomes 0, which stands for the
+          mean.
+        - Images with ``pixels``: pixels of 0..255 are divided by 255, and then standardised by the
+          mean and deviation of their channel.
+        - Any other images: ``float_inputs`` scales them as in training, to -1..1 for uint8, or with
+          each image's own mean and deviation for int16.
         """
         if self.kind == "rows":
             # After standardisation the mean is 0. float64, because training standardises in it too

@@ -64,5 +64,5 @@ def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
 
 
 def _magnification(values: Floats, grid: float) -> float:
-    """Return the factor by which a rest of at most half a grid gets a norm of at most 1/2."""
+    """Return the factor that gives numbers of at most half a grid each a norm of at most 1/2."""
     return 1 / (grid * math.sqrt(len(values)))

@@ -185,7 +185,7 @@ class SecureAsk(Ask):
     def _arrays_received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``.
 
-        These are the given ``arrays`` and, for tables, the pooled statistics.
+        The site receives the given ``arrays`` and, for tables, the pooled statistics.
         """
         sent = with_prefix(f"{ARRAYS}/", arrays)
         if self.ask.standardisation:
@@ -215,10 +215,10 @@ class SecureAsk(Ask):
 def _find_fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
     """Explain why a reply's record for secure aggregation is unusable; None if it is usable.
 
-    The record must be of this round. What else is checked depends on ``phase``. In ``secure-keys``
-    these are the site's keys, in ``secure-shares`` the names of all other sites and one sealed
-    share for each, and in ``secure-agree`` the signature. In ``secure-unmask`` these are the names
-    of the sites whose shares the site returns, and one share for each name.
+    The record must belong to this round. The other checks depend on ``phase``. In ``secure-keys``
+    they concern the site's signed keys, in ``secure-shares`` the names of all other sites and one
+    sealed share for each, and in ``secure-agree`` the signature. In ``secure-unmask`` they concern
+    the names of the sites whose shares the site returns, and one share for each name.
     """
     record = reply.secure
     try:

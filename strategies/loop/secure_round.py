@@ -327,10 +327,11 @@ class SecureSum:
         )
 
     def _metric_means(self, metric_sums: NDArray, metric_samples: Words) -> dict[str, float]:
-        """Return the mean of each metric over its samples, rounded to 6 digits.
+        """Return the mean of each summed metric: name -> mean over samples, rounded to 6 digits.
 
         Sites scale a metric from its bounds to the range 0 to 1 before they send it. This function
-        undoes the scaling. A metric is left out if no site has a finite value of it.
+        scales the mean back. A metric is left out if no site has a finite value of it, because its
+        number of samples is then 0.
 
         Args:
             metric_sums: for each metric, the unmasked sum of the sites' values, scaled to 0..1 and
@@ -391,7 +392,7 @@ class SecureSum:
                 to.
 
         Raises:
-            SiteError: no choice of shares gives the secret; names the likely cause.
+            SiteError: no choice of shares gives the secret. The error names the likely cause.
         """
         given: dict[str, bytes] = {}
         for giver, gives in shares.items():
@@ -433,7 +434,7 @@ class SecureSum:
             metric_samples: for each metric, the samples of these sites together.
 
         Raises:
-            SiteError: a count is impossible; or all sites in the sum failed, so there are no
+            SiteError: a count is impossible, or all sites in the sum failed, so there are no
                 samples.
         """
         sites = len(self.replies)

@@ -92,7 +92,7 @@ class GLM(Method):
 
     @property
     def column_names(self) -> list[str]:
-        """The names of the columns that explain."""
+        """The names of the explanatory columns."""
         return [self.features[place] for place in self.column_places.columns]
 
     @property
@@ -131,8 +131,8 @@ class GLM(Method):
         - Then the sites are asked for the gradient and the Hessian at ``beta``, which give a step
           of Newton's method.
         - Once ``sums`` is set, each site is asked for its own fit, and the run ends. This step
-          comes only at trust 'server' with 'glm.heterogeneity'; otherwise the run ends with
-          convergence.
+          comes only at trust 'server' with 'glm.heterogeneity'. Without it, the run ends when the
+          coefficients have converged.
 
         If a site had to clip its numbers, its sums are not used. The next round then asks again
         with a larger ``scale``.
@@ -158,9 +158,9 @@ class GLM(Method):
         return replace(after, ended=bool(after.sums) and not asks_own_fits)
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
-        """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``; return the total.
+        """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``, and add them up.
 
-        Returns None if a site had to clip its numbers, because the total is then wrong.
+        The result is None if a site had to clip its numbers, because the total is then wrong.
 
         Raises:
             FitError: a site could not answer.
@@ -223,10 +223,11 @@ class GLM(Method):
         return fits
 
     def why_finished(self, state: GLMState) -> str | None:
-        """Return the reason to end the run, or None if the fit is not finished.
+        """Return the sentence that the coefficients have converged; None if the run continues.
 
-        The fit is finished once the coefficients have converged and the sites' own fits, if the run
-        asks for them, have arrived.
+        ``state.ended`` decides. It becomes True in the round in which the coefficients converge. If
+        the run then asks for the sites' own fits, it becomes True in the next round, in which these
+        arrive.
         """
         if state.ended:
             return f"the coefficients have converged after {state.round} rounds"
@@ -242,8 +243,8 @@ class GLM(Method):
 
         The file has the coefficients in the columns' own units with standard errors, the measures
         of fit, and the sites' own fits. Further keys are the outcome, data set, trust, treatment of
-        missing values, hospitals and number of rounds; Cox's model has a few more. ``values`` is
-        not used.
+        missing values, hospitals and number of rounds. Cox's model also has the keys of
+        ``_survival_facts``.
 
         Args:
             state: the state after convergence.
@@ -282,10 +283,10 @@ class GLM(Method):
         )
 
     def _survival_facts(self) -> dict[str, str]:
-        """Return "time", "ties" and "strata" for ``fit.json``; {} if the family is not Cox.
+        """Return the entries "time", "ties" and "strata" of ``fit.json``, which only Cox has.
 
-        "strata" is always "hospitals". "time" and "ties" are the settings of these names; an empty
-        'time' counts as "time".
+        "strata" is always "hospitals". "time" and "ties" are the settings of these names. If 'time'
+        is empty, the entry is "time". For any other family the mapping is empty.
         """
         if self.settings.family != "cox":
             return {}

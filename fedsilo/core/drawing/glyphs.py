@@ -27,7 +27,7 @@ _NO_LETTERS = "Last"
 
 @contextmanager
 def fonts_for(figure: Figure) -> Iterator[None]:
-    """Give the texts of a figure fonts that have their letters; draw the figure within the block.
+    """Choose fonts for a figure that have all its letters. The caller draws it within the block.
 
     If the usual font has all letters, the figure is not changed. If no font of the machine has a
     letter, the picture shows a box in its place, and one warning in the log says what to install.
@@ -56,9 +56,9 @@ def _list_texts(figure: Figure) -> list[Text]:
 
 
 def _find_missing(text: str) -> frozenset[str]:
-    """Return the printable characters of a text that matplotlib's usual font lacks.
+    """Return the printable characters of a string that matplotlib's usual font lacks.
 
-    An ASCII text gives an empty set.
+    An ASCII string gives an empty set.
     """
     if text.isascii():
         return frozenset()
@@ -73,9 +73,10 @@ def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
     """Choose fonts of this machine that have the letters, and return the names of their families.
 
     The font with most of the letters comes first, and fonts are added until they have all letters
-    that any font has. Of equally good fonts the first by path wins, with regular fonts before
-    others. The fonts are registered with matplotlib. Letters that no font has are logged. Without
-    any font that helps, the tuple is empty.
+    that any font has. Of equally good fonts, regular fonts come before others, and then the first
+    by path is chosen. At most 500 fonts are examined. The chosen fonts are registered with
+    matplotlib. One warning lists the letters that no font has. If no font has any of them, the
+    tuple is empty.
     """
     from matplotlib import font_manager
 
@@ -106,8 +107,8 @@ def _find_families(missing: frozenset[str]) -> tuple[str, ...]:
 def _letters_of(path: str) -> frozenset[int]:
     """Return the Unicode numbers of the letters in a font file.
 
-    The set is empty if the file cannot be read, or if the font is not usable in pictures, such as a
-    bitmap font.
+    The set is empty if the file cannot be read, if the font has no outlines (a bitmap font), or if
+    the font is 'Last Resort', which has a box for every letter.
     """
     from matplotlib.ft2font import FT2Font
 

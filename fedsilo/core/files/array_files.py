@@ -90,7 +90,9 @@ def _read_array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) ->
 
     Raises:
         DataError: the member does not begin like an npy file.
-        ValueError: the header does not match the member's size, or the array holds Python objects.
+        ValueError: the header is malformed or does not match the member's size, or the array holds
+            Python objects.
+        EOFError: the member ends before the array's last value.
     """
     # Memory is reserved only after this check, so a false header cannot exhaust it
     with archive.open(entry) as member:

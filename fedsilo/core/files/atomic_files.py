@@ -19,6 +19,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # the numbers of an OSError if a disk or a 
 _DISK = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS)
 _NOT_REGULAR = "it is not a regular file"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # a folder is renamed to one that has content
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
@@ -122,11 +123,16 @@ def write_atomically(
 def _open_part(path: Path) -> tuple[Path, int]:
     """Open a temporary file next to ``path`` that no other process writes to.
 
-    The file is ``.<name>.part``, and this process holds its lock, for which it waits if needed. If
-    the file system does not support locks, the file is a new one with a random name.
+    The file is ``.<name>.part``, with permissions 0600. It is created if it is missing. Otherwise
+    its old content stays, so the caller must truncate it. This process waits until it holds the
+    file's lock. If the file system does not support locks, ``.<name>.part`` is removed, and a new
+    file with a random name is opened instead.
 
     Returns:
         The temporary file's path and its open descriptor.
+
+    Raises:
+        OSError: the file cannot be opened or locked.
     """
     temporary = path.with_name(f".{path.name}.part")
     while True:
@@ -151,12 +157,13 @@ def _open_part(path: Path) -> tuple[Path, int]:
 
 @contextmanager
 def hold_name(path: Path) -> Iterator[bool]:
-    """Keep other processes from holding the name of ``path`` while the ``with`` block runs.
+    """Hold the name of ``path`` while the ``with`` block runs, so that no other process can.
 
-    Yields True if this process now holds the name, and False if another process holds it. A process
-    holds a name by a lock on the file ``.<name>.held`` next to ``path``. This file is removed after
-    the block. The parent folder is made if it is missing, and is removed again after the block if
-    it is then empty. If the file system does not support locks, True is yielded without a lock.
+    Yields True if this process holds the name, and False if another process does. The block runs in
+    both cases. A process holds a name by a lock on the file ``.<name>.held`` next to ``path``,
+    which is removed after the block. Missing parent folders are made. If the parent was missing and
+    is empty after the block, it is removed too. If the file system does not support locks, True is
+    yielded without a lock.
     """
     held, is_new_parent = path.with_name(f".{path.name}.held"), not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -245,9 +252,10 @@ def scratch_folder(folder: Path, name: str) -> Iterator[Path]:
 
 
 def _remove_left(scratch: Path) -> None:
-    """Remove a scratch folder, unless a living process has locked it.
+    """Remove a scratch folder if no process has locked it.
 
-    If the folder is missing, nothing happens.
+    A folder that is missing is ignored. If the file system does not support locks, the folder
+    stays.
     """
     with suppress(FileNotFoundError, NotADirectoryError), _open_folder(scratch) as handle:
         if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -269,7 +277,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
 
     Missing parent folders are made. With ``replace``, an existing ``target`` is removed before the
     renaming. If the renaming fails because ``target`` is a folder with content, another process was
-    faster. Its folder then stays, the new folder is deleted, and no error is raised.
+    faster. Its folder then stays, the new folder is deleted, and no error is raised. If the
+    renaming fails for any other reason, the removed ``target`` comes back.
 
     Args:
         target: the new folder's path.
@@ -277,8 +286,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
         replace: whether to remove an existing ``target``.
 
     Raises:
-        OSError: the folder cannot be written. If the disk is full or fails, the error names
-            ``target``.
+        OSError: the folder cannot be written or renamed. If the disk is full or fails, the error
+            names ``target``.
         Exception: any error that ``fill`` raises. The unfinished folder is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -292,10 +301,11 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
                 target.rename(scratch / "before")
         try:
             work.rename(target)
-        except OSError:
+        except OSError as error:
             # Another process was faster; both built the same content from the same key
-            if not target.is_dir():
-                # The folder of before comes back, because nothing took its place
-                with suppress(OSError):
-                    (scratch / "before").rename(target)
-                raise
+            if error.errno in _OCCUPIED:
+                return
+            # The folder of before comes back, unless another process has made one since
+            with suppress(OSError):
+                (scratch / "before").rename(target)
+            raise

@@ -197,9 +197,9 @@ def as_text(value: Any) -> str:
     """Convert a string, number or date to a string by ``str``, in the Unicode form NFC.
 
     Raises:
-        PydanticCustomError: the value has another type (such as the bool that YAML makes of 'yes'),
-            is not a printable line (only a text that is one tab is exempt), or is a whole number
-            with more than 300 digits.
+        PydanticCustomError: the value has another type, such as the bool that YAML makes of 'yes';
+            it is a whole number with more than 300 digits; or its string has an unprintable
+            character, such as a line end. The string of one tab is allowed.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float | date):
         raise misfit(

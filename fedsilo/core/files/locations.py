@@ -35,11 +35,11 @@ class Places:
 
 
 def find_places(data_dir: str, cache_dir: str) -> Places:
-    """Return the data folder and the cache folder, from the arguments or else the environment.
+    """Return the data folder and the cache folder, from the arguments or the environment.
 
-    An empty argument counts as not set; then $FEDSILO_DATA or $FEDSILO_CACHE is used. If that is
-    empty too, the data folder is None, and the cache is ~/.cache/fedsilo. A '~' is expanded. The
-    folders need not exist.
+    If an argument is empty, $FEDSILO_DATA or $FEDSILO_CACHE is used in its place. If that variable
+    is empty or not set, the data folder is None, and the cache folder is ~/.cache/fedsilo. A '~' is
+    expanded. The folders need not exist.
     """
     cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
     data = data_dir or os.environ.get("FEDSILO_DATA", "")

@@ -31,7 +31,7 @@ Stamps = dict[str, list[int]]
 
 
 def json_digest(facts: Any) -> str:
-    """Return the SHA-256 of JSON-serialisable ``facts``, as hexadecimal digits."""
+    """Return the SHA-256 of ``facts`` as JSON, in hexadecimal. The order of keys counts."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -133,11 +133,13 @@ def seal(folder: Path, name: str) -> None:
 
 
 def fault(folder: Path) -> str | None:
-    """Describe the fault of a sealed folder, such as 'have no seal'; None if it is unaltered.
+    """Describe the fault of a sealed folder, such as "have no seal"; None if it has none.
 
-    The text follows a plural subject such as "the cached data in ...". The files are hashed only if
-    the size, times or inode of a file changed since the last check; a successful check is then
-    noted in the folder. A folder that cannot be read is a fault too, so nothing is raised.
+    The description is a predicate with a plural subject, such as "the cached data in ...". Each
+    call compares the names of the files with the seal. It hashes their contents only if a file's
+    size, times or inode differ from those that the last check noted. A check without fault is noted
+    in the folder if all files are older than two seconds. A folder that cannot be read, or whose
+    seal is damaged, has a fault, so no error is raised.
     """
     try:
         sealed = _read_seal(folder)

@@ -37,7 +37,7 @@ _INVISIBLE = re.compile(
 
 
 def normalise_name(text: str) -> str:
-    """Return a name in the Unicode form NFC, so that equal names are equal texts.
+    """Return a name in the Unicode form NFC, so that equal names are equal strings.
 
     A Mac writes the 'ü' of a folder's name as a 'u' and an accent, which NFC joins.
     """
@@ -45,28 +45,29 @@ def normalise_name(text: str) -> str:
 
 
 def is_visible(text: str) -> bool:
-    """Return whether every character of a text can be seen.
+    """Return whether every character of a string can be seen.
 
     Control characters, characters that change the direction of writing, and characters that show
-    nothing are not visible. A space is.
+    nothing are not visible. A space counts as visible.
     """
     return text.isprintable() and not _INVISIBLE.search(text)
 
 
 def is_site_name(text: str) -> bool:
-    """Return whether a text has the form of a site's name; see ``site_name_fault``.
+    """Return whether a string has the form of a site's name, by the rules of ``_find_fault``.
 
-    The reserved name 'all' has the form.
+    The reserved name 'all' has this form.
     """
     return bool(_PLAIN.fullmatch(text)) or not _find_fault(text)
 
 
 def site_name_fault(name: str) -> str | None:
-    """Explain why a text cannot be a site's name; None if it is valid.
+    """Explain in a sentence why a string cannot be a site's name; None if it can.
 
-    A name has 1 to 64 visible characters in the Unicode form NFC. The first is a letter, a digit or
-    '_'. It must not end with a space, and must not be 'all', which stands for the mean over sites.
-    A name in other scripts may be too long for a file's name before it has 64 characters.
+    A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
+    or '_', and has no character such as '/' or '$'. ``_find_fault`` has all rules. The name 'all'
+    is refused too, because it stands for the mean over sites. The same letters in another form
+    (NFKC), such as full-width letters, are refused as well.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it
@@ -77,7 +78,13 @@ def site_name_fault(name: str) -> str | None:
 
 
 def _find_fault(name: str) -> str:
-    """Explain in a clause why a name is refused; the text is empty if the name is valid."""
+    """Explain in a clause which rule a name breaks; an empty string if it breaks none.
+
+    A name must have 1 to 64 visible characters, be in the Unicode form NFC, and begin with a
+    letter, a digit or '_'. It must not have a character in ``_SEPARATORS``, two spaces in a row, or
+    a space at its end. Its ``folder_name`` must have at most 160 characters. The rules are checked
+    in this order. The reserved name 'all' breaks none.
+    """
     if not 0 < len(name) <= LONGEST:
         return f"it must have 1 to {LONGEST} characters"
     if not is_visible(name):
@@ -107,8 +114,8 @@ def folder_name(site: str) -> str:
 def site_of_folder(name: str) -> str:
     """Return the name of the site whose folder has this name, in the Unicode form NFC.
 
-    This reverses ``folder_name``. A name that ``folder_name`` does not return, such as that of a
-    folder 'Süd' that a user made, is the site's own name.
+    This reverses ``folder_name``. A name that ``folder_name`` cannot return, such as 'Süd' for a
+    folder that a user made, is taken as the site's own name.
     """
     try:
         site = _ENCODED.sub(_decode, name)

@@ -47,15 +47,20 @@ def state_digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
 
 
 def save_state(path: Path, arrays: Arrays, facts: Mapping[str, Any], mode: int = 0o644) -> None:
-    """Store arrays and JSON-serialisable facts in one file, atomically, with their digest.
+    """Write arrays and facts to one state file, with the digest that ``load_state`` checks.
 
-    Equal states give equal bytes.
+    An existing file is replaced atomically, and missing parent folders are made. Equal arrays and
+    facts give files with equal bytes.
 
     Args:
         path: the file.
         arrays: arrays by name.
-        facts: further values by name, which JSON can represent.
+        facts: further values by name, which JSON must be able to represent.
         mode: the permissions of the file.
+
+    Raises:
+        TypeError: JSON cannot represent a value in ``facts``.
+        OSError: the file cannot be written.
     """
     content = {"facts": dict(facts), "sha256": state_digest(arrays, facts)}
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}

@@ -20,7 +20,7 @@ _PACKED = {
     b"\xd0\xcf\x11\xe0": "an Excel file from before 2007, or one with a password",
 }
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)")
-# Tells whether a text without outer blanks is a plain decimal number, such as '-4.50'
+# Tells whether a string without white space at its ends is a plain decimal number, such as '-4.50'
 is_plain_number = _DECIMAL.fullmatch
 
 
@@ -44,13 +44,14 @@ def read_text(path: Path) -> str:
 
 
 def decode_text(content: bytes) -> str:
-    """Decode UTF-8, or UTF-16 with a byte-order mark. Every line end becomes a line feed.
+    """Decode the bytes of a text file: UTF-8, or UTF-16 with a byte-order mark.
 
-    A byte-order mark is removed.
+    The byte-order mark is removed, and every line end becomes a line feed.
 
     Raises:
-        ValueError: the bytes are not such text. The error's text follows the file's name ("is a
-            Parquet file, ..."), and names the remedy. Bytes of 0 are refused too.
+        ValueError: the bytes begin like a packed file (Excel, zip, Parquet or gzip), cannot be
+            decoded, or decode to a text with a NUL character. The message is a predicate for the
+            file's name, such as "is a Parquet file, ...", and names the remedy.
     """
     for signature, kind in _PACKED.items():
         if content.startswith(signature):
@@ -69,11 +70,12 @@ def decode_text(content: bytes) -> str:
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
-    """Return the reason why a file must not be read as a whole; None if it may be read.
+    """Explain why a file must not be read as a whole; None if it may be read.
 
-    The reason follows the file's name ("is not a file"): the path is a pipe or a device, or has
-    more than ``most`` bytes. A folder, and a file that is missing or forbidden, give None, because
-    reading them raises a better error.
+    The explanation is a predicate for the file's name: "is not a file" for a pipe or a device, and
+    "has ... bytes, more than ..." for a file of more than ``most`` bytes. None is also returned for
+    a folder, and for a file that is missing or may not be read, because the attempt to read it
+    raises a better error.
     """
     try:
         found = path.stat()
@@ -87,7 +89,7 @@ def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
 
 
 def normalise_name(name: str) -> str:
-    """Remove blanks at both ends of a name, and compose its Unicode (NFC).
+    """Remove white space at both ends of a name, and compose its Unicode characters (NFC).
 
     A Mac writes an umlaut as a letter and a separate accent (NFD), which looks the same.
     """
@@ -95,13 +97,14 @@ def normalise_name(name: str) -> str:
 
 
 def same_text(token: str) -> str:
-    """Normalise the text of a value so that equal values become equal texts.
+    """Normalise the string of a value so that equal values become equal strings.
 
-    Blanks at both ends are removed, and Unicode is composed (NFC). A plain decimal number takes the
-    form that Python gives its float64, without superfluous zeros or a plus sign: '4.0' and '+4'
-    become '4', and '0.00001' becomes '1e-05'. So numbers that differ only beyond 17 significant
-    digits become equal. 'nan' becomes lower case. Numbers with an exponent stay unchanged, because
-    ward '1E1' is not ward '10'. So do numbers whose absolute value is 2^53 or more.
+    White space at both ends is removed, and Unicode is composed (NFC). A plain decimal number takes
+    the form that Python gives its float64, without superfluous zeros or a plus sign: '4.0' and '+4'
+    become '4', and '0.00001' becomes '1e-05'. Numbers that differ only beyond 17 significant digits
+    therefore become equal. 'nan' becomes lower case. A number with an exponent stays unchanged,
+    because ward '1E1' is not ward '10'. A number whose absolute value is 2^53 or more stays
+    unchanged too.
     """
     text = normalise_name(token)
     if text.lower() == "nan":
@@ -119,10 +122,10 @@ def same_text(token: str) -> str:
 
 
 class Marks:
-    """A set of texts that stand for no value, such as '?' for a missing value.
+    """A set of strings that mark a missing value, such as '?'.
 
-    ``in`` compares texts in the form of ``same_text``. For speed, the answers for texts that are
-    not plain numbers are remembered, and plain numbers are looked up only if a mark is a number.
+    ``in`` compares strings in the form of ``same_text``. For speed, the first 10,000 answers are
+    remembered, and plain numbers are looked up only if a mark is a number.
     """
 
     _REMEMBERED = 10_000  # texts; a column of free text must not fill the memory
@@ -144,11 +147,11 @@ class Marks:
 
 
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
-    """Split a CSV text into its rows: (line number in the file, cells). Empty rows are left out.
+    """Split the text of a CSV file into rows, each as (line number in the file, cells).
 
-    Rows may differ in their number of cells. If a quoted cell contains line ends, its row covers
-    several lines, and the line number is that of the last. Python's csv module reads the text in
-    its non-strict mode, so most faulty quotes are accepted.
+    Empty rows are left out. Rows may differ in their number of cells. A row with a quoted line end
+    covers several lines, and has the number of its last line. Python's csv module reads the text in
+    its non-strict mode, which accepts most faulty quotes.
 
     Args:
         text: the content of the file.
@@ -156,7 +159,8 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
         delimiter: the character between two cells.
 
     Raises:
-        DataError: the text is not valid CSV. The error names the file and the line.
+        DataError: the csv module refuses the text, for example because a cell has more than 131,072
+            characters. The error names the file and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -170,7 +174,7 @@ def read_rows(
 ) -> list[tuple[int, dict[str, str]]]:
     """Read a CSV file with a header: (line number in the file, column -> value) for each row.
 
-    Blanks at both ends of names and values are removed, and Unicode in names is composed (NFC).
+    White space at both ends of names and values is removed, and Unicode in names is composed (NFC).
     Values stay strings and may be empty. A file with only a header gives an empty list.
 
     Args:
@@ -206,11 +210,9 @@ def _find_header_fault(
 ) -> str | None:
     """Describe all faults in a CSV file's column names as a clause; None if there are none.
 
-    A needed column may be missing, a column may be unknown (unless ``optional`` is None), or a name
-    may occur twice.
-
-    Column names that are neither needed nor optional are counted but not quoted, because in a file
-    without a header they would be a patient's values.
+    A needed column may be missing, or a name may occur twice. If ``optional`` is not None, a column
+    that is neither needed nor optional is a fault too. Such columns are counted but not quoted,
+    because in a file without a header they would be a patient's values.
     """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

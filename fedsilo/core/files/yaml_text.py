@@ -54,8 +54,8 @@ def read_yaml(
     Args:
         path: the file.
         error: the class of the error that is raised if the file cannot be used.
-        parse: parses a text, given the text and the file's path for errors; None for
-            ``parse_yaml``.
+        parse: parses the file's content, and gets the content and the file's path for errors. None
+            stands for ``parse_yaml``.
 
     Raises:
         FedsiloError: an ``error``, if the file cannot be read, has more than 1 GiB, is not UTF-8,
@@ -83,16 +83,16 @@ def read_own_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, file: str = "it") -> Any:
-    """Parse a YAML text. An empty text gives None.
+    """Parse a YAML string. An empty string gives None.
 
     Args:
-        text: the text.
-        file: the origin of the text, which begins each error.
+        text: the string.
+        file: the file or setting that has the string, which begins each error.
 
     Raises:
-        YamlError: the text is not valid YAML, has a key twice in a mapping, refers to itself, or is
-            too large for a declaration. The limits are 2^19 characters, 300 in a single text, 32
-            levels and 1,000,000 values.
+        YamlError: the string is not valid YAML, has a key twice in a mapping, has a forbidden
+            character, refers to itself, or is too large for a declaration. The limits are 2^19
+            characters, 300 in a single string, 32 levels and 1,000,000 values.
     """
     try:
         if len(text) > _LONGEST_TEXT:
@@ -116,12 +116,14 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
 
 def _refuse_deep(text: str) -> None:
-    """Check that a text is nested at most 32 levels deep.
+    """Check that lists and mappings in a YAML text are nested at most 32 levels deep.
 
-    This happens before nodes are made, because libyaml would overflow the stack.
+    The text is parsed without building nodes, because libyaml would overflow the stack while it
+    builds deeply nested nodes.
 
     Raises:
-        YamlError: the text is nested more deeply.
+        YamlError: the nesting is deeper. The error names the line.
+        yaml.YAMLError: the text is not valid YAML for another reason.
     """
     depth, line = 0, 0
     try:
@@ -156,7 +158,7 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
             such a node is found again, it contains itself.
 
     Raises:
-        YamlError: a text is too long or has a forbidden character, a mapping has a key twice, a
+        YamlError: a scalar is too long or has a forbidden character, a mapping has a key twice, a
             node contains itself, or there are more than 1,000,000 values.
     """
     known = sizes.get(id(node))
@@ -186,10 +188,11 @@ def _check_node(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int])
 
 
 def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
-    """Describe the fault in a scalar's text; None for a good text.
+    """Describe the fault in a scalar's text; None if it has none.
 
-    The description follows the file's name ("contains a character that ..."). The text must have at
-    most 300 characters, no control characters other than tab and line ends, and no lone surrogates.
+    The description is a predicate for the file's name, such as "contains a character that ...". The
+    text must have at most 300 characters, no control characters other than tab and line ends, and
+    no lone surrogates.
     """
     if _UNWRITABLE.search(node.value):
         return f"contains a character that is not text (line {_line_of(node)})"
@@ -202,9 +205,9 @@ def _find_scalar_fault(node: yaml.ScalarNode) -> str | None:
 def _find_duplicate_key(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
     """Describe the first key that a mapping has twice; None if all keys differ.
 
-    The description follows the file's name ("has the key 'a' twice (line 3)"). Only the mapping's
-    own keys are compared, not those of mappings inside it. Keys that are lists or mappings are
-    skipped.
+    The description is a predicate for the file's name: "has the key 'a' twice (line 3)". Only the
+    mapping's own keys are compared, not those of mappings inside it. Keys that are lists or
+    mappings are skipped.
     """
     keys = set()
     for key_node, _ in node.value:
@@ -228,18 +231,18 @@ def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
 
 
 def parse_structure(key: str, text: str, example: str) -> Any:
-    """Parse the text of the setting ``key`` as YAML into a mapping or a list.
+    """Parse the value of the setting ``key``, a YAML string, into a mapping or a list.
 
     Strings such as "1e-3", which YAML 1.1 does not read as numbers, become floats at any depth. An
-    empty text gives an empty mapping or list. The keys and values are not checked.
+    empty value gives an empty mapping or list. The keys and values are not checked.
 
     Args:
         key: the setting, for errors.
-        text: its value.
-        example: a valid text. The result has the same type, a mapping or a list.
+        text: the value of the setting.
+        example: a valid value. The result has the same type, a mapping or a list.
 
     Raises:
-        SettingError: the text is not valid YAML, or its content has another type.
+        SettingError: the value is not valid YAML, or its content has another type.
     """
     # The example serves two purposes: it has the wanted type, and errors show it to the user
     kind: type = type(parse_yaml(example))

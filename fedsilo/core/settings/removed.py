@@ -140,9 +140,8 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     The digest of a site's private state still includes these defaults. Otherwise no site could open
     a state that an earlier version stored.
 
-    A removed setting without a group is always returned. A removed setting with a group is returned
-    only if a key of ``settings`` has the same group. Removed settings that are not marked
-    ``decides_state`` are left out.
+    Only removed settings that are marked ``decides_state`` can be returned. Such a setting is
+    returned if it has no group, or if a key of ``settings`` has the same group.
 
     Args:
         settings: today's settings by key.
@@ -164,7 +163,7 @@ class _Notes:
         self._said: set[str] = set()
 
     def add(self, former: str, key: str) -> None:
-        """Record that a former name was read, unless a note has already named it."""
+        """Record that a former name was read, if no note has named it yet."""
         if former not in self._said:
             self._unsaid[former] = key
 
@@ -221,7 +220,10 @@ def with_current_keys(
 
 
 def with_former_keys(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Replace today's keys by their names in version 0.1, for digests that must not change."""
+    """Replace today's keys by their names in version 0.1, for digests that must not change.
+
+    Keys that have no such name stay.
+    """
     return {_FORMER.get(key, key): value for key, value in values.items()}
 
 
@@ -235,8 +237,8 @@ def current_settings(
     Args:
         values: settings by key.
         where: the file that the settings come from, for errors; empty if the user typed them.
-        quietly: whether to log no note about former names, because users cannot change a run's
-            record.
+        quietly: whether to leave former names out of the note that ``tell_renamed`` logs. A run's
+            record is read quietly, because users cannot change it.
 
     Raises:
         SettingError: a removed setting does not have its former default, a setting has a choice

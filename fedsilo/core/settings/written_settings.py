@@ -22,15 +22,15 @@ def flat_values(
 ) -> dict[str, Value]:
     """Convert a file's settings, which may be grouped, to flat settings with keys ``group.key``.
 
-    Keys that are already flat are kept, and so are unknown settings. If a setting takes a YAML
-    string, the file may have a mapping or a list instead, which becomes JSON. Today's keys replace
-    former names of settings.
+    Keys that are already flat and unknown settings are kept. If a setting takes a YAML string, the
+    file may have a mapping or a list instead, which becomes JSON. Today's keys replace former names
+    of settings.
 
     Args:
         content: the content of a file, or a part of it.
-        where: the source, which begins each error; empty for none.
-        quietly: whether to log no note about former names, because users cannot change a run's
-            record.
+        where: the file that the settings come from, which begins each error; empty for none.
+        quietly: whether to leave former names out of the log. A run's record is read quietly,
+            because users cannot change it.
 
     Raises:
         SettingError: a value is not a bool, a number or a string, so an empty group is refused too.
@@ -56,17 +56,19 @@ def flat_values(
 
 
 def _single_value(key: str, value: Any, where: str) -> Value:
-    """Convert a setting's value from a file to one that Flower's run config can hold.
+    """Convert a setting's value from a file to a value that Flower's run config can hold.
 
-    If the setting takes a YAML string, a mapping or list becomes JSON. Other values stay unchanged.
+    A bool, a number or a string is returned unchanged. A mapping or list becomes a JSON string if
+    the setting takes YAML.
 
     Args:
         key: the setting, with its group.
         value: the value, as parsed.
-        where: the source, which begins the error; empty for none.
+        where: the file that the value comes from, which begins the error; empty for none.
 
     Raises:
-        SettingError: a value that did not become JSON is not a bool, a number or a string.
+        SettingError: the value has another type, or is a mapping or list although the setting does
+            not take YAML.
     """
     if key in _STRUCTURED and isinstance(value, dict | list):
         return json.dumps(value)

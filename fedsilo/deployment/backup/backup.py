@@ -47,8 +47,9 @@ class MadeBackup:
 def back_up(folder: Path, target: Path, passphrase: str, say: Say) -> MadeBackup:
     """Write a sealed copy of a deployment to the new file ``target`` while the deployment runs.
 
-    The deployment's folder is locked meanwhile, so that no hospital is added or revoked; runs go
-    on. If a site writes while it is copied, the copy is made again, a few times.
+    The deployment's folder is locked meanwhile, so that no hospital is added or revoked, but runs
+    go on. If a site writes while its files are copied, the whole copy is made again, up to five
+    times in all.
 
     Args:
         folder: the deployment's folder.
@@ -82,7 +83,8 @@ def _refuse_target(target: Path, deployment: Deployment) -> None:
     """Check that a backup does not replace a file, and would not be part of the next backup.
 
     Raises:
-        BackupError: the target exists, its folder does not, or it is among the deployment's files.
+        BackupError: the target exists, its folder does not exist, or the target is in a subfolder
+            of the deployment's folder.
     """
     fault = ""
     if os.path.lexists(target):
@@ -166,9 +168,10 @@ def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) 
 
 
 def _copy_plan(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add deployment.json without the ids of processes, which mean nothing elsewhere.
+    """Add a copy of deployment.json to the backup, without the ids of processes.
 
-    The deployment's own file is not changed.
+    The ids mean nothing on another machine. The copy is first written to ``scratch``. The
+    deployment's own file is not changed.
     """
     plan = json.loads((deployment.folder / FILE).read_text(encoding="utf-8"))
     plan["started"] = {}
@@ -281,7 +284,8 @@ def _refuse_used(folder: Path, manifest: Manifest) -> None:
 def _move(folder: Path, before: str, now: str) -> None:
     """Change the paths in a restored deployment.json that lead into the deployment's old folder.
 
-    Paths elsewhere, such as that of the data, stay.
+    The path of the deployment itself is changed too. Paths elsewhere, such as that of the data,
+    stay.
 
     Args:
         folder: the folder with deployment.json, which may still have a temporary name.
@@ -299,10 +303,10 @@ def _move(folder: Path, before: str, now: str) -> None:
 
 
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
-    """List the sentences that the operator of a restored deployment must know.
+    """List sentences that the operator of a restored deployment must know.
 
-    They are about other versions of fedsilo and Flower, the address that hospitals use, and the
-    epsilon that local sites spent after the backup. The list may be empty.
+    The sentences are about other versions of fedsilo and Flower, the address that hospitals use,
+    and the epsilon that local sites spent after the backup. The list may be empty.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

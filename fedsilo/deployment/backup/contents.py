@@ -31,11 +31,15 @@ class BackupCopy:
     say: Callable[[str], None]
 
     def copy_all(self) -> bool:
-        """Copy everything but the database and deployment.json.
+        """Copy the deployment's files, except the database, deployment.json and temporary files.
+
+        The order is: secrets and kits, run directories, other files of the server, sites on this
+        machine. ``say`` gets a line for each symbolic link, which is not copied.
 
         Returns:
-            True if the copy is consistent. False if a run or a site went on in such a way that the
-            copy might not resume, so it must be made again.
+            True if the copy is consistent. False if it must be made again, because a site's files
+            changed meanwhile or a run replaced all its checkpoints. With sites on this machine, it
+            is also False if a run has a newer checkpoint than the copy.
         """
         folder = self.deployment.folder
         for part in (self.deployment.secrets, folder / "kits"):
@@ -55,7 +59,10 @@ class BackupCopy:
         return True
 
     def _runs(self) -> list[RunDirectory]:
-        """Return all run directories at the server, sorted by name."""
+        """Return all run directories at the server, sorted by name.
+
+        Symbolic links are left out. If the folder of runs does not exist, the list is empty.
+        """
         if not self.deployment.runs.is_dir():
             return []
         folders = [path for path in self.deployment.runs.iterdir() if _is_own_folder(path)]
@@ -76,7 +83,7 @@ class BackupCopy:
         return max(copied, default="")
 
     def _copy_site(self, site: str) -> bool:
-        """Copy the files of a site on this machine; return whether none changed meanwhile.
+        """Copy the files of a site on this machine, and return whether none changed meanwhile.
 
         Flower's folder and the cache of decoded data are left out.
         """
@@ -98,7 +105,10 @@ class BackupCopy:
                 self._copy_file(path)
 
     def _copy_file(self, path: Path) -> bool:
-        """Copy a file, and return True; return False if it no longer exists."""
+        """Copy a file into the backup, and return True.
+
+        If the file no longer exists, nothing is copied and the result is False.
+        """
         name = path.relative_to(self.deployment.folder).as_posix()
         # A run and a site delete their older states while they work
         with suppress(FileNotFoundError):
@@ -117,9 +127,12 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _files_in(folder: Path, left_out: Collection[Path]) -> Iterator[Path]:
-    """Yield the files below a folder that a backup has, sorted, with symbolic links among them.
+    """Yield the files below a folder that belong in a backup, and all symbolic links to folders.
 
-    Logs, locks, half-written files, the database and the folders ``left_out`` are not among them.
+    Skipped are logs, locks, half-written files, the database, and all files below the folders
+    ``left_out``. A link to a folder is yielded even if ``left_out`` has it, and is never followed.
+    For each folder, links to folders come first, then its files (links to files included), then the
+    files of its subfolders; each part is sorted by name.
     """
     for parent, folders, names in os.walk(folder):
         kept = []

@@ -59,10 +59,10 @@ def check_secret(path: Path, marker: str, private: bool) -> Path:
 def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
     """Describe why a secret's file is unusable, and the fix; both are empty for a usable file.
 
-    The first text follows the words "secret PATH".
+    The first string continues a sentence that begins with "secret PATH".
 
     Args:
-        path: the file. It must not be a pipe, which would be waited for.
+        path: the file. It must not be a pipe, because reading a pipe may never end.
         marker: a text that the file must contain.
         private: whether only the file's owner may have access.
     """
@@ -199,9 +199,13 @@ def check_handshake(address: str, authority: Path) -> None:
 
 
 def _refusal_of(error: OSError, address: str, authority: Path, is_connected: bool) -> Refused:
-    """Name the cause of a TLS connection that failed with ``error``, and what to do.
+    """Build the error for a connection that failed: its cause and what to do.
 
-    ``is_connected`` tells whether the TCP connection was made, so that only TLS failed.
+    Args:
+        error: the error that the connection raised.
+        address: the server's address, host:port.
+        authority: the file of the authority's certificate.
+        is_connected: whether the TCP connection was made, so that only TLS failed.
     """
     # The most general cause first; the classes below are all OSErrors
     fault = f"does not answer ({error.strerror or error})"
@@ -284,9 +288,10 @@ def check_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
     """Return whether the hospital's node is connected to the server now.
 
-    First, a heartbeat with an impossible interval shows whether the key is registered for the node;
-    it does not keep a killed node online. Then the check tries to activate the node. If the server
-    refuses, the node is already connected. Otherwise the node is deactivated again at once.
+    First, a heartbeat with an impossible interval shows whether the key is registered for the node.
+    The server refuses this heartbeat, so a killed node does not stay online. Then the check tries
+    to activate the node. If the server refuses that, the node is already connected. If the server
+    activates the node, the check deactivates the node again.
 
     Args:
         address: the server's Fleet API, host:port.

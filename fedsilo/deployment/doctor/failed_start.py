@@ -14,9 +14,11 @@ _CONNECTION = ("authority", "key", "server", "clock", "admission")
 def tell_server(setup: SiteSetup, check: str) -> None:
     """Tell the server which check a hospital's start has failed, if the server can be reached.
 
-    The node connects and disconnects at once; ``fedsilo deploy status`` at the server then names
-    the check. A node that is connected meanwhile stays as it is. Nothing is raised if the server
-    cannot be told, because the operator here gets the whole error anyway.
+    For this the node connects for a moment, and ``fedsilo deploy status`` at the server then names
+    the check. If the hospital's node is already connected, its connection is not changed. Nothing
+    is sent for a failed check without which nobody can connect, such as "key", or if the server's
+    address or the node id is unknown. No error is raised if the server cannot be told, because the
+    hospital's operator gets the whole error anyway.
 
     Args:
         setup: the hospital's setup, with its kit's files.

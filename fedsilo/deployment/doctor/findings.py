@@ -28,9 +28,9 @@ class Status(StrEnum):
 
 
 class Refused(FedsiloError):
-    """A fault with its fix, raised by a function that a check calls.
+    """An error that a check raises, with the fault and the way to fix it.
 
-    As text, both are on one line.
+    The error's message has both, as "fault: fix". If the fix is empty, the message is the fault.
     """
 
     def __init__(self, fault: str, fix: str = "") -> None:
@@ -92,8 +92,8 @@ Verdict = str | Passed | Failed  # only a sentence means that the check has pass
 class Check(Generic[S]):
     """One check of a setup of type ``S``.
 
-    ``look`` returns its verdict, or a finding for each site. If it raises ``Skipped``, the check is
-    skipped; any other error fails the check.
+    ``look`` returns its verdict, or a finding for each site. If ``look`` raises ``Skipped``, the
+    check is skipped. Any other error fails the check.
     """
 
     name: str  # a word or two, used by ``needs`` and in JSON
@@ -149,11 +149,11 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Describe an error that a check raised, as two texts: the fault, and how to fix it.
+    """Describe an error that a check raised, as two sentences: the fault, and how to fix it.
 
-    A ``Refused`` has both texts. For any other ``FedsiloError``, the fix is empty. For an
-    ``OSError``, the fix is to make room if the disk is full, otherwise to change access rights. Any
-    other error is described as a bug in the check, and the fix is to report it.
+    A ``Refused`` has both sentences. For any other ``FedsiloError``, the fix is empty. For an
+    ``OSError``, the fix is to make room if the disk is full, and otherwise to change access rights.
+    Any other error is described as a bug in the check, and the fix is to report the bug.
     """
     if isinstance(error, Refused):
         return error.fault, error.fix

@@ -12,14 +12,15 @@ _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has onl
 
 
 def check_gpu(device: str) -> Passed | Failed:
-    """Check and describe the device of a node config.
+    """Check the GPU that a node config names, and describe it.
 
     The result is ``Failed`` if PyTorch does not find that GPU, or if a convolution on it differs
-    from the CPU's result by 1 % or more. Torch's global generator is seeded with 0.
+    from the CPU's result by 1 % or more. For the convolution, Torch's global generator is seeded
+    with 0.
 
     Args:
-        device: auto, cpu, cuda or cuda:N, which is not checked for other forms. auto and cuda mean
-            the first GPU.
+        device: auto, cpu, cuda or cuda:N. Other forms are not refused here. auto and cuda mean the
+            first GPU.
 
     Raises:
         Refused: the GPU has less than 2 GB of free memory, PyTorch was not built for it, or PyTorch
@@ -58,8 +59,9 @@ def check_gpu(device: str) -> Passed | Failed:
 def _why_none() -> str:
     """Explain in one clause why PyTorch finds no GPU.
 
-    It was built without CUDA, or the clause is the first sentence of CUDA's own error. If CUDA
-    gives no error, the clause is "PyTorch finds no GPU".
+    If PyTorch was built without CUDA, the clause says so and names PyTorch's version. Otherwise
+    CUDA is initialised here. If that fails, the clause is the first sentence of the error. If it
+    succeeds, the clause is "PyTorch finds no GPU".
     """
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
@@ -88,9 +90,7 @@ def _free_memory(index: int) -> str:
 
 
 def _built_for(index: int) -> str:
-    """Check that PyTorch supports GPU ``index``, and return the GPU's compute capability.
-
-    The capability is a text such as "8.0".
+    """Check that PyTorch supports GPU ``index``, and return its compute capability, such as "8.0".
 
     Raises:
         Refused: the installed PyTorch was built for other capabilities only.
@@ -130,8 +130,8 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 def _difference(index: int) -> float:
     """Compute the largest difference between a convolution on the GPU ``index`` and on the CPU.
 
-    The difference is relative to the largest absolute value of the CPU's result. Torch's global
-    generator is seeded with 0, and stays so.
+    The difference is relative to the largest absolute value of the CPU's result. Images and kernels
+    are random; Torch's global generator is seeded with 0 for them, and is not restored.
 
     Raises:
         Refused: the GPU cannot compute the convolution.

@@ -44,9 +44,10 @@ class HospitalRequest:
 
     @property
     def node_config(self) -> list[str]:
-        """The node config entries from the options, each key=value; later entries win.
+        """The node config entries that the options give, each as key=value.
 
-        The options ``device`` and ``data_dir`` come before those of ``node_config``.
+        The entries for ``device`` and ``data_dir`` come first, then those of ``node_config``. If a
+        key occurs twice, the later entry counts.
         """
         texts = []
         data_dir = path_of(self.options.get("data_dir"))
@@ -70,13 +71,14 @@ class HospitalRequest:
 
 
 def refuse_failing(setup: SiteSetup) -> None:
-    """Run the doctor's checks of a hospital, and refuse a failure or an existing connection.
+    """Run the doctor's checks of a hospital, then check that the hospital is not connected.
 
-    Checks that are skipped do not count. The connection is asked for only if no check failed. The
-    server learns the name of the failed check.
+    The checks end at the first failure. Skipped checks count as passed. If a check fails, the
+    server is told the name of the check, if the server can be reached.
 
     Raises:
-        KitError: a check failed (the message names the first one), or the hospital is connected.
+        KitError: a check failed, or the hospital is already connected to the server. The message
+            names the failed check.
     """
     fault = ""
     for finding in examine(CHECKS, setup):
@@ -119,9 +121,9 @@ def prepare_node(
 
     Raises:
         KitError: the kit cannot be used, belongs to another site than the folder, its site already
-            runs, or the operator does not confirm.
+            runs, a check failed, or the operator does not confirm.
         RulesError: the rules cannot be used.
-        FedsiloError: a check of the doctor failed.
+        FedsiloError: the node config cannot be parsed, or the signing key cannot be made or read.
     """
     kit = read_kit(request.kit.expanduser())
     home = request.home(kit)
@@ -153,8 +155,8 @@ def _confirm_rules(
 ) -> str:
     """Check a kit, let the operator confirm it, and return the text of the hospital's rules.
 
-    The rules are those of the requested site file, else of the site file in ``home``, else made
-    from the options.
+    The text comes from ``_rules_of``. If the rules cannot be used, the server is first told that
+    the check "site file" has failed, and then the error is raised.
 
     Args:
         request: the kit and the operator's options.
@@ -225,11 +227,11 @@ def _check_in_scratch(
     home: Path,
     check_setup: Callable[[SiteSetup], None],
 ) -> list[str]:
-    """Check the kit and the rules in a temporary folder; return sentences that explain the rules.
+    """Check the kit and the rules in a temporary folder, and return sentences about the rules.
 
     Raises:
-        KitError: a check or ``check_setup`` failed. Paths of the temporary folder in its text are
-            replaced by the kit's path.
+        KitError: a check or ``check_setup`` failed. The message names the kit's path in place of
+            the temporary folder.
     """
     state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
     with open_temporarily(kit, rules) as scratch:
@@ -248,7 +250,7 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
 
     The text is read from the requested site file. If none is requested, it is read from the site
     file in ``home``. If ``home`` does not have one either, the rules are made from the options. A
-    file must state a level of trust, unless the node config does.
+    level of trust must be in the file or in the node config.
 
     Raises:
         RulesError: the rules cannot be used, the file is for another site or has no level of trust,
@@ -286,9 +288,9 @@ def _opened_here(home: Path) -> OwnFile[int]:
 def _to_confirm(kit: Kit, previous: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
     """List the sentences that the operator must confirm before this start.
 
-    Before the first start on this disk, these are the kit's code and all rules. For a kit that
-    replaces ``previous``, they are only its code and the differences. The list is empty if ``home``
-    already has this kit.
+    Before the first start on this disk, or if ``home`` has no site file, these are the kit's code
+    and all rules. Otherwise, for a kit that replaces ``previous``, they are its code and the
+    differences between the kits. If ``home`` already has this kit, the list is empty.
 
     Args:
         kit: the new kit.

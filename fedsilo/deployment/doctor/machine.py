@@ -131,13 +131,14 @@ def check_data_folder(path: Path) -> Path:
 
 
 def has_site_file(path: Path) -> bool:
-    """Return whether a site file exists at ``path``.
+    """Return whether a site file exists at ``path``, and check that this user can read it.
 
-    A device such as /dev/null counts as a missing file, because Docker Compose mounts it if there
-    is no site file.
+    A character device, such as /dev/null, counts as a missing file, because Docker Compose mounts
+    that device if the host has no site file.
 
     Raises:
-        Refused: the path is a folder or cannot be read, so the hospital's rules would be ignored.
+        Refused: the path is a folder or another special file, or this user cannot read it. The
+            hospital's rules would then be ignored.
     """
     if not path.exists() or path.is_char_device():
         return False
@@ -152,13 +153,14 @@ def has_site_file(path: Path) -> bool:
 
 
 def check_disk_space(folders: Iterable[Path], least: float) -> str:
-    """Describe the free space of each folder, after writing a test file of 1 MiB to it.
+    """Check the free space of each folder, by size and with a test file, and describe it.
 
-    The test file is removed again. Without folders the result is empty.
+    A test file of 1 MiB is written into each folder and removed again. Without folders the result
+    is empty.
 
     Raises:
-        Refused: a folder has less than ``least`` gigabytes (10^9 bytes) free, or cannot be written.
-            Later folders are then not checked.
+        Refused: a folder has less than ``least`` gigabytes (10^9 bytes) free, or no file can be
+            written there. Later folders are then not checked.
     """
     said = []
     for folder in folders:
@@ -190,7 +192,9 @@ def find_existing_folder(folder: Path) -> Path:
 
 
 def check_memory(least: float, most: float = 0.0) -> str:
-    """Describe the free memory in gigabytes; inside a container its limit counts.
+    """Check that a message has enough memory, and describe the free memory in gigabytes.
+
+    Inside a container, only memory below the container's limit counts as free.
 
     Args:
         least: gigabytes that a message needs.
@@ -251,10 +255,10 @@ def check_port(host: str, port: int, what: str, own: str) -> str:
 
 
 def runs_on(port: int, own: str) -> bool:
-    """Return whether a program that listens on ``port`` has the word ``own`` in its command line.
+    """Return whether the program that listens on ``port`` was started with the argument ``own``.
 
-    A word is a whole argument. The command lines of the program's ancestors count too. The answer
-    is False for an empty ``own``.
+    The argument may also be in the command line of a parent process. The result is False if no
+    program listens there, or if ``own`` is empty.
     """
     process = _listener(port)
     return bool(process and _is_of(process, own))
@@ -274,9 +278,10 @@ def _listener(port: int) -> psutil.Process | None:
 
 
 def _is_of(process: psutil.Process, word: str) -> bool:
-    """Return whether ``word`` is an argument in the command of a process or of an ancestor of it.
+    """Return whether a process, or one of its ancestors, was started with the argument ``word``.
 
-    For an empty ``word`` the answer is False.
+    The whole argument must equal ``word``. Processes whose command line cannot be read are skipped.
+    For an empty ``word`` the result is False.
     """
     if not word:
         return False

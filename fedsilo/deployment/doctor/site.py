@@ -97,18 +97,19 @@ class SiteSetup:
 
     @cached_property
     def rules(self) -> SiteFile:
-        """The rules that apply: the stricter of the site file and the node config, for each limit.
+        """The rules that apply at the site, computed by ``effective_rules``.
 
-        ``effective_rules`` computes them and raises its own errors.
+        Each limit is the stricter one of the site file and the node config. The errors are those of
+        ``effective_rules``.
         """
         return effective_rules(self.context)
 
     @cached_property
     def site(self) -> OpenedSite:
-        """The site, opened as at the first message of a run.
+        """The site's data, limits and settings, opened as a run's first message would open them.
 
-        Its data are loaded. Raises ``Skipped`` if no experiment is named, and a FedsiloError if the
-        data or settings cannot be used.
+        The first access loads the data, and later accesses use the same site. Raises ``Skipped`` if
+        no experiment is named, and a FedsiloError if the rules, data or settings cannot be used.
         """
         from fedsilo.client_app.opening import open_site  # PyTorch, which takes seconds
 
@@ -306,9 +307,9 @@ def _data(setup: SiteSetup) -> Passed:
 
 
 def _unlike_columns(setup: SiteSetup) -> list[str]:
-    """Describe the columns whose means differ so much from the schema's that the unit may differ.
+    """Write a sentence for each column whose mean is far from the schema's mean.
 
-    The list has a sentence for each such column. It is empty if the schema does not declare means.
+    The site may have another unit in such a column. Without means in the schema, the list is empty.
     Columns with fewer than 'privacy.sums-min-count' values are not compared.
     """
     silo = setup.site.silo
@@ -365,12 +366,12 @@ def _requests(setup: SiteSetup) -> Verdict:
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
     """List the names of the records that a site sends in the first round, and describe the data.
 
-    The names come from the server's side of the method, which runs here for this one site until its
-    first request. Nothing is trained.
+    The names come from the server's side of the method. It runs here, with this site as the only
+    one, until it makes its first request. Nothing is trained.
 
     Returns:
-        The sorted names, such as ``arrays/head.weight``, in the form of the site file's rule
-        'records'; then a list of sentences about the data that leave, each beginning with "leaves".
+        A pair: the sorted names, such as ``arrays/head.weight``, in the form of the site file's
+        rule 'records'; and sentences about the data that leave, each beginning with "leaves".
     """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants

@@ -19,9 +19,12 @@ _NAME = re.compile(r"[A-Za-z0-9:_.-]{1,200}")
 def install(unit: Unit) -> str:
     """Write a unit, start the service now and at each boot, and return a sentence.
 
+    An older unit that fedsilo wrote is replaced.
+
     Raises:
-        ServiceError: systemd does not run here, the user does not exist or does not own the
-            folder, another program has a unit of the name, or systemd refuses the unit.
+        ServiceError: systemd does not run here or refuses the unit; the service's user is root,
+            does not exist or does not own the folder; the unit's name is not allowed or another
+            program's; or this user may not write the unit.
     """
     path = _find_path(unit.name)
     _refuse_user(unit)
@@ -68,7 +71,11 @@ def _find_path(name: str) -> Path:
 
 
 def _refuse_user(unit: Unit) -> None:
-    """Check that the service's user is not root, exists and owns the folder."""
+    """Check that the service's user is not root, exists and owns the folder.
+
+    Raises:
+        ServiceError: one of these is not so. The message has the command that corrects it.
+    """
     fault = ""
     try:
         found = pwd.getpwnam(unit.user)
@@ -115,10 +122,10 @@ def _systemd_version() -> int:
 
 
 def _systemctl(*words: str) -> str:
-    """Run ``systemctl`` and return its output.
+    """Run ``systemctl`` with ``words`` and return its standard output.
 
     Raises:
-        ServiceError: it failed; the message has its last line.
+        ServiceError: the command failed; the message has the last line of its error output.
     """
     # systemctl explains itself on the last line of standard error
     done = subprocess.run(["systemctl", *words], capture_output=True, text=True, check=False)

@@ -36,7 +36,9 @@ _FAILED = re.compile(r"fedsilo: error")  # a command's own one-line error
 
 @dataclass
 class LogLines:
-    """Formats lines; a line without a level, as in a traceback, has the level of the one before.
+    """Formats lines of output for a log.
+
+    A line without a level, as in a traceback, gets the level of the line before.
 
     Args:
         tell_run: returns the run and round that the lines belong to, or an empty text.
@@ -81,8 +83,9 @@ def run_logged(
 ) -> int:
     """Run a command, write its output as log lines, and return its exit code.
 
-    SIGTERM and SIGINT are passed on to the command, also after the call. If signal N ended the
-    command, the code is -N.
+    SIGTERM and SIGINT are passed on to the command. The signal handlers stay after the call. If a
+    signal that was passed on ended the command, the code is 0. If another signal N did, the code is
+    128 + N.
 
     Args:
         command: the command's words.
@@ -138,7 +141,10 @@ class RunningRuns:
     _read: float = float("-inf")
 
     def __call__(self) -> str:
-        """Return, for example, ``hearts round 3``; several runs are separated by commas."""
+        """Return the runs that go on, each with its round, such as ``hearts round 3``.
+
+        Several runs are separated by commas. If no run goes on, the result is an empty string.
+        """
         if time.monotonic() - self._read > 1.0:
             self._read, self._text = time.monotonic(), self._find()
         return self._text

@@ -123,9 +123,11 @@ def server_unit_name(folder: Path) -> str:
 
 
 def hospital_unit_name(kit: Path) -> str:
-    """Return the name of a hospital's unit; the folder of its kit may be gone.
+    """Return the name of a hospital's unit, such as "fedsilo-west", without ".service".
 
-    The name comes from the kit, or from the folder's name if the kit cannot be read.
+    ``kit`` is the folder of the hospital's opened kit. The site's name is read from the kit. If the
+    kit cannot be read, for example because the folder is gone, the site's name is derived from the
+    name of the folder.
     """
     try:
         site = read_kit(kit.expanduser()).card.site
@@ -197,8 +199,11 @@ def build_hospital_unit(kit_path: Path, options: ServiceOptions) -> Unit:
 def _list_writable(kit: Kit, folder: Path, node_config: Sequence[str]) -> list[Path]:
     """List the folders outside the kit that the hospital writes: state, cache and audit log.
 
+    The list is sorted, and has each folder once.
+
     Raises:
         ServiceError: the site file cannot be read.
+        SettingError: ``node_config`` cannot be parsed.
     """
     from fedsilo.deployment.worker.hospital import parse_node_config
 
@@ -222,7 +227,10 @@ def _list_writable(kit: Kit, folder: Path, node_config: Sequence[str]) -> list[P
 
 
 def _owner_of(folder: Path) -> str:
-    """Return the owner of a folder; "fedsilo" if that is root, because a service must not be."""
+    """Return the user name of a folder's owner, as the user of a service.
+
+    If the owner is root, who must not run a service, or has no name, the result is "fedsilo".
+    """
     try:
         name = pwd.getpwuid(folder.stat().st_uid).pw_name
     except KeyError:

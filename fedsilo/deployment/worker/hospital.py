@@ -81,8 +81,9 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
 
-    The code is the SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An
-    error at the start is printed, and the code is then 2.
+    The secret that both processes share is written to a temporary folder. The code is the
+    SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An error at the start
+    is printed, and the code is then 2.
 
     Args:
         arguments: those of ``flower-supernode``; None for the process's own.
@@ -104,10 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables no_proxy and NO_PROXY, which keep calls to this machine from a proxy.
+    """Build values of no_proxy and NO_PROXY with which calls to this machine bypass a proxy.
 
-    Both variables have the same value: 127.0.0.1, localhost, and the hosts in both variables of
-    ``environment``, separated by commas. ``environment`` is not changed.
+    Both variables get the same list of hosts, separated by commas: 127.0.0.1, localhost, then the
+    hosts that either variable of ``environment`` already lists. ``environment`` is not changed.
+
+    Returns:
+        A mapping with the two variables only.
     """
     direct = ["127.0.0.1", "localhost"]
     for name in ("no_proxy", "NO_PROXY"):
@@ -118,9 +122,9 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
 
-    The wait before a restart is 2 s at first, doubles each time up to 30 s, and is 1 s if the
-    worker has run for a minute. SIGTERM and SIGINT are handled from then on. Before the function
-    returns, it ends both processes.
+    The first restart waits for 2 s. The wait doubles with each restart, up to 30 s. If the worker
+    has run for a minute, it falls to 1 s. From here on SIGTERM and SIGINT end both processes in
+    order. Before the function returns, it ends both processes.
 
     Returns:
         The SuperNode's exit code, 0 after SIGTERM or SIGINT, or ``CANNOT`` if the worker ended with
@@ -179,9 +183,10 @@ def _tell_restart(code: int, pause: float) -> None:
 
 
 def collect_orphans(known: Collection[int]) -> None:
-    """Reap ended child processes of this one whose ids are not in ``known``. It does not wait.
+    """Reap the child processes of this process that have ended and whose ids are not in ``known``.
 
-    In a container this process is process 1 and inherits the processes that a killed worker left.
+    The function does not wait for running processes. In a container this process is process 1, and
+    inherits the processes that a killed worker left.
     """
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -222,7 +227,7 @@ def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
     """Parse node config texts with entries key=value, using Flower's parser.
 
     Empty texts are skipped. Strings must be quoted as in TOML. One text may have several entries,
-    separated by blanks. Keys are not checked.
+    separated by spaces. Keys are not checked.
 
     Raises:
         SettingError: the texts cannot be parsed.

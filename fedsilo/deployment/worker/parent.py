@@ -92,7 +92,8 @@ class HospitalWorker:
     def start(self, token: str) -> None:
         """Fork a process that answers the task of ``token``, and add the process to ``running``.
 
-        The call returns at once in this process. The new process never returns from it.
+        In this process, the call returns without waiting for the answer. The new process never
+        returns from it.
         """
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
@@ -107,7 +108,7 @@ class HospitalWorker:
         self.started += 1
 
     def reap(self) -> None:
-        """Remove the processes that have ended from ``running``; log an error for each killed one.
+        """Remove the processes that have ended from ``running``, and log each that was killed.
 
         The function does not wait for processes that still run.
         """
@@ -134,10 +135,10 @@ class HospitalWorker:
     def is_worn(self) -> bool:
         """Return whether the worker should be restarted before the next task.
 
-        This is so after 1000 tasks, or if the worker has started a task and its process has more
-        than one thread. A fork copies only the thread that calls it, so the child would lack the
-        other threads. Every thread counts. OpenBLAS's pool does no harm, because it has ended
-        itself before the fork of the first task.
+        The result is True after 1000 tasks. It is also True if the worker has started a task and
+        its process has more than one thread. A fork copies only the thread that calls it, so the
+        child would lack the other threads. Every thread counts. OpenBLAS's threads do no harm,
+        because OpenBLAS ends them before the fork of the first task.
         """
         threads = psutil.Process().num_threads()
         return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
@@ -161,8 +162,9 @@ def preload() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take tasks until the hospital's process ends, and return the exit code.
 
-    The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
-    fail again. Otherwise it is 0. SIGTERM ends the process with code 0.
+    If the secret or the installation cannot be used, the error is printed and the code is
+    ``CANNOT``, because a restart would fail again. Otherwise the code is 0. SIGTERM ends the
+    process with code 0.
 
     Args:
         arguments: the worker's arguments; None for the process's own.
@@ -212,8 +214,8 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
     Args:
         worker: starts and reaps the processes that answer.
         client: the client of the SuperNode's Runtime API.
-        hospital: the id of the hospital's process, which is this one's parent. When it is not any
-            more, the call returns.
+        hospital: the id of the hospital's process, the parent of this process. When that process
+            has ended, the call returns.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -237,9 +239,10 @@ def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> N
 
 
 def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
-    """Ask for a task; the response may contain none. Return None if the SuperNode does not answer.
+    """Ask the SuperNode for a task, and return its response.
 
-    Any other HTTP error counts as no answer.
+    If no task waits, the response contains none. If the SuperNode does not answer, or answers with
+    an HTTP error other than a refused secret, the result is None.
 
     Raises:
         SettingError: the SuperNode does not accept the worker's secret.
@@ -294,7 +297,7 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Replace this process by Flower's own, which executes the app received with the run.
 
-    Only if Flower's command is not installed, the function returns.
+    The function returns only if Flower's command is not installed.
 
     Args:
         address: the address of the SuperNode's Runtime API.

@@ -38,7 +38,10 @@ _QUICK_FOR = 10.0  # seconds of short intervals after an arrival
 
 @dataclass
 class PollInterval:
-    """The seconds between two polls: ``short`` for ten seconds after an arrival, else ``long``."""
+    """The seconds between two polls.
+
+    The interval is ``short`` for ten seconds after an arrival, and ``long`` at any other time.
+    """
 
     short: float = _SHORT
     long: float = _LONG
@@ -70,10 +73,11 @@ class ShortWaits:
         self._looked = 0.0
 
     def sleep(self, seconds: float) -> None:
-        """Sleep for less than ``seconds``, which is the time that Flower's loop asks for.
+        """Sleep for less than ``seconds``, the time that Flower's loop asks for.
 
-        A time below 3 seconds means that a message is being answered: the sleep takes 0.05 s and
-        counts as an arrival. Otherwise it takes at most the polling interval.
+        Below 3 seconds, the loop waits for a reply. The sleep then takes 0.05 s and counts as an
+        arrival. At most once a second, ``look`` is called before it. From 3 seconds on, the loop
+        waits for a message, and the sleep takes at most the polling interval.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()
@@ -118,9 +122,9 @@ def shorten_waits(version: str, module: ModuleType) -> str | None:
 def give_up_unanswered(state: Any) -> int:
     """Reply with an error to messages that no task will answer, and return their number.
 
-    While any task is unfinished, nothing is done and the number is 0, because it may still answer.
-    A number above 0 is logged as an error. ``state`` is the SuperNode's ``InMemoryNodeState`` of
-    Flower 1.39.0.
+    While any task is unfinished, nothing is done and the number is 0, because that task may still
+    answer. If messages are given up, their number is logged as an error. ``state`` is the
+    SuperNode's ``InMemoryNodeState`` of Flower 1.39.0.
     """
     # A running task may still answer, so only an idle node gives messages up
     if state.get_tasks(statuses=UNFINISHED):

@@ -73,9 +73,9 @@ def drift_checks(
 def _places_by_column(names: Sequence[str]) -> list[list[int]]:
     """Group the indices of the features by column, in order.
 
-    A numeric column has one feature; a category has one for each level except the first, called
-    ``column=level``. A numeric column keeps its own group even if the next category has the
-    same name.
+    A numeric column has one feature. A categorical column has a feature ``column=level`` for each
+    level except the first. A numeric column is a group of its own, even if the next categorical
+    column has the same name.
     """
     groups: list[list[int]] = []
     before = None
@@ -124,11 +124,19 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 
 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
-    """Return the edges between the cells of a numeric feature: quantiles of ``old`` (n, 1).
+    """Choose the edges that cut a numeric feature into the cells of a histogram.
 
-    The number of cells is chosen so that a cell has on average at least twice ``floor`` of the
-    smaller group of samples (old or new), but it is from two to ten. Equal quantiles are merged. A
-    feature with two values is cut between them.
+    If the training samples have exactly two values, the only edge is in the middle between the two.
+    Otherwise the edges are quantiles of the training samples, and equal quantiles become one edge.
+    The number of cells is min(n, ``new_count``) // (2 * ``floor``), but at least 2 and at most 10.
+
+    Args:
+        old: the training samples of the feature, (n, 1).
+        new_count: the number of new samples, which are cut by the same edges.
+        floor: the smallest number of training samples in a cell, which the caller checks.
+
+    Returns:
+        The edges between cells in increasing order, one fewer than cells.
     """
     values: Array = np.unique(old)
     if len(values) == 2:
@@ -157,8 +165,8 @@ def _levels(rows: Array) -> Array:
 def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
     """Merge neighbouring cells until each has at least ``floor`` training samples.
 
-    A cell that is too small joins the cell before it; a first cell that is too small absorbs the
-    next ones.
+    A cell that is too small is added to the cell before it. If the first cell is too small, the
+    next cells are added to it until it is large enough.
 
     Returns:
         The training and the new counts by cell; None if fewer than two cells remain.
@@ -181,8 +189,8 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
-    It is an alarm if the 95 % Wilson interval of the covered share is entirely below ``coverage``.
-    ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
+    The check is an alarm if the 95 % Wilson interval of the share of such sets is entirely below
+    ``coverage``. ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
     """
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
     around = wilson(right, n)
@@ -197,8 +205,8 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
 def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
     """Check that the mean confidence agrees with the accuracy.
 
-    Confidence is the largest of a case's ``probabilities`` (n, classes). It is an alarm if its mean
-    is outside the 95 % Wilson interval of the accuracy.
+    Confidence is the largest of a case's ``probabilities`` (n, classes). The check is an alarm if
+    the mean confidence is outside the 95 % Wilson interval of the accuracy.
     """
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
@@ -212,10 +220,10 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
 
 
 def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseCheck:
-    """Check that the accuracy has not fallen below ``reference``, that of the run's test samples.
+    """Check that the accuracy has not fallen below the run's accuracy on its test samples.
 
-    It is an alarm if the 95 % Wilson interval of the accuracy is entirely below ``reference``.
-    ``predicted`` and ``labels`` are classes (n,).
+    The check is an alarm if the 95 % Wilson interval of the accuracy is entirely below
+    ``reference``, the run's accuracy. ``predicted`` and ``labels`` are classes (n,).
     """
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)

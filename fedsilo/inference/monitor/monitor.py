@@ -63,7 +63,11 @@ class Monitored:
         return [check for check in self.checks if check.alarm]
 
     def verdict(self) -> str:
-        """Summarise the checks in one sentence that names the checks with an alarm."""
+        """Summarise the checks in one sentence.
+
+        If there are alarms, the sentence names these checks. Otherwise it says that all checks are
+        within their limits, or that nothing could be checked.
+        """
         if not self.checks:
             return "Nothing could be checked."
         if not self.alarms:
@@ -209,8 +213,8 @@ def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | 
     """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
 
     Returns:
-        The calibration and an empty text. If ``path`` is None and the run directory does not
-        contain a calibration: None, and a sentence with the command that makes one.
+        The calibration and an empty string. If ``path`` is None and the run directory does not
+        contain a calibration, None and a sentence with the command that makes one.
 
     Raises:
         FedsiloError: the calibration cannot be used, or the file ``path`` is missing.
@@ -262,10 +266,10 @@ def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tup
 
 @dataclass(frozen=True)
 class NewData:
-    """New cases, with the class of each readable case; -1 if it is unknown."""
+    """New cases, with the class of each case; -1 if it is unknown."""
 
     inputs: Inputs
-    labels: Tensor  # (k,) int64, of the readable inputs
+    labels: Tensor  # (n,) int64, of all inputs, readable or not
 
     def features(self) -> Tensor:
         """Return the readable inputs as they were read (k, *input_shape), NaN for a missing value.
@@ -302,7 +306,10 @@ def open_new_data(model: TrainedModel, data: Path) -> NewData:
 
 
 def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return class -> the labels that the data set declares for it; none for other data sets."""
+    """Return class -> the labels that the data set declares for the class.
+
+    For data sets other than image data sets, each class has no labels.
+    """
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
         return data.classes(common, find_places(common.data_dir, common.cache_dir))
@@ -310,10 +317,11 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 
 
 def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Map each text that a label may have to its class number.
+    """Map each string that a label may have to its class number.
 
-    ``classes`` maps a class's name to the labels that the data set declares for it. Names and
-    labels both count; a label that is also the name of another class counts as a label.
+    ``classes`` maps a class's name to the labels that the data set declares for the class. The keys
+    of the result are the names and the labels. If a label equals the name of another class, the
+    label decides.
     """
     numbers = {}
     for number, name in enumerate(classes):
@@ -328,10 +336,10 @@ def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
 def _table_labels(
     path: Path, schema: TableSchema, classes: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
-    """Yield (line number as text, class number) for each row with a known label.
+    """Yield (line number as a string, class number) for each row with a known label.
 
-    ``classes`` maps a label's text to its class number. For a table without a label column, nothing
-    is yielded.
+    ``classes`` maps a label to its class number. For a table without a label column, nothing is
+    yielded.
     """
     (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]

@@ -33,11 +33,12 @@ _TIMES = 5  # the same as a multiple of the median distance between two neighbou
 class Code:
     """A value, far from all other values, that many training samples share.
 
-    An example is a cholesterol of 0, which may mean "not measured". Both numbers are standardised.
+    An example is a cholesterol of 0, which may mean "not measured". Both attributes are in
+    standardised units.
 
     Attributes:
-        value: the number itself, the lowest or highest of its feature.
-        nearest: the nearest other training value.
+        value: the code itself, which is the lowest or highest training value of its feature.
+        nearest: the training value next to it.
     """
 
     value: float
@@ -49,10 +50,17 @@ class Code:
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return each value's distance to ``nearest`` if it lies between the code and ``nearest``.
+        """Measure how far each value lies inside the gap between the code and all other values.
 
-        The distances have shape (k,). The distance is 0 for any other value, and for a value that
-        equals the code up to rounding.
+        The gap is the open interval between the code (``value``) and ``nearest``, the training
+        value next to it. No training value lies inside.
+
+        Args:
+            values: standardised values, of shape (k,).
+
+        Returns:
+            For each value inside the gap, its distance to ``nearest``; otherwise 0. The distance is
+            also 0 for a value that equals the code up to rounding.
         """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)
@@ -207,14 +215,15 @@ class CaseNovelty:
         return _column_names(beyond | (self.gaps[:, :count] > 0), features)
 
     def reasons(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case why it is unusual; an empty text if it is not."""
+        """Explain for each case why it is unusual; the string is empty if it is not."""
         return self._explain(self.unusual(), features)
 
     def doubts(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case why it is doubtful; an empty text if it is unusual or not doubtful.
+        """Explain for each case why it is doubtful.
 
-        A case is doubtful if one of its values is a code, such as 0 for "not measured", or if its
-        score is above 1 and no limit exists.
+        A case is doubtful if it is not unusual and one of its values is a code, such as 0 for "not
+        measured". It is also doubtful if its score is above 1 and no limit exists. The string of
+        any other case is empty.
         """
         unusual = self.unusual()
         beyond = np.zeros(len(unusual), bool)
@@ -229,9 +238,10 @@ class CaseNovelty:
         return doubts
 
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
-        """Explain the scores of the cases that ``marked`` (k,) selects, in a text for each case.
+        """Explain the scores of the cases that ``marked`` (k,) selects, one string for each case.
 
-        The text of an unselected case is empty.
+        The string names the columns beyond the training values, and says whether the case is unlike
+        all samples or lacks unusual values. For a case that is not selected, it is empty.
         """
         limit = self.reference.limit or 1.0
         texts = []
@@ -250,7 +260,10 @@ class CaseNovelty:
 
 
 def _column_names(marks: Booleans, features: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the columns of the marked features, for each row of ``marks`` (k, f)."""
+    """Return the columns of the marked features, for each row of ``marks`` (k, f).
+
+    A column with several marked features is named once.
+    """
     names = [name.partition("=")[0] for name in features]
     # A column of levels has several features, but is named once
     return [tuple(dict.fromkeys(compress(names, row))) for row in marks]

@@ -137,8 +137,8 @@ def _states(predictions: Predictions, kept: Mapping[int, int]) -> list[_State]:
 def _is_unsure(predictions: Predictions, index: int) -> bool:
     """Tell whether the model is unsure about a case.
 
-    It is unsure if the prediction set does not have exactly one class, or if the probability of the
-    answer is below 0.8. Without sets, only the probability decides.
+    The model is unsure if the probability of its answer is below 0.8. If there are prediction sets,
+    it is also unsure if the case's set does not have exactly one class.
     """
     if predictions.sets is not None and int(predictions.sets[index].sum()) != 1:
         return True
@@ -150,8 +150,8 @@ def _order(
 ) -> list[int]:
     """Sort the indices of all inputs by state, in the order of ``_STATES``.
 
-    Within "unusual", the most novel case comes first; within the other states, the case with the
-    least probable answer.
+    Within the state "unusual", the case with the highest novelty comes first. Within any other
+    state, the case with the least probable answer comes first.
     """
     novelty = np.zeros(len(predictions.own))
     if not isinstance(predictions.novelty, str):
@@ -215,8 +215,8 @@ def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
     """Return (class, probability, text, low, high) for each class, the most probable first.
 
     ``low`` and ``high`` are the 95 % interval of the share of right answers among the run's test
-    samples with about the same confidence. They are None for all but the first class, or if no such
-    test samples exist.
+    samples with about the same confidence. Only the first class has them, and only if there are
+    such test samples. Otherwise they are None.
     """
     shares = context.predictions.probabilities[index].tolist()
     limits: tuple[float | None, float | None] = (None, None)
@@ -253,8 +253,8 @@ def _bin(context: _Context, index: int) -> Bin | None:
 def _notes(context: _Context, index: int) -> list[str]:
     """Return sentences about an answered case.
 
-    They are about similar test samples of the run, the prediction set, and the router's weights.
-    Each sentence is left out if its numbers are not available.
+    The sentences are about similar test samples of the run, the prediction set, and the router's
+    weights. Each is left out if its numbers are not available.
     """
     predictions, notes = context.predictions, []
     similar = _bin(context, index)

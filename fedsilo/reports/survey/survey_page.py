@@ -87,7 +87,11 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of samples by split, and one of the rows left out, if any are known."""
+    """Yield a table of the sites' samples by split, and a table of the rows that were left out.
+
+    The second table has the columns whose values are missing or out of range. If no such count is
+    known, it is left out.
+    """
     rows = []
     for site, answer in document.sites.items():
         samples = answer.samples or {}
@@ -112,7 +116,8 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
     """Return site -> title of a column -> number of rows left out because of the column's value.
 
-    A column is left out if its counts are suppressed at all sites.
+    A column is left out if its counts are suppressed at all sites. If no column remains, the result
+    is empty.
     """
     # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}
@@ -173,7 +178,13 @@ def _pair(between: Between) -> tuple[str, str]:
 
 
 def _features(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of means and percentiles, then a table of counts for each feature."""
+    """Yield the tables about features, all over training samples.
+
+    The first table has a row for each site's statistics of a feature: mean, standard deviation,
+    5th and 95th percentile. It is left out if no site sent statistics. Then follows a table for
+    each feature with counts: the count of each site in each cell of the histogram. If sites declare
+    a feature differently, the first site's declaration is used.
+    """
     answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():

@@ -15,7 +15,8 @@ from fedsilo.runs.finished_run import Shown
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean AUC over findings on test samples in one sentence.
 
-    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no AUC may
+    be shown, it says so.
     """
     values, where = values_of(run, site)
     if "auc" not in values:
@@ -60,7 +61,10 @@ def sections(run: Shown) -> list[Examination]:
 
 
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
-    """Return a finding's AUC, with its 95 % interval if the number of test samples is known."""
+    """Return a finding's AUC, with its 95 % interval if the number of test samples is known.
+
+    If the AUC or the number of samples with the finding is hidden, the result is None.
+    """
     if outcome.auc is None or outcome.count is None:
         return None
     if total <= outcome.count:
@@ -69,7 +73,15 @@ def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
 
 
 def _picture(run: Shown, drawn: Mapping[str, Mapping[str, Estimate]]) -> Picture:
-    """Draw the AUC of each finding, a row per site; ``drawn`` is finding -> site -> AUC."""
+    """Draw each finding's AUC with its interval at each site, as a picture with text for readers.
+
+    The picture's alternative text lists each finding and site with its AUC and interval. Its
+    caption is "AUC by finding and site.".
+
+    Args:
+        run: the run, whose name begins the ids in the SVG.
+        drawn: finding -> site -> estimate of the AUC.
+    """
     svg = estimates(f"{run.name}-findings", drawn, "AUC")
     texts = []
     for name, by_site in drawn.items():

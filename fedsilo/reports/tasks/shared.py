@@ -9,15 +9,16 @@ from fedsilo.runs.finished_run import Shown
 
 
 def values_of(run: Shown, site: str | None) -> tuple[Mapping[str, float], str]:
-    """Return the final test metrics of a site, or their means, and what they are of.
+    """Return the final test metrics of one site, or their means over all sites, with a name.
 
     Args:
         run: the run.
-        site: the site's name; None for the means over all sites.
+        site: the site's name; None or empty for the means.
 
     Returns:
-        Metric -> value, empty for a site without metrics; and the site's name, or a phrase such as
-        "the mean over 3 hospitals".
+        A pair. The first part is metric -> value; it is empty for a site without metrics. The
+        second part names the first one in a sentence: the site's name, or a phrase such as "the
+        mean over 3 hospitals", which counts all sites of the run.
     """
     if site:
         return run.summary["sites"].get(site, {}), site

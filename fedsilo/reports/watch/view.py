@@ -55,7 +55,10 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run's process began; after its end, until its last write."""
+        """The seconds since the run's process began.
+
+        If the run is over, the seconds until its last write.
+        """
         if self.over:
             return self.progress.seconds
         return self.progress.seconds + self._since()
@@ -93,7 +96,14 @@ class Watched:
         return texts[self.progress.state]
 
     def in_words(self) -> str:
-        """Describe in sentences how far the run is, and which sites it waits for."""
+        """Describe in sentences how far the run is.
+
+        For a finished run, the sentence has the number of finished rounds. For a run that failed,
+        was interrupted or was killed, the sentences have the state and the number of finished
+        rounds. For a running run, the sentence has the round, the sites that the server waits for
+        and, if known, the time left. If a running run has written nothing for a minute, another
+        sentence says so.
+        """
         here = self.progress
         if here.state == "finished":
             return f"The run is finished after {format_count(here.finished_rounds, 'round')}."
@@ -142,10 +152,10 @@ def _waiting(progress: Progress) -> list[str]:
 
 
 def look_at(folder: Path) -> Watched:
-    """Read the present state of a run directory, and whether its process still lives.
+    """Read the present state of a run directory, and check whether the run's process still lives.
 
-    A process on another machine cannot be checked; ``silent`` then tells that nothing was written
-    for a minute.
+    A process on another machine cannot be checked. For such a process, ``silent`` tells whether
+    nothing was written for a minute.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or is of another version of fedsilo.
@@ -199,7 +209,7 @@ def traffic_text(progress: Progress) -> str:
 def epsilon_text(progress: Progress) -> str:
     """Format the largest epsilon that a site spent, and its cap if one is set.
 
-    The text is empty without differential privacy.
+    Without differential privacy, the result is an empty string.
     """
     spent = progress.epsilon()
     if spent is None:
@@ -238,7 +248,12 @@ class View:
         return text
 
     def line(self) -> str:
-        """Summarise the state in one line, with the members of a deployment that are down."""
+        """Summarise the state in one line, such as "hearts: running, round 3 of 10, 12 s left".
+
+        For a hospital, the line has the facts about its messages. For a folder of runs, it has the
+        number of runs in each state. Otherwise it is about the one run, or says that there is no
+        run yet. The members of a deployment that are down follow after a semicolon.
+        """
         parts = [f"{self.title}: no run yet"]
         if self.run:
             parts = [self.run.line()]
@@ -319,8 +334,8 @@ def look_at_hospital(reader: HospitalReader) -> View:
 def _doing(site: str, run: Watched) -> str:
     """Describe the present work of a site, such as "asked to fit", "answered" or "away".
 
-    A failed site is "left out", with the reason. The text is empty if the run is over or the site
-    is not asked in this phase.
+    A failed site is "left out", with the reason. If the run is over, or the site is not asked in
+    this phase, the result is an empty string.
     """
     here = run.progress
     if run.over:
