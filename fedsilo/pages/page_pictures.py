@@ -266,6 +266,7 @@ def svg_of(figure: Figure, name: str) -> str:
     share an id.
     """
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if plain != name:  # two names may become the same without their other characters
@@ -274,7 +275,8 @@ def svg_of(figure: Figure, name: str) -> str:
     # Without a salt, matplotlib would draw its ids at random
     options: Any = {"svg.hashsalt": name, "svg.fonttype": "none"}
     with matplotlib.rc_context(options), fonts_for(figure):
-        figure.savefig(text, format="svg", metadata=_NO_METADATA)
+        # 'savefig' would draw all of it twice
+        FigureCanvasSVG(figure).print_svg(text, metadata=_NO_METADATA)
     svg = text.getvalue()
     # Drop the XML declaration, and the style, which would apply to the whole page
     svg = _STYLE.sub("", svg[svg.index("<svg") :])

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -265,11 +265,14 @@ def _image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
 
 
 def _png(explained: ImageExplanation) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     figure = new_figure(5.0, 2.6)
     explained.draw(*figure.subplots(1, 2))
+    figure.set_dpi(110)
     buffer = io.BytesIO()
-    options: dict[str, Any] = {"format": "png", "dpi": 110, "metadata": {"Software": None}}
-    figure.savefig(buffer, **options)
+    # 'savefig' would draw all of it twice
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 
