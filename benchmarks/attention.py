@@ -8,7 +8,10 @@
 ``distance``: eq. 7 for a batch of maps against the buffer of five other sites (M = 5), once by
 U^T U and the buffer's moments, once by upsampling every map to 224x224. ``steps``: a whole training
 step of ViT-S/16 with prompts at 224x224 on the phantom, each in a process of its own, whose peak
-memory it is: without rollout, with it, and with distillation.
+memory it is: without rollout, with it, with distillation, and with distillation whose maps are
+computed apart from fused attention. The medians are of ``--turns`` turns of CPU seconds.
+``throughput``: the same steps by the clock; the images lie on the device, as in a site's training.
+``--device cpu --small`` tries either with tiny images and a ViT of three layers.
 """
 
 import argparse
@@ -30,7 +33,7 @@ from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import build
+from fedsilo.core.settings_schema import Value, build
 from fedsilo.datasets.synthetic.phantoms import DERMOSCOPY_PHANTOM
 from fedsilo.models.maths.attention_rollout import (
     BufferMoments,
@@ -48,14 +51,23 @@ from fedsilo.models.networks.site_network import evidences
 from fedsilo.runs.finished_run import FinishedRun
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
-_VALUES = {
+_VALUES: dict[str, Value] = {
     "method": "fedevprompt",
     "dataset": "dermoscopy-phantom",
     "network.name": "vit",
     "vit.backbone-weights": "random",  # time and memory do not depend on the values
     "split.sample-share": 0.02,
 }
-_KINDS = ("plain", "rollout", "distillation")
+# Tiny images and layers, by which the commands are tried where there is no GPU
+_SMALL: dict[str, Value] = {
+    "data.image-size": 32,
+    "vit.backbone-width": 48,
+    "vit.backbone-depth": 3,
+    "vit.backbone-heads": 3,
+    "vit.prompt-length": 5,
+    "vit.basic-layers": 1,
+}
+_KINDS = ("plain", "rollout", "distillation", "maps apart")
 
 
 def random_maps(count: int, seed: int) -> Tensor:
@@ -133,20 +145,22 @@ def training_step(
     compute.place(network)
     network.train()
     assert isinstance(network, PromptedViT)
+    network.fuses_maps = kind == "maps apart"
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(trained)
     moments = _moments(network, compute, task.outputs)
+    pick, label, rows = compute.hold(images), compute.hold(labels), torch.arange(batch)
 
     def step() -> None:
         optimiser.zero_grad(set_to_none=True)
-        inputs, targets = float_inputs(compute.bring(images)), compute.bring(labels)
+        inputs, targets = float_inputs(pick(rows)), label(rows)
         with compute.autocast():
             if kind == "plain":
                 loss = network.loss(inputs, targets)
             else:
                 tokens, maps = network.encode_with_rollout(inputs)
                 loss = network.criterion(network.classify(tokens), targets)
-                if kind == "distillation":
+                if kind != "rollout":
                     loss = loss + 1e-6 * distillation_loss(maps, targets, moments, _PER_SITE)
         loss.backward()
         optimiser.step()
@@ -161,61 +175,70 @@ def _moments(network: PromptedViT, compute: Compute, classes: int) -> BufferMome
     return buffer_moments(maps, classes, gram).to(compute.device)
 
 
-def one_step(batch: int, kind: str, threads: int) -> None:
-    """Print seconds and peak memory of a step; for a process of its own."""
-    settings = build(CommonSettings, {**_VALUES, "machine.threads": threads})
-    step, compute = training_step(settings, batch, kind)
+def settings_of(given: argparse.Namespace, **more: Value) -> CommonSettings:
+    """Return the settings of the command's steps."""
+    small = _SMALL if given.small else {}
+    machine: dict[str, Value] = {f"machine.{name}": value for name, value in more.items()}
+    return build(CommonSettings, {**_VALUES, **small, **machine})
+
+
+def one_step(given: argparse.Namespace) -> None:
+    """Print CPU seconds and peak MiB of a step, for a process of its own."""
+    settings = settings_of(given, threads=given.threads, device="cpu")
+    step, _ = training_step(settings, given.batch, given.kind)
     step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    seconds = seconds_of(step, 3)
-    peak = max(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    if compute.device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    print(f"{seconds} {peak}")
+    seconds = []
+    for _ in range(3):
+        began = time.process_time()
+        step()
+        seconds.append(time.process_time() - began)
+    print(min(seconds), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
-def steps(console: Console, batches: list[int], threads: int) -> None:
-    """Print a table of steps, with the cost of distillation over the plain step."""
-    table = Table("batch", "step", "seconds", "over plain", "images / s", "peak MiB")
-    for batch in batches:
-        plain = 0.0
-        for kind in _KINDS:
-            command = [sys.executable, __file__, "one", str(batch), kind, "--threads", str(threads)]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            seconds, peak = map(float, output.split())
-            plain = plain or seconds
-            over = f"{100 * (seconds / plain - 1):+.1f} %"
-            cells = (f"{seconds:.2f}", over, f"{batch / seconds:.1f}", f"{peak:,.0f}")
-            table.add_row(str(batch), kind, *cells)
+def steps(console: Console, given: argparse.Namespace) -> None:
+    """Print a table of steps, with the cost of distillation over the plain step; medians."""
+    runs = []
+    for _ in range(given.turns):
+        for batch in given.batches:
+            for kind in _KINDS:
+                command = [sys.executable, __file__, "one", str(batch), kind]
+                command += ["--threads", str(given.threads), *(["--small"] if given.small else [])]
+                output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                runs.append((batch, kind, *map(float, output.split())))
+    names = ["batch", "step", "CPU s", "peak MiB"]
+    found = pd.DataFrame(runs, columns=names).groupby(names[:2], sort=False).median()
+    rows = found.round({"CPU s": 3, "peak MiB": 0}).astype({"peak MiB": int}).reset_index()
+    plain = rows[rows["step"] == "plain"].set_index("batch")["CPU s"]
+    rows["over plain %"] = (100 * (rows["CPU s"] / rows["batch"].map(plain) - 1)).round(1)
+    _show(console, rows, given.csv)
+
+
+def _show(console: Console, rows: pd.DataFrame, csv: Path | None) -> None:
+    """Print the rows, and write them to ``csv`` unless it is None."""
+    table = Table(*map(str, rows))
+    for row in rows.itertuples(index=False):
+        table.add_row(*map(str, row))
     console.print(table)
+    if csv:
+        rows.to_csv(csv, index=False)
 
 
-def throughput(
-    console: Console, csv: Path | None, batches: Sequence[int] = (32, 128), repeats: int = 10
-) -> None:
-    """Print images per second of training steps, fp32 and bf16, on the device there is.
-
-    The same rows are written to ``csv``, unless it is None.
-    """
+def throughput(console: Console, given: argparse.Namespace) -> None:
+    """Print images per second of training steps, fp32 and bf16, on a GPU or by ``--device``."""
     rows = []
     for precision in ("fp32", "bf16"):
-        for batch in batches:
+        settings = settings_of(given, precision=precision, device=given.device)
+        for batch in given.batches:
             for kind in _KINDS:
-                settings = build(CommonSettings, {**_VALUES, "machine.precision": precision})
                 step, compute = training_step(settings, batch, kind)
                 cuda = compute.device.type == "cuda"
                 if cuda:
                     torch.cuda.reset_peak_memory_stats()
-                seconds = seconds_of(step, repeats)
+                seconds = seconds_of(step, given.repeats)
                 peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else 0.0
                 rows.append((precision, batch, kind, round(batch / seconds), round(peak)))
     names = ("precision", "batch", "step", "images/s", "peak MiB")
-    table = Table(*names)
-    for row in rows:
-        table.add_row(*map(str, row))
-    console.print(table)
-    if csv:
-        pd.DataFrame(rows, columns=names).to_csv(csv, index=False)
+    _show(console, pd.DataFrame(rows, columns=names), given.csv)
 
 
 def influence(console: Console, run_dirs: Sequence[Path], csv: Path | None) -> None:
@@ -271,28 +294,34 @@ def main() -> None:
     commands.add_parser("distance")
     table = commands.add_parser("steps")
     table.add_argument("--batches", type=int, nargs="+", default=[4, 16, 32])
-    table.add_argument("--threads", type=int, default=2)
+    table.add_argument("--turns", type=int, default=1)
     fast = commands.add_parser("throughput")
-    fast.add_argument("--csv", type=Path)
+    fast.add_argument("--batches", type=int, nargs="+", default=[32, 128])
+    fast.add_argument("--repeats", type=int, default=10)
+    fast.add_argument("--device", default="auto")
     runs = commands.add_parser("influence")
     runs.add_argument("run_dirs", type=Path, nargs="+")
-    runs.add_argument("--csv", type=Path)
     one = commands.add_parser("one")
     one.add_argument("batch", type=int)
     one.add_argument("kind", choices=_KINDS)
-    one.add_argument("--threads", type=int, default=2)
+    for command in (table, fast, runs):
+        command.add_argument("--csv", type=Path)
+    for command in (table, fast, one):
+        command.add_argument("--small", action="store_true")
+    for command in (table, one):
+        command.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     console = Console()
     if options.command == "distance":
         distance(console)
     elif options.command == "steps":
-        steps(console, options.batches, options.threads)
+        steps(console, options)
     elif options.command == "throughput":
-        throughput(console, options.csv)
+        throughput(console, options)
     elif options.command == "influence":
         influence(console, options.run_dirs, options.csv)
     else:
-        one_step(options.batch, options.kind, options.threads)
+        one_step(options)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """What local training costs on a GPU over a bare PyTorch loop: milliseconds of an optimiser step.
 
-    python benchmarks/gpu_steps.py [--csv FILE] [--device cuda] [--turns 2]
+    python benchmarks/gpu_steps.py [--csv FILE] [--device cuda] [--turns 2] [--small]
 
 Both train the same network by Adam on random images of one silo, which is on the device. The bare
 loop draws its order there and asks for nothing until its last step has ended. ``ours`` is the
 training of a site (``LocalTraining``), with deterministic operations, as in every run, ``fused``
-the same with 'machine.fused-optimiser'. Turns alternate; a row has the least of each.
+the same with 'machine.fused-optimiser'. Turns alternate; a row has the least of each. ``--device
+cpu --small`` tries all jobs with small batches where there is no GPU.
 """
 
 import argparse
@@ -36,8 +37,17 @@ JOBS: tuple[tuple[str, int, tuple[int, int, int], int, int], ...] = (
     ("vgg16-bn", 64, (3, 32, 32), 64, 40),
     ("resnet22", 16, (1, 256, 256), 16, 20),
     ("vit", 16, (3, 224, 224), 32, 15),
+    # Frozen, with prompts, as FedEvPrompt trains it
+    ("vit-prompts", 16, (3, 224, 224), 32, 20),
+    ("vit-prompts", 16, (3, 224, 224), 128, 20),
 )
-_VIT: dict[str, Value] = {"vit.backbone-weights": "random", "vit.train-backbone": True}
+_VIT: dict[str, Value] = {"network.name": "vit", "vit.backbone-weights": "random"}
+_OF_VIT: dict[str, dict[str, Value]] = {
+    "vit": {**_VIT, "vit.train-backbone": True},
+    "vit-prompts": _VIT,
+}
+_SMALL_VIT: dict[str, Value] = {"vit.backbone-width": 48, "vit.backbone-depth": 4}
+_SMALL_VIT |= {"vit.backbone-heads": 3}
 
 
 def bare(
@@ -48,7 +58,8 @@ def bare(
 
     def train() -> None:
         network.train()
-        optimiser = torch.optim.Adam(network.parameters(), lr=1e-4)
+        trained = [one for one in network.parameters() if one.requires_grad]
+        optimiser = torch.optim.Adam(trained, lr=1e-4)
         taken = 0
         while taken < steps:
             order = torch.randperm(len(labels), device=compute.device)
@@ -82,6 +93,8 @@ def row(
 ) -> dict[str, object]:
     """Return a row of the table."""
     name, width, shape, batch, steps = job
+    if given.small:
+        width, shape, batch, steps = min(width, 16), (*shape[:1], 32, 32), min(batch, 8), 2
     values: dict[str, Value] = {
         "method": "fedavg",
         "network.name": name,
@@ -90,7 +103,10 @@ def row(
         "train.local-steps": steps,
         "train.learning-rate": 1e-4,
     }
-    settings = build(CommonSettings, values | (_VIT if name == "vit" else {}))
+    of_vit = dict(_OF_VIT.get(name, {}))
+    if of_vit and given.small:
+        of_vit |= _SMALL_VIT
+    settings = build(CommonSettings, values | of_vit)
     fused = replace(settings, fused_optimiser=True)
     compute = choose_compute(given.device, precision, 1)
     torch.manual_seed(0)
@@ -129,6 +145,7 @@ def main() -> None:
     parser.add_argument("--csv", type=Path)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
     rows = []
     for job in JOBS:

@@ -56,6 +56,7 @@ def answer(lab: Lab) -> RecordDict:
         SiteError: the method does not have the phase, or the phase does not return ``Outgoing``; an
             operation is not deterministic although 'machine.deterministic' is 'true'; or the server
             asks for a secret sum in a run without secure aggregation.
+        FedsiloError: the method's phase fails, or the reply cannot be packed.
     """
     phase = lab.instruction.phase
     with collect_unrepeatable_operations() as lab.unrepeatable:
@@ -147,6 +148,9 @@ def evaluate(lab: Lab) -> RecordDict:
     Empty splits have no metrics. The run is over, so the secrets of secure aggregation are deleted
     first. At trust 'sums' the secrets are not deleted, because the metrics are summed in secret
     too.
+
+    Raises:
+        FedsiloError: the model cannot be opened or measured, or the reply cannot be packed.
     """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
@@ -160,9 +164,9 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """Store the arrays that stay at the site, and build the reply from the arrays that leave.
 
     If the server asks for metrics, the trained network is measured on validation data first. Arrays
-    leave only if the server asks for them. They are the arrays in ``outgoing.send``, or the
-    network's exchanged arrays if ``send`` is None. In secure aggregation they are masked. At trust
-    'sums' a masked array of counts then leaves even if the method sends no arrays, and also in the
+    leave only if the server asks for them. If ``outgoing.send`` is given, its arrays leave;
+    otherwise the network's exchanged arrays leave. In secure aggregation the arrays are masked. At
+    trust 'sums' a masked array of counts leaves even if the method sends no arrays, and also in the
     final evaluation.
 
     Args:

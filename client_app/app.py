@@ -222,7 +222,13 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
             with ExitStack() as passed:
                 for guard in guards:
                     passed.enter_context(guard(answering))
-                answering.content = answer(answering)
+                try:
+                    answering.content = answer(answering)
+                except (MemoryError, RuntimeError) as fault:
+                    from fedsilo.client_app.training.memory import raise_memory_shortage
+
+                    raise_memory_shortage(fault, context.run_config, message)
+                    raise
             reply = Message(answering.content, reply_to=message)
         # No error may pass here: the server must learn of a site's failure
         except Exception as raised:

@@ -176,6 +176,9 @@ class Lab:
         Args:
             arrays: the network's weights by name; None for initial weights drawn from the seed.
                 Names with a '/' (``<kind>/<name>``) do not belong to the network and are ignored.
+
+        Raises:
+            SettingError: the network cannot be built, or the arrays do not fit it.
         """
         network = initial_classifier(self.common, self.silo, self.task)
         if arrays is not None:

@@ -146,6 +146,7 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
             another task than the run.
         SiteError: the node config names no site.
         DataError: the data cannot be read.
+        CheckpointError: the stored declaration of the data is damaged, or cannot be written.
     """
     simulated, run, node = is_simulated(context), context.run_config, context.node_config
     settings = _run_settings(context)
@@ -194,6 +195,7 @@ def _run_settings(context: Context) -> CommonSettings:
         RefusedError: the run chooses among the site's samples without 'allow-folds'; or the
             hospital has a cap on epsilon, but the run adds no noise, so its epsilon would be
             infinite.
+        SettingError: a value of the run or of the node config is invalid.
     """
     settings, node = site_settings(context), context.node_config
     if not is_simulated(context):
@@ -229,7 +231,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Check that a run clips and adds noise; otherwise its epsilon would be infinite.
+    """Check that a run clips gradients and adds noise, so that its epsilon is finite.
 
     The caller skips this check at a site without a cap on epsilon.
 
@@ -248,8 +250,8 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
     """Log the number of samples, and the files, that a run leaves out at this site.
 
-    The number is logged in each call, unless it is 0. Each sentence about files is logged once per
-    process. The function does not check that the site is a real hospital; the caller does.
+    A number above 0 is logged in each call. Each sentence about files is logged once per process.
+    The function does not check that the site is a real hospital; the caller does.
     """
     if silo.dropped:
         logging.getLogger("flwr").warning(
@@ -291,7 +293,7 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 
 
 def _folder_fault(context: Context) -> str | None:
-    """Explain why the node config's 'data-dir' is unusable: it is unreadable or empty.
+    """Explain that the node config's 'data-dir' cannot be read or is empty; None if neither holds.
 
     Returns None if the folder has an entry, or if the node config has no 'data-dir'.
     """

@@ -40,6 +40,7 @@ class PatientPrivacy:
             EpsilonSpentError: the training would exceed a cap on epsilon.
             RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch'.
                 This is not checked at a site with its own cap on epsilon.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         reported = sum(self.session.reported["train"])
@@ -75,6 +76,7 @@ class PatientPrivacy:
 
         Raises:
             EpsilonSpentError: the means would exceed a cap on epsilon.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         settings = self.session.settings
         if not settings.is_private():

@@ -116,6 +116,7 @@ class SiteSession(OpenedSite):
             EpsilonSpentError: the noisy label counts would exceed the hospital's cap on epsilon.
             SiteError: the site has too few samples for the method.
             RefusedError: the hospital's limits forbid the run, or a necessary consent is missing.
+            SettingError: a setting of the run is invalid, or does not fit the data or this machine.
         """
         settings = site.settings
         own: Any = build_settings(settings_class(settings.method), site.run_config)
@@ -333,8 +334,8 @@ class SiteSession(OpenedSite):
     def _refuse_few_weighed(self) -> None:
         """Reject class weights that let a few samples dominate a step.
 
-        The effective sample size must reach 'minimum-batch'. A simulated site passes, and so does a
-        hospital with its own cap on epsilon, because there clipping and noise hide each sample.
+        The effective sample size must reach 'minimum-batch'. A simulated site passes. A hospital
+        with its own cap on epsilon passes too, because clipping and noise hide each sample there.
 
         Raises:
             RefusedError: the effective sample size is too small.
@@ -358,6 +359,7 @@ def reported_counts(site: OpenedSite) -> Counts:
 
     Raises:
         EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.
+        CheckpointError: the stored counts or the ledger are damaged, or cannot be written.
     """
     if site.cap is None:
         return (site.stand_in or site.silo).label_counts()

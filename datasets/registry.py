@@ -111,7 +111,7 @@ def _load_plugin(name: str) -> DataSet:
 def _current_keys(name: str, keys: Iterable[str]) -> frozenset[str]:
     """Return today's keys of the settings that a plugin's data set reads.
 
-    Keys from version 0.1 are replaced by today's keys, and a note says so once.
+    Keys from version 0.1 are replaced by today's keys, and one note says so.
 
     Raises:
         SettingError: a key is unknown, or is given under both names.
@@ -220,7 +220,7 @@ def check_data_settings(settings: CommonSettings) -> None:
 def shown_metrics(dataset: str, task: str) -> tuple[str, ...]:
     """Return the metrics of a data set's result tables, the headline first.
 
-    They are the task's own, or the data set's if the task leaves them to it.
+    If the task has metrics of its own to show, they are returned, and otherwise the data set's.
 
     Raises:
         SettingError: the data set or the task does not exist.
@@ -241,6 +241,7 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
     Raises:
         DataError: the files that name the silos are missing or unusable.
+        SettingError: no data set has the name in the settings.
     """
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
@@ -291,6 +292,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
     Raises:
         DataError: no silo has this name, a file is missing or unusable, or there are too few
             samples.
+        SettingError: no data set has the name in the settings, or the partition is impossible.
     """
     places = places or find_places(settings.data_dir, settings.cache_dir)
     chosen = data_set(settings.dataset)
@@ -322,6 +324,7 @@ def image_reader(site: str, settings: CommonSettings) -> ImageReader:
 
     Raises:
         DataError: the data set is a table, or its declaration cannot be read.
+        SettingError: no data set has the name in the settings.
     """
     places = find_places(settings.data_dir, settings.cache_dir)
     return data_set(settings.dataset).image_reader(site, settings, places)
@@ -334,9 +337,9 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         data_dir: the directory to search for files; '' means $FEDSILO_DATA.
 
     Returns:
-        A dictionary of texts per data set, with the keys ``name``, ``kind`` (public, own or
-        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (which files were
-        found). A text is '' if it is unknown or does not apply.
+        A dictionary of strings per data set, with the keys ``name``, ``kind`` (public, own or
+        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files that were
+        found). A value is '' if it is unknown or does not apply.
     """
     places = find_places(data_dir, "")
     rows = []

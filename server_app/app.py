@@ -25,7 +25,7 @@ class _WithoutTraceback(logging.Filter):
         """Return False to hide a log record, or True to show it.
 
         A record whose exception is a FedsiloError is hidden. Once this has happened, every record
-        whose text starts with "Exit Code" is hidden too. All other records are shown.
+        whose message starts with "Exit Code" is hidden too. All other records are shown.
         """
         error = None
         if record.exc_info:

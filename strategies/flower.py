@@ -71,11 +71,11 @@ class FlowerStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Run one whole round over ``grid``, and return no messages, because none are left.
+        """Run one whole round over ``grid``, and return no messages, because the round is over.
 
-        The first call starts from ``arrays``, unless they are empty; later calls ignore them. All
-        calls ignore ``server_round`` and ``config``. Once the method has ended early, no further
-        round is run.
+        The first call starts from ``arrays`` if they are not empty. Later calls ignore ``arrays``,
+        and all calls ignore ``server_round`` and ``config``. Once the method has ended early, no
+        further round is run.
 
         Raises:
             SiteError: too few sites can take part, or too few gave a usable reply.
@@ -100,11 +100,11 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let all sites measure the final model if this is the last round; return an empty list.
+        """In the last round, let all sites measure the final model. Return no messages.
 
-        The measuring happens inside this call, so Flower has no messages to send. Nothing happens
-        in earlier rounds, because sites measure while they train, or if ``configure_train`` was
-        never called. ``arrays`` and ``config`` are ignored.
+        The measuring happens inside this call, so Flower has no messages to send. In earlier rounds
+        nothing happens, because sites measure while they train. Nothing happens either if
+        ``configure_train`` was never called. ``arrays`` and ``config`` are ignored.
 
         Raises:
             SiteError: too few sites gave a usable reply.
@@ -129,7 +129,7 @@ class FlowerStrategy(Strategy):
         """Print nothing, because the settings are already in the run config."""
 
     def _open_loop(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
-        """Return the round loop; the first call meets the sites and creates it.
+        """Return the round loop. The first call asks the sites who they are, and creates the loop.
 
         If ``arrays`` are not empty, the first call makes them the starting model. Later calls
         ignore both arguments.
@@ -157,10 +157,11 @@ class _MeanMetrics(Hook):
         self._replies: Mapping[str, Reply] = {}
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store ``replies`` in place of earlier ones if any reply has a measurement.
+        """Store all of ``replies`` in place of earlier ones if any of them has a measurement.
 
-        Otherwise the earlier replies stay. In an evaluation only metrics of the received model
-        (``incoming.``) count as measurements. ``round_`` is not used.
+        A measurement is a metric of the received model (``incoming.``) or of the trained model
+        (``trained.``). In an evaluation only metrics of the received model count. If no reply has a
+        measurement, the earlier replies stay. ``round_`` is not used.
         """
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED
@@ -173,8 +174,9 @@ class _MeanMetrics(Hook):
     def record(self) -> MetricRecord:
         """Return the mean of each measurement over the sites that sent it, weighted by samples.
 
-        Only metrics whose key starts with "incoming." or "trained." count; the keys are sorted. The
-        record is empty before any measurement.
+        Only metrics whose key starts with "incoming." or "trained." count. A metric whose sites
+        have no samples is left out. The keys are sorted. The record is empty before any
+        measurement.
         """
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}
@@ -183,7 +185,10 @@ class _MeanMetrics(Hook):
                 if key.startswith(_MEASURED):
                     totals[key] = totals.get(key, 0.0) + value * reply.examples
                     examples[key] = examples.get(key, 0) + reply.examples
-        means: dict[str, Any] = {key: totals[key] / examples[key] for key in sorted(totals)}
+        means: dict[str, Any] = {}
+        for key in sorted(totals):
+            if examples[key]:  # a mean over no samples has no value
+                means[key] = totals[key] / examples[key]
         return MetricRecord(means)
 
 

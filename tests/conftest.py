@@ -32,6 +32,7 @@ if not golden.KERNELS.keys() & os.environ.keys():
 
 # The longest files of `make test`, longest first: begun last, one would be all that is left to do
 _LONG = (
+    "tests/reference/test_references.py",
     *("tests/deploy/test_small.py", "tests/test_ray.py", "tests/test_end_to_end.py"),
     *("attacks/test_trust_levels.py", "docs/test_commands.py", "fuzz/test_replies.py"),
     *("attacks/test_packed_files.py", "attacks/test_names_that_end_runs.py"),

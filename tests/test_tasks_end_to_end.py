@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedsilo
 from fedsilo.core.errors import DataError, SettingError
@@ -20,6 +21,7 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.tables.table_data_set import TABLE
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.process_engine import run_with_processes
+from fedsilo.inference.export.export import TOLERANCE, open_program
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -175,6 +177,14 @@ def test_what_needs_class_probabilities_is_refused_for_other_answers(
     site = next(iter(FinishedRun(finished).silos))
     with refuses(SettingError, command, str(finished), "fedsilo predict"):
         look(finished, site)
+
+
+def test_a_program_to_export_answers_what_the_task_predicts(finished: Path) -> None:
+    run = FinishedRun(finished)
+    program = open_program(run.model(next(iter(run.silos))))
+    with torch.no_grad():
+        assert program.difference(program.module(program.vectors)) < TOLERANCE
+    assert program.interface()["outputs"]["name"] == program.task.output_name
 
 
 @pytest.mark.parametrize("finished", ["survival-synthetic"], indirect=True)

@@ -191,8 +191,8 @@ def open_aligner(
 def open_discriminator(lab: Lab, width: int) -> Discriminator:
     """Build the site's discriminator, on the compute device, for embeddings of shape (n, width).
 
-    It has the stored weights. If none are stored, it has weights drawn from the run's seed and the
-    site's name.
+    The discriminator has the stored weights. If none are stored, its weights are drawn from the
+    run's seed and the site's name.
     """
     with seed_generators(lab.common.seed, "discriminator", lab.site):
         discriminator = Discriminator(width)

@@ -48,6 +48,7 @@ class DecentralisedSite(SiteMethod):
             SiteError: there is no own model to start from, a mixing weight is missing, or the
                 training diverged.
             RefusedError: the hospital's limits forbid the training.
+            SettingError: a received or stored model does not fit the network.
         """
         network = lab.open()
         lab.measure(network)

@@ -23,7 +23,7 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 
 
 class DisTransSite(SiteMethod):
-    """Receives and sends the network and, unless the offset stays, the offset."""
+    """Receives and sends the network. The offset is exchanged too, or stays at the site."""
 
     settings: DisTransSettings
 
@@ -32,6 +32,10 @@ class DisTransSite(SiteMethod):
 
         The offset is this site's own. If offsets stay at the sites, it is the stored one, or in the
         first round one drawn from the site's own seed. Otherwise it is the received one.
+
+        Raises:
+            SettingError: the network's head cannot be doubled, or the arrays do not fit the
+                network.
         """
         single, shape = (
             initial_classifier(lab.common, lab.silo, lab.task),

@@ -14,6 +14,9 @@ class EnsembleSite(LocalSite):
         """Build a network that averages the predictions of the received models.
 
         If no models were received, build the site's own model.
+
+        Raises:
+            SettingError: the arrays of a model do not fit the network.
         """
         if arrays := from_others(lab):
             experts = open_experts(lab.common, lab.silo.shape, arrays)
@@ -21,7 +24,7 @@ class EnsembleSite(LocalSite):
         return super().open(lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the site's own model and store it; it is sent too if the server asks for arrays."""
+        """Train and store the site's own model. If the server asks for arrays, also send it."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

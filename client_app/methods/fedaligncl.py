@@ -66,6 +66,10 @@ class FedAlignCLSite(SiteMethod):
         In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
         The weights are sent with noise. Embeddings are sent too, also with noise, if the server
         requests them.
+
+        Raises:
+            SiteError: received embeddings or discriminators are unusable, or the training diverged.
+            RefusedError: the hospital's limits forbid the training.
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
@@ -93,12 +97,13 @@ class FedAlignCLSite(SiteMethod):
         lab.fit(network, plan=plan, aside=("pretraining",))
 
     def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the order (n,) in which the epoch uses its samples (eq. 4); None if random.
+        """Return the order (n,) in which the epoch uses its samples (eq. 4).
 
         Also reports the share of "forgotten" samples as a metric. A sample is forgotten if the
         local model predicted it correctly at the end of the last epoch, but the global model now
-        does not. If the site missed the end of the last epoch, nothing is reported and the result
-        is None. The result is also None if this epoch has no curriculum.
+        does not. The result is None, which means a random order, in two cases: if this epoch has no
+        curriculum, or if the site missed the end of the last epoch. In the second case nothing is
+        reported.
 
         Raises:
             SiteError: the site has more or fewer training samples than at the end of the last
@@ -152,8 +157,8 @@ class FedAlignCLSite(SiteMethod):
         """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
 
         Without alignment in this round the stored discriminator is kept. The right predictions,
-        (n,) uint8, are 1 for each sample that the trained local model predicts correctly. They are
-        stored only if the next epoch has a curriculum.
+        (n,) uint8, are 1 for each sample that the trained local model predicts correctly. Right
+        predictions are stored only if the next epoch has a curriculum.
         """
         kept = kept_discriminator(lab)
         if aligner is not None:
@@ -168,8 +173,8 @@ class FedAlignCLSite(SiteMethod):
     def _embedding_count(self, lab: Lab) -> int:
         """Return the number of embeddings to send: as requested, at most 'shared-embeddings'.
 
-        It is 0 if the next round does not align. A negative request counts as 0. Whether the site
-        has that many samples is not checked here.
+        The number is 0 if the next round does not align. A negative request counts as 0. Whether
+        the site has that many samples is not checked here.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):

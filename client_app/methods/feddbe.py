@@ -20,7 +20,7 @@ from fedsilo.models.methods.feddbe import (
 
 
 class FedDBESite(SiteMethod):
-    """Sends the network and once the mean feature; stores the bias."""
+    """Sends the network and the mean feature, and stores the site's own bias."""
 
     settings: FedDBESettings
 

@@ -39,6 +39,9 @@ class FedDistillSite(LocalSite):
         Each sample's logits are compared with the other sites' mean logits for its label; a label
         without received logits adds nothing. Returns None if no mean logits were received, as in
         round 1; the network's own loss is then used.
+
+        Raises:
+            SiteError: a received array has an unknown class or another shape, or is not finite.
         """
         classes = lab.silo.shape.outputs
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)

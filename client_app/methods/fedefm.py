@@ -72,6 +72,9 @@ class FedEFMSite(DecentralisedSite):
         The home model is the silo's own, or the received mean ('fedefm.continue-from'). If
         neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
         first. The start is then half the home model plus half the mean of the trained models.
+
+        Raises:
+            SiteError: the silo has neither the model to start from nor a received one.
         """
         if visitors := self._train_models(lab, NEIGHBOUR):
             # k visitors share one half, and the home model has the other

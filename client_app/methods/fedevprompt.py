@@ -66,6 +66,9 @@ class FedEvPromptSite(SiteMethod):
         An array is the received one. If it was not received, it is the site's stored one; if it is
         not stored, the run's initial one; and if there is no initial one, it is drawn from the
         seed. Received arrays with a '/' in their names, such as attention maps, are ignored.
+
+        Raises:
+            SettingError: the arrays do not fit the network, or the backbone's weights are missing.
         """
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo, lab.task))
         # Maps do not belong to the network, nor does the buffer in a finished run's model
@@ -101,6 +104,9 @@ class FedEvPromptSite(SiteMethod):
 
         The maps of a batch's images are compared with the received maps of their class. Returns
         None if no maps were received; the network's own loss is then used.
+
+        Raises:
+            SiteError: a received array of maps is invalid.
         """
         moments = self._moments(lab, vit)
         if moments is None:

@@ -13,6 +13,9 @@ class FedPerSite(SiteMethod):
 
         A personal array that is not stored, as in the first round, is the initial one that the
         server sent. If the server sent none, it is drawn from the seed.
+
+        Raises:
+            SettingError: the received arrays and the stored ones do not fit the network.
         """
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)

@@ -79,6 +79,9 @@ def _prototypes(
     """Return the received global prototypes on the device; None if there are none.
 
     ``class_targets`` checks their classes and shapes (tokens * channels,).
+
+    Raises:
+        SiteError: a received prototype has an unknown class or another shape, or is not finite.
     """
     size, classes = network.tokens * network.channels, lab.silo.shape.outputs
     prototypes = class_targets(arrays, PROTOTYPE, classes, size)

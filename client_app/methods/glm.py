@@ -11,8 +11,11 @@ import math
 import numpy as np
 import torch
 
+from fedsilo.client_app.masked_part import MaskedPart
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
+from fedsilo.client_app.methods.glm_path import follow_path
 from fedsilo.client_app.methods.glm_patients import read_patients
+from fedsilo.client_app.privacy.proven_sums import ProvenSum
 from fedsilo.client_app.session import SiteSession
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.files.atomic_files import write_atomically
@@ -59,25 +62,31 @@ class GLMSite(SiteMethod):
     def admit(self, session: SiteSession) -> None:
         """Check columns, outcomes and floors at a site whose data are open.
 
-        A hospital that has only declared its data so far passes; it is checked later.
+        A hospital that has only declared its data so far passes; its data are checked later.
 
         Raises:
-            SiteError: a column or an outcome cannot be used.
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: an outcome or a time cannot be used.
             RefusedError: there are too few patients or events, or too few share a value.
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
+
+    def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
+        """Check that the message asks the next question of the fit (``glm_path``)."""
+        follow_path(part, self.settings, sites, before)
 
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients: of each column, or at the received coefficients.
 
         If the message asks for moments, the sums are those of each column, and the reported loss is
         0. Otherwise they are the gradient and the Hessian at the coefficients that the server sent,
-        and the loss is the mean negative log-likelihood.
+        and the loss is minus the log-likelihood (``GLMSums.objective``) per patient.
 
         Raises:
             RefusedError: the sums would rest on too few patients, now or earlier in this run.
             SiteError: the message has an impossible scale, or the units or columns cannot be used.
+            SettingError: the settings name a column that the table lacks, or name one twice.
         """
         notes, arrays = ScaleNotes.from_values(lab.instruction.notes), lab.arrays()
         if not (notes.scale > 0 and notes.grid > 0 and math.isfinite(notes.scale * notes.grid)):
@@ -148,7 +157,13 @@ class GLMSite(SiteMethod):
         return centers, deviations
 
     def _design(self, lab: Lab) -> tuple[Floats, Outcomes]:
-        """Return the design (n, k) of this site's patients, and their outcomes."""
+        """Return the design (n, k) of this site's patients, and their outcomes.
+
+        Raises:
+            SettingError: the settings name a column that the table lacks, or name one twice.
+            SiteError: the units in the message, an outcome or a time cannot be used.
+            RefusedError: there are too few patients or events, or too few share a value.
+        """
         patients = read_patients(lab.session, self.settings)
         return patients.design(*self._units(lab), self.settings)
 

@@ -84,7 +84,8 @@ def read_patients(session: SiteSession, settings: GLMSettings) -> Patients:
     any other missing value are left out too. The number of patients left out is logged here.
 
     Raises:
-        SiteError: a column, an outcome or a time cannot be used.
+        SettingError: the settings name a column that the table lacks, or name one twice.
+        SiteError: the outcomes or times do not suit the family of the regression.
         RefusedError: too few patients remain, have an event, lack the same values, or are in one of
             two categories.
     """

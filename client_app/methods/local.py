@@ -16,9 +16,10 @@ class LocalSite(SiteMethod):
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the stored weights; without any, with the initial ones.
+        """Build the network with the stored weights or, if none are stored, with initial weights.
 
-        The initial weights are those that the server sent, or else are drawn from the seed.
+        The initial weights are the ones that the server sent. If it sent none, they are drawn from
+        the seed.
         """
         return lab.classifier(lab.state() or lab.arrays(START) or None)
 

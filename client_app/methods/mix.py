@@ -57,6 +57,7 @@ def pooled_training_data(lab: Lab) -> Split:
 
     Raises:
         SiteError: this is not a simulation.
+        DataError: the data of a site cannot be loaded.
     """
     if not lab.session.simulated:
         raise SiteError(

@@ -31,6 +31,9 @@ class MoonSite(SiteMethod):
         """Build the network with the received weights, on the compute device.
 
         Except in the final evaluation, it also has the projection head.
+
+        Raises:
+            SettingError: the arrays do not fit the network.
         """
         network = initial_classifier(lab.common, lab.silo, lab.task)
         if lab.instruction.phase != EVALUATE:

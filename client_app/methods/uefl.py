@@ -48,7 +48,11 @@ class UEFLSite(SiteMethod):
         self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
-        """Build the network with the received weights and codebooks."""
+        """Build the network with the received weights and codebooks.
+
+        Raises:
+            SettingError: the arrays do not fit the network.
+        """
         arrays, classifier = lab.arrays(), initial_classifier(lab.common, lab.silo, lab.task)
         load_exchanged(classifier, {n: a for n, a in arrays.items() if not n.startswith(CODEBOOK)})
         books = arrays_below(CODEBOOK, arrays)
@@ -78,8 +82,9 @@ class UEFLSite(SiteMethod):
     def centroids(self, lab: Lab) -> Outgoing:
         """Send K-means centroids of the site's training features, with their counts (section 3.2).
 
-        If 'uefl.codeword-start' is "gaussian", only the number of codewords leaves, as a metric,
-        unless the message asks to refresh the first codebook.
+        Centroids leave if the message asks to refresh the first codebook, or if
+        'uefl.codeword-start' is "kmeans". In any other case only the number of codewords leaves, as
+        a metric.
 
         Raises:
             RefusedError: centroids are needed but the run is private, and centroids have no noise.

@@ -74,7 +74,11 @@ class Ledger:
         return {(noise, rate): number for noise, rate, number in stored.releases}
 
     def epsilon(self) -> float:
-        """Return the epsilon of all releases so far, at the ledger's delta."""
+        """Return the epsilon of all releases so far, at the ledger's delta.
+
+        Raises:
+            CheckpointError: the ledger is damaged.
+        """
         return epsilon(self.releases(), self.delta)
 
     def _enter(self, more: Releases) -> None:
@@ -87,6 +91,7 @@ class Ledger:
 
         Raises:
             EpsilonSpentError: epsilon would exceed this ledger's cap or the hospital's.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         before = self.releases()
         after = dict(before)

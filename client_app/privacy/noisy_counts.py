@@ -51,6 +51,9 @@ def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
         chosen_noise: the hospital's 'counts-noise'. If it is 0, the result is the noise with which
             one report costs a quarter of the hospital's cap.
         hospital: the hospital's ledger of all runs, with its cap and delta.
+
+    Raises:
+        SettingError: ``chosen_noise`` is 0, and no noise is enough for a quarter of the cap.
     """
     return chosen_noise or counts_noise_for(hospital.cap, hospital.delta)
 
@@ -64,8 +67,9 @@ def noisy_counts(
     """Return the label counts that a site reports, by split and class, with stored noise.
 
     For data that were never reported before, the ledger is charged, and then the noise is drawn and
-    stored. Stored counts are returned unchanged, unless the hospital has paid for a new draw (see
-    ``draw_again``), which is then made without a further charge.
+    stored. For data that were reported before, the stored counts are returned unchanged. If the
+    hospital has paid for a new draw (see ``draw_again``), that draw is made first, without a
+    further charge.
 
     Args:
         exact: the true number of samples of each class, by split.

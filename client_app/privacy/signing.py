@@ -274,6 +274,9 @@ class KnownKeys:
         New sites are ignored once the list has 200 sites, because a server could invent any number
         of sites. New sites with an invalid name are ignored too. ``codes`` maps other sites to the
         codes of their received keys.
+
+        Raises:
+            CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
             known = self.read()
@@ -352,6 +355,7 @@ def own_code(folder: Path) -> str:
 
     Raises:
         RefusedError: the key file is unusable.
+        CheckpointError: the folder's lock file cannot be written.
     """
     if not os.path.lexists(folder / KEY):
         return ""

@@ -68,8 +68,8 @@ class Summand:
     ) -> int:
         """Return the number of samples behind a metric, at most the cap ``quantisation.samples``.
 
-        It is 0 if the metric has no value. A metric without a split counts training samples.
-        ``name`` is the metric's key, whose split decides.
+        The number is 0 if the metric has no value. The samples are those of the split in ``name``,
+        the metric's key; a metric without a split counts training samples.
         """
         if scaled_metric is None:
             return 0

@@ -146,7 +146,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Return the ledger's state in the log's last complete line, or None if that line has none.
+    """Return the ledger's state in the log's last complete line; None if the line lacks it.
 
     If no log exists, an empty log is created and None is returned.
 
@@ -177,7 +177,7 @@ def _last_line(log: int, size: int) -> dict[str, Any]:
 
 
 def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
-    """Return the ledger's state in a line, or None if it has none."""
+    """Return the ledger's state in a line; None if the line lacks it."""
     mark = line.get(_LEDGER)
     if mark is None:
         return None
@@ -187,9 +187,9 @@ def _mark_of(line: dict[str, Any]) -> LedgerMark | None:
 def _last_link(path: Path, last: dict[str, Any]) -> Link:
     """Return the place in the chain after which the next line comes.
 
-    It is the place of the log's last line, or number 0 in a new log. If the head (the file beside
-    the log) has a higher number, lines were removed, or the log was moved away. Then the numbers
-    continue from the head, so that a gap remains.
+    This is the place of the log's last line, or number 0 in a new log. If the head (the file beside
+    the log) has a higher number, lines were removed, or the log was moved away. Then the place in
+    the head is returned, so that a gap remains in the numbers.
     """
     logged, head = link_of(last) or START, read_head(path) or START
     if head.number >= logged.number:

@@ -100,7 +100,7 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block; raise inside it once the block exceeds its time, or the process its memory.
 
     A timer's signal checks time and memory every half second, so decoding, training and measuring
-    need no checks of their own. They are checked again at the end, for shorter blocks. Python
+    need no checks of their own. Both limits are checked again at the end of the block. Python
     delivers signals only to the main thread, where a SuperNode's process answers. In another thread
     nothing is checked.
 

@@ -119,6 +119,7 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
     Raises:
         RefusedError: a plugin is not installed, its files differ from the run's, or the run names
             no version.
+        SettingError: a setting names neither a part of fedsilo nor a plugin.
     """
     plugs, fault = plugs_of(settings), ""
     # A module is installed with all modules below it
@@ -187,12 +188,15 @@ def _weights_by_name(settings: CommonSettings) -> str:
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
-    """Return the node config's 'site' or, without it, the name of silo number 'partition-id'.
+    """Return the node config's 'site' or, without it, the name of the silo of the 'partition-id'.
+
+    'partition-id' is the index of the silo's name, from 0.
 
     Raises:
         SiteError: the node config has no 'site', and one of these holds: a real site's data set
             names its silos by files; 'partition-id' is missing; or 'partition-id' is not below the
             number of silos.
+        DataError: the files that name the silos are missing or unusable.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])

@@ -100,8 +100,7 @@ class Limits:
         The caller tells the server only the first sentence. These settings are checked, in this
         order:
 
-        - 'train.batch-size' and 'train.micro-batch' must be at least 'minimum-batch', unless they
-          are 0.
+        - 'train.batch-size' and 'train.micro-batch' must be 0 or at least 'minimum-batch'.
         - Noise and clip norms of a private run must be within their limits.
         - 'secure.clip-norm' must equal the hospital's 'clip-norm' at trust 'sums'.
         - The number of rounds must be below 'max-messages'. With secure aggregation each round

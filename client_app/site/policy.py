@@ -321,6 +321,7 @@ def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[st
     Raises:
         RefusedError: the total or a label's count is too low. The error names the limit but not the
             count, because the count would reveal what is withheld.
+        SettingError: one of the two limits has the wrong type or is out of range.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
     # Only these two: another wrong value of the node config has its own error elsewhere

@@ -86,9 +86,9 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 def constant_error(error: Exception) -> FedsiloError:
     """Return the error to send in place of an error that may depend on a patient.
 
-    It is always the same WithheldError, except for an EpsilonSpentError, which keeps its type and
-    text. An EpsilonSpentError depends on the request and on noisy counts but not on a patient, and
-    the server needs it to plan.
+    An EpsilonSpentError keeps its type and text, because it depends on the request and on noisy
+    counts but not on a patient, and the server needs it to plan. For any other error, the same
+    WithheldError is returned.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

@@ -135,7 +135,11 @@ def _reasons_against(
 
 
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
-    """Build a new answer from the data, with the settings and fingerprint that it depends on."""
+    """Build a new answer from the data, with the settings and fingerprint that it depends on.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
+    """
     site, run = _open_site(context)
     answer = AnswerBuilder(site, secret).answer()
     return StoredAnswer(answer.to_config(), run, dict(fingerprint(site.silo)))
@@ -176,8 +180,12 @@ def _first_answer(
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return the parts of a stored answer by name, with a note on whether the data have changed.
 
-    The note is ``changed`` in the part ``about``. It is true if the data, which are read again with
-    the settings of the first answer, have another fingerprint now. The stored file does not change.
+    The data are read again, with the settings of the first answer. If their fingerprint differs
+    from that of the first answer, the note ``changed`` in the part ``about`` is true. The stored
+    file does not change.
+
+    Raises:
+        FedsiloError: the data are unusable, or there are fewer samples than the site allows.
     """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -324,7 +332,8 @@ class AnswerBuilder:
 
         The number of samples is None if it is below the floor. A column's count is None if it is
         below the floor, or if fewer of these samples than the floor have a valid value, because the
-        difference from the number of samples would reveal them.
+        difference from the number of samples would reveal them. With a floor of 1 or less all
+        counts are returned.
         """
         missing = {}
         for name, count in rows.missing.items():
@@ -383,9 +392,9 @@ class AnswerBuilder:
     ) -> Values | None:
         """Return a numeric measure's values without the missing ones (NaN), or None.
 
-        Returns None if the measure has levels or no known value. At a real site it also returns
-        None for at most 10 distinct values, unless ``include_few_values`` is True, because a mean
-        over so few distinct values would reveal counts.
+        Returns None if the measure has levels or no known value. If ``include_few_values`` is
+        False, a real site also returns None for a measure with at most 10 distinct values, because
+        a mean over so few distinct values would reveal counts.
         """
         values = measure.values[split]
         known = values[~np.isnan(values)]

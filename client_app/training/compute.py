@@ -10,7 +10,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -22,7 +22,9 @@ from torch.optim import Optimizer
 from fedsilo.client_app.training.freed_memory import keep_freed_memory
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.settings.common_settings import GPU_SHARE, CommonSettings
+from fedsilo.datasets.silo.silos import log_once
 from fedsilo.models.networks.kinds import image_network
+from fedsilo.models.networks.site_network import frozen_weights_in
 
 _HELD = 2**31  # bytes; larger tensors are streamed to a GPU
 # oneDNN with AVX2 writes beyond the memory of a strided 1 x 1 convolution of fewer than 8
@@ -49,6 +51,18 @@ class Compute:
             half = torch.float16
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
+    def convert_frozen(self, network: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which a network's frozen weights have the type of autocast.
+
+        Autocast would convert them in each step, with the same result (``frozen_weights_in``). In
+        fp32 the context does nothing.
+        """
+        if self.fp16:
+            return frozen_weights_in(network, torch.float16)
+        if self.bf16:
+            return frozen_weights_in(network, torch.bfloat16)
+        return nullcontext()
+
     def exact(self) -> Self:
         """Return a copy with fp32 on the same device, for explanations and embeddings."""
         return replace(self, bf16=False, fp16=False)
@@ -71,9 +85,12 @@ class Compute:
 
     def bring(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device; 4-d tensors (images) first get the memory format."""
-        if self.channels_last and tensor.ndim == 4:
-            tensor = tensor.contiguous(memory_format=torch.channels_last)
-        return tensor.to(self.device)
+        if not self.channels_last or tensor.ndim != 4:
+            return tensor.to(self.device)
+        if self.device.type == "cpu":
+            return tensor.contiguous(memory_format=torch.channels_last)
+        # The GPU rearranges the pixels itself. On one CPU core this takes longer than the copy
+        return tensor.to(self.device).contiguous(memory_format=torch.channels_last)
 
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
         """Return a function that maps row indices (n,) to these rows of ``tensor``, on the device.
@@ -132,7 +149,7 @@ def choose_compute(
 
     Side effects: sets PyTorch's thread count, because it changes the summation order and so the
     result; lets glibc keep freed memory; and on a GPU sets the deterministic mode and the share of
-    its memory.
+    its memory. A line is logged if 'bf16' is asked for on a GPU that only emulates it.
 
     Args:
         device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
@@ -171,8 +188,12 @@ def choose_compute(
         share = gpu_share()
         if 0 < share < 1:
             torch.cuda.set_per_process_memory_fraction(share, chosen)
-    # Emulated bf16 is slower than fp32
     native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16" and use_gpu and not native:
+        log_once(
+            f"{chosen} only emulates bf16, which is slower than fp32: set 'machine.precision' to "
+            "'fp16', 'fp32' or 'auto'"
+        )
     bf16 = precision == "bf16" or (precision == "auto" and native)
     last = memory_format == "channels-last" or (memory_format == "auto" and use_gpu)
     return Compute(chosen, bf16, fp16=precision == "fp16", channels_last=last)
@@ -268,8 +289,8 @@ def collect_unrepeatable_operations(
     and other errors pass unchanged.
 
     Args:
-        report: called once with a line that lists the names, after the block has ended without an
-            error. It is not called if the set is empty.
+        report: called once with a line that lists the names, if the block has ended without an
+            error and the set is not empty.
 
     Raises:
         SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.

@@ -253,9 +253,9 @@ def over_batches(
 
 
 class EvidenceProbe:
-    """Measures the mean vacuity of an evidential network; if ``binned`` also accuracy by bin.
+    """Measures the mean vacuity of an evidential network.
 
-    The bins are of confidence and of vacuity.
+    If ``binned``, it also counts right predictions in bins of confidence and of vacuity.
     """
 
     def __init__(self, network: SiteNetwork, labels: Tensor, binned: bool) -> None:
@@ -272,11 +272,11 @@ class EvidenceProbe:
         self.alphas.append(_alpha(self.network, tokens))
 
     def values(self) -> dict[str, float]:
-        """Return the mean ``vacuity`` by metric name; if ``binned``, also the content of each bin.
+        """Return the metrics over all batches so far, by name.
 
-        A bin's content is its number of samples, its number of correct predictions, and its mean
-        value, as separate metrics ``<family>.<bin>.<part>``. There are bins of confidence and bins
-        of vacuity.
+        The first is ``vacuity``, the mean. If ``binned``, there are also three metrics for each bin
+        of confidence and of vacuity, named ``<family>.<bin>.<part>``: its number of samples, its
+        number of correct predictions, and its mean value.
         """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)

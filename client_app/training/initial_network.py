@@ -47,7 +47,11 @@ def initial_classifier(
 
 
 def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function of (logits, labels): the cross-entropy with 'train.class-weights'."""
+    """Return a function of (logits, labels): the cross-entropy with 'train.class-weights'.
+
+    Raises:
+        SettingError: the run's own weights are not one per class.
+    """
     return partial(_weighted_loss, class_weights(common, silo))
 
 
@@ -163,7 +167,11 @@ def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def set_prior(network: nn.Module, labels: Tensor) -> None:
-    """Set an evidential network's prior from the class counts of training labels (n,)."""
+    """Set an evidential network's prior from the class counts of training labels (n,).
+
+    Raises:
+        SettingError: the network is evidential, but there are fewer than two classes or no labels.
+    """
     for evidence in evidences(network):
         counts = torch.bincount(labels, minlength=len(evidence.prior))
         evidence.prior.copy_(skewed_prior(counts))

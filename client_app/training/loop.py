@@ -4,6 +4,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -86,8 +87,8 @@ def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
 def micro_batches(count: int, size: int) -> list[slice]:
     """Split a batch of ``count`` samples into slices of ``size``, in order.
 
-    A ``size`` of 0 gives one slice, and so does a batch of at most ``size`` samples. A last slice
-    of one sample is joined to the previous slice.
+    If ``size`` is 0, or if the batch has at most ``size`` samples, the result is one slice. A last
+    slice of one sample is joined to the previous slice.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -226,8 +227,14 @@ class LocalTraining:
             seed = derive_seed(self.settings.seed, "batches", *self.key)
             rng = torch.Generator().manual_seed(seed)
             passes = schedule(count, self.settings, rng, self.minimum_batch)
+        frozen: AbstractContextManager[None] = nullcontext()
+        # A penalty and ``after_step`` run outside autocast, and may use the network
+        half = self.compute.bf16 or self.compute.fp16
+        if half and not (self.private or self.penalty or self.after_step):
+            frozen = self.compute.convert_frozen(self.network)
         # One seed for all draws of the training: dropout's follow one another over the batches
-        with seed_generators(self.settings.seed, "training", *self.key, device=self.compute.device):
+        seed, device = self.settings.seed, self.compute.device
+        with seed_generators(seed, "training", *self.key, device=device), frozen:
             for number, batches_of_pass in enumerate(passes):
                 if self.before_pass:
                     self.before_pass(number)

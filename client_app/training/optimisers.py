@@ -161,6 +161,7 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
     Raises:
         RefusedError: fewer steps count. The error gives the required number and the number that
             count.
+        SettingError: the optimiser cannot be built.
     """
     steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])

@@ -80,6 +80,11 @@ def train_continued(
 
     Returns:
         The mean loss over the last pass, and the arrays to store for the next round.
+
+    Raises:
+        SiteError: the number of training samples has changed within the epoch, or the training
+            diverged.
+        RefusedError: the training is smaller than the hospital allows.
     """
     network, settings = training.network, training.settings
 

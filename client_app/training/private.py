@@ -77,11 +77,14 @@ class PrivateTraining:
             penalty: returns a term that depends only on the parameters. The parameters are private
                 already, so the gradient of the term is added without clipping and noise. None for
                 no penalty.
-            scaler: ignored. It is always None, because 'fp16' is refused in private runs.
+            scaler: ignored, and always None, because 'fp16' is refused in private runs.
 
         Returns:
             The mean loss over the real batch (0 for an empty batch) plus the penalty, a detached
             scalar.
+
+        Raises:
+            RuntimeError: all charged releases are used up, which is a bug in the caller.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():

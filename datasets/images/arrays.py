@@ -138,7 +138,11 @@ class OwnArrays(DataSet):
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names."""
+    """Return site -> its file, for the ``.npz`` files in a folder, in the order of their names.
+
+    Raises:
+        DataError: a file's name cannot be a site's, or two files belong to one site.
+    """
     return find_by_site({path.stem: path for path in sorted(folder.glob("*.npz"))})
 
 
@@ -213,8 +217,8 @@ def _check_arrays(
 ) -> Arrays:
     """Check a site's arrays and bring them into their normal form.
 
-    ``x`` may lack the channels' axis, as in (n, height, width), and gets one then; ``y`` are labels
-    of the task, such as class numbers.
+    If ``x`` lacks the channels' axis, as in (n, height, width), it gets one. ``y`` are labels of
+    the task, such as class indices.
 
     Returns:
         Samples (n, channels, height, width), float32 or uint8; labels (n, ...) of the task's type;

@@ -41,7 +41,11 @@ def entries(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """List the folders in a folder, sorted by name, without hidden ones."""
+    """List the folders in a folder, sorted by name, without hidden ones.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
     return list(filter(Path.is_dir, entries(folder)))
 
 
@@ -50,6 +54,9 @@ def pictures(folder: Path) -> list[Path]:
 
     The ending decides whether a file is an image, in upper or lower case. Hidden files are left
     out.
+
+    Raises:
+        DataError: the folder cannot be read.
     """
     return list(filter(_is_picture, entries(folder)))
 
@@ -178,6 +185,9 @@ def count_unread(class_folder: Path) -> dict[str, int]:
     Returns:
         Reason -> number of files: one entry per non-empty subfolder, and one for files directly in
             the class folder whose ending is not an image's. Empty if every file is read.
+
+    Raises:
+        DataError: the folder cannot be read.
     """
     reasons: Counter[str] = Counter()
     for path in entries(class_folder):

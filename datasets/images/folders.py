@@ -111,7 +111,11 @@ def _read_site(folder: Path) -> list[Image]:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return part -> folder for a site; without parts, '' -> the site's folder itself."""
+    """Return part -> folder for a site; without parts, '' -> the site's folder itself.
+
+    Raises:
+        DataError: only some of the folders look like parts of a split.
+    """
     tops = subfolders(folder)
     if are_parts(tops):
         return {top.name: top for top in tops}
@@ -134,15 +138,28 @@ class FolderImages(ImageDataSet):
     silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the names of the class folders, in alphabetical order; each is its own label."""
+        """Return the names of the class folders, in alphabetical order; each is its own label.
+
+        Raises:
+            DataError: the folders match no layout, or the sites' classes differ.
+        """
         return {name: [name] for name in _classes(self._list_sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the site folders, in alphabetical order, or only ``ALONE``."""
+        """Return the names of the site folders, in alphabetical order, or only ``ALONE``.
+
+        Raises:
+            DataError: the folders match no layout, or the sites' classes differ.
+        """
         return list(self._list_sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load a silo; if the folders do not name sites, any ``name`` gets all images."""
+        """Load a silo; if the folders do not name sites, any ``name`` gets all images.
+
+        Raises:
+            DataError: the folders match no layout, the sites' classes differ, no site has this
+                name, or images cannot be used.
+        """
         if list(self._list_sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
@@ -175,7 +192,11 @@ class FolderImages(ImageDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether any site has a folder ``val``."""
+        """Tell whether any site has a folder ``val``.
+
+        Raises:
+            DataError: the folders match no layout, or the sites' classes differ.
+        """
         for images in self._list_sites(places).values():
             if any(image.split == "val" for image in images):
                 return True
@@ -207,6 +228,9 @@ class FolderImages(ImageDataSet):
 
         Such files are images next to folders, files in subfolders of a class, and files of other
         types. The list is empty if every file is read.
+
+        Raises:
+            DataError: the folders match no layout, or the sites' classes differ.
         """
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
@@ -230,15 +254,21 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which contains the folders."""
+        """Return the data directory, which contains the folders.
+
+        Raises:
+            DataError: no data directory is named.
+        """
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _list_sites(self, places: Places) -> dict[str, list[Image]]:
         """List the images of each site in the data directory.
 
         Raises:
-            DataError: the folders match no layout, or two sites have different classes. It is a
-                ``FileNamesError``, because folders may be named after patients.
+            FileNamesError: the folders match no layout, or two sites have different classes. This
+                kind of DataError marks a text that may name patients, because folders may be named
+                after patients.
+            DataError: no data directory is named.
         """
         folder = self.files_folder(places)
         try:
@@ -345,6 +375,9 @@ def write_images(manifest: Path, images: Sequence[Image]) -> None:
     """Write a manifest with a line per image; all images must be below the manifest's folder.
 
     An existing file is replaced. The column 'split' is written only if every image has a part.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     width = len(COLUMNS)
     if not all(image.split for image in images):

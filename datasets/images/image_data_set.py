@@ -179,7 +179,11 @@ class ImageDataSet(DataSet):
         return Path()
 
     def header(self, path: Path) -> ImageHeader:
-        """Read width, height and bits per pixel from a file's header."""
+        """Read width, height and bits per pixel from a file's header.
+
+        Raises:
+            BrokenImageError: the file is missing, is not an image, or has too many pixels.
+        """
         return picture_header(path)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
@@ -225,6 +229,9 @@ class ImageDataSet(DataSet):
 
         If 'split.public-share' is above 0, copies of a file are on the same side, because their
         groups are joined first. If it is 0, no image is public, and groups are not joined.
+
+        Raises:
+            DataError: the site's listing is missing or invalid.
         """
         index = self.index(site, settings, places)
         if settings.public_share:

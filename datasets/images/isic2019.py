@@ -35,7 +35,7 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Return the class number of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
+    """Return the class index of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
     if target == "diagnosis":
         return diagnosis
     return int(DIAGNOSES[diagnosis] == "NV")
@@ -133,6 +133,9 @@ def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Return the listing as ``_parse_listing`` reads it: image -> (diagnosis, centre).
 
     The files are read again only if they have changed.
+
+    Raises:
+        DataError: a line has an invalid name or number, or an image is listed twice.
     """
     return _parse_listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 

@@ -123,12 +123,20 @@ class ManifestDataSet(ImageDataSet):
         return False
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, which contains the declaration."""
+        """Return the data directory, which contains the declaration.
+
+        Raises:
+            DataError: no data directory is named.
+        """
         needs = f"with {self.file}, the sites' manifests and their images"
         return data_folder(places, self.name, needs)
 
     def declaration(self, places: Places) -> Declaration:
-        """Read the declaration in the data directory."""
+        """Read the declaration in the data directory.
+
+        Raises:
+            DataError: the declaration is missing or invalid, or no data directory is named.
+        """
         return read_declared(self.files_folder(places) / self.file, self.model)
 
 

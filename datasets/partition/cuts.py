@@ -280,6 +280,10 @@ def _cut_all(
     Returns:
         One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
         rows refer to its training part.
+
+    Raises:
+        SettingError: the partition is impossible with these labels, or the plugin fails.
+        DataError: the pool has too few samples.
     """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _cut_at_random(data.name, pool, settings, names)

@@ -156,9 +156,10 @@ def _list_possible_shares(classes: int, silos: int) -> Iterator[Fraction]:
 
     Share 0 is yielded first. Other shares are found as follows, and one may be yielded repeatedly.
     For each number of shared labels, the other labels are private and are divided among the silos
-    as evenly as possible, so some silos may have one private label more than the rest. If each silo
-    can hold as many shared labels as give all silos the same share, that share is yielded. Every
-    silo needs a private label, and there must be enough places for each shared label at two silos.
+    as evenly as possible, so some silos may have one private label more than the rest. These silos
+    then hold proportionally more shared labels, so that all silos have the same share. The share is
+    yielded if every silo has a private label, no silo holds more shared labels than there are, and
+    the silos together hold each shared label at least twice.
 
     Args:
         classes: the number of labels.
@@ -328,12 +329,13 @@ class LabelCut:
     def _compute_sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
         """Compute how many samples of each label a silo of ``size`` validates and trains on.
 
-        If the pool has a validation part, no validation samples are taken here; otherwise they are
-        a tenth of ``size``. They are divided as evenly as possible among all K labels, alike at
-        every silo, and all silos together take at most half of a label's samples. The samples that
-        remain of a label are offered to the silos that have the label; a silo with fewer labels is
-        offered more of each. A silo divides its training samples among its labels as evenly as
-        these offers allow. If labels are rare, the numbers add up to less than ``size``.
+        If the pool has a validation part, no validation samples are taken here. Otherwise a tenth
+        of ``size``, rounded down, are validation samples. Their number is divided as evenly as
+        possible among all K labels, alike at every silo, and all silos together take at most half
+        of a label's samples. The samples that remain of a label are offered to the silos that have
+        the label; a silo with fewer labels is offered more of each. A silo divides its training
+        samples among its labels as evenly as these offers allow. If labels are rare, the numbers
+        add up to less than ``size``.
 
         Returns:
             For each of the K labels, the number of validation samples of a silo; and for each silo,

@@ -77,6 +77,9 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
     If the set has its own validation part, the pool has it too. If the set has tracks (images of
     one object in a row), whole tracks are held out from training instead. Otherwise the validation
     part is empty.
+
+    Raises:
+        DataError: files are missing or unusable.
     """
     source = data.source
     pool, key = open_pool(source, places)

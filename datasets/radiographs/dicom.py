@@ -62,7 +62,11 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``."""
+    """Decode a DICOM by ``read_dicom``, and any other file by ``read_grey``.
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, is not grey, or has another depth.
+    """
     if is_dicom(path):
         return read_dicom(path, bits)
     return read_grey(path, bits)
@@ -331,6 +335,9 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
     Without VOI table and window, the smallest possible value becomes 0, and the largest 1. ``raw``
     are the stored values (height, width); the header of ``dataset`` may be adapted for pydicom.
+
+    Raises:
+        ValueError: the rescale slope is not above 0. A damaged table may raise any other error.
     """
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
@@ -354,8 +361,8 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     """Return the smallest and the largest value that are possible after the modality step.
 
-    They follow from the header and not from the pixels. If the header has a lookup table, it
-    decides them; otherwise the stored bits, the sign and the rescaling do.
+    Both values follow from the header and not from the pixels. If the header has a lookup table,
+    the table decides them; otherwise the stored bits, the sign and the rescaling do.
 
     Raises:
         ValueError: the rescale slope is not above 0.

@@ -111,6 +111,9 @@ class _WithMasks(Endovascular):
 
         Images without masks are left out and do not count as faults. ``kept`` has positions in the
         whole ``index``.
+
+        Raises:
+            DataError: the manifest cannot be read, or a mask is outside the data directory.
         """
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
@@ -162,7 +165,11 @@ def read_picture(path: Path, bits: int) -> Grey:
 
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
-    """Decode the central square of an image file or DICOM, resized to uint8 (size, size)."""
+    """Decode the central square of an image file or DICOM, resized to uint8 (size, size).
+
+    Raises:
+        BrokenImageError: the file is missing or damaged, or has another format or depth.
+    """
     return shrink(central_square(read_picture(path, bits)), size)
 
 

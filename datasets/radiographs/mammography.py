@@ -54,11 +54,19 @@ class DeepManifests(ManifestDataSet):
     channels = 1
 
     def header(self, path: Path) -> ImageHeader:
-        """Read width, height and bits per pixel from the header of a DICOM or a picture."""
+        """Read width, height and bits per pixel from the header of a DICOM or a picture.
+
+        Raises:
+            BrokenImageError: the file is missing or damaged, or lacks these values.
+        """
         return radiograph_header(path)
 
     def bits(self, index: ImageIndex) -> int:
-        """Return the bits per pixel that the declaration states."""
+        """Return the bits per pixel that the declaration states.
+
+        Raises:
+            DataError: the declaration is missing or invalid.
+        """
         return read_declared(index.folder / self.file, self.model).bits
 
 

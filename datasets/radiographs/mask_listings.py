@@ -50,7 +50,11 @@ class MaskManifest(Manifest):
 
 
 def has_mask_folders(folder: Path) -> bool:
-    """Tell whether a folder is a site: it or each of its parts has ``images`` and ``masks``."""
+    """Tell whether a folder is a site: it or each of its parts has ``images`` and ``masks``.
+
+    Raises:
+        DataError: a folder cannot be read, or only some of its folders look like parts.
+    """
     names = {inner.name for inner in subfolders(folder)}
     if {IMAGES, MASKS} <= names:
         return True

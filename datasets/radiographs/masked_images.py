@@ -27,7 +27,11 @@ class MaskedDataSet(DataSet):
     tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, SEGMENTATION)
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Load the silo ``name`` for the run's task: with masks as labels for segmentation."""
+        """Load the silo ``name`` for the run's task: with masks as labels for segmentation.
+
+        Raises:
+            DataError: the silo cannot be loaded, or its masks are unusable.
+        """
         if settings.task == SEGMENTATION:
             return self.load_masked(name, settings, places)
         return self.load_arrays(name, settings, places)

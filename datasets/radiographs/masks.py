@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.declarations import fault
+from fedsilo.core.files.declarations import check_content, fault
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.tasks import SEGMENTATION
@@ -138,7 +138,11 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether a manifest or folder on this machine has images in the part 'val'."""
+        """Tell whether a manifest or folder on this machine has images in the part 'val'.
+
+        Raises:
+            DataError: the declaration or the listing of a site is invalid.
+        """
         folder = self.files_folder(places)
         for site, listing in self.declaration(places).sites.items():
             if (folder / listing).exists() and "val" in self.index(site, settings, places).parts:
@@ -153,7 +157,11 @@ class MaskImages(DeepManifests, MaskedDataSet):
         return [*super().content(index), *super().content(masks), *pixels]
 
     def bits(self, index: ImageIndex) -> int:
-        """Return the bits per pixel that the declaration states, by default 8."""
+        """Return the bits per pixel that the declaration states, by default 8.
+
+        Raises:
+            DataError: ``masks.yaml`` is invalid.
+        """
         return _read_declaration(index.folder).bits
 
     def channels_of(self, index: ImageIndex) -> int:
@@ -168,6 +176,9 @@ class MaskImages(DeepManifests, MaskedDataSet):
 
         If ``index`` has masks, the last channel is the mask, with the class of each pixel. The
         function raises ``BrokenImageError`` if the image or its mask is unusable.
+
+        Raises:
+            DataError: ``masks.yaml`` is invalid.
         """
         declared = _read_declaration(index.folder)
         table = value_table(declared.classes)
@@ -219,7 +230,16 @@ def _read_declaration(folder: Path) -> MaskDeclaration:
             f"{folder} has neither {MaskImages.file} nor folders of images and masks: write the "
             f"file, or sort the files into {LAYOUT}"
         )
-    return MaskDeclaration.model_validate({"sites": sites, "classes": _USUAL_CLASSES})
+    declared: MaskDeclaration = check_content(
+        MaskDeclaration,
+        {"sites": sites, "classes": _USUAL_CLASSES},
+        lambda sentence: DataError(
+            f"{folder}: its folders are taken as sites: {sentence}: rename the folder, or name the "
+            f"sites in {MaskImages.file}"
+        ),
+        quoted=True,
+    )
+    return declared
 
 
 def _read_channels(path: Path, declared: MaskDeclaration) -> list[Grey]:

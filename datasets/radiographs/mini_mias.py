@@ -78,6 +78,9 @@ class MiniMias(RadiographDataSet):
         If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile, with
         noise that is the same in every run. The function raises ``BrokenImageError`` if the file is
         unusable.
+
+        Raises:
+            DataError: the listing is missing or invalid.
         """
         rows = _read_listing(index.folder.parent)
 

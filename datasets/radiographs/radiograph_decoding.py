@@ -101,7 +101,7 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
     A row or column is empty if no pixel in it exceeds the darkest pixel by more than 1/256 of the
     span from darkest to brightest. The rest is resized (bilinear, antialiased) so that its longer
-    side is ``size``. It is at the top left, and the remaining area has the darkest value.
+    side is ``size``, and put at the top left. The remaining area has the darkest value.
 
     Raises:
         BrokenImageError: all pixels are equal, before or after resizing.

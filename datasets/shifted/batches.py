@@ -52,9 +52,9 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """List the batch files in ``folder``: the binary files, or else the Python pickles.
+    """List the batch files in ``folder``, either the binary files or the Python pickles.
 
-    The pickles are listed only if there is no binary training batch.
+    The binary files are listed if there is a binary training batch, and otherwise the pickles.
 
     Returns:
         Name, size and modification time of each training batch, followed by the test batch if it

@@ -149,9 +149,9 @@ def _source(name: str) -> Source:
     """Build the ``Source`` of a MedMNIST data set: its classes, its decoder and its pixel scale.
 
     A ``Source`` decodes the files of a public data set into the pool of images that silos are cut
-    from; nothing is read here. Pixels are standardised with mean 0.5 and deviation 0.5 in each
-    channel, of which images in colour have three. Silos of distribution D3 are only rotated: they
-    get no noise. ``name`` is a key of ``_CLASSES``.
+    from; nothing is read here. Pixels are standardised with mean 0.5 and deviation 0.5, given for
+    each channel: one for grey images, and three for images in colour. Silos of distribution D3 are
+    only rotated: they get no noise. ``name`` is a key of ``_CLASSES``.
     """
     classes = _CLASSES[name]
     colour = name in _COLOUR

@@ -47,8 +47,8 @@ class _Sign:
 def list_signs(folder: Path) -> Facts:
     """List the CSV files and image folders that decide the decoded pool, to notice their changes.
 
-    They are the CSV file and the image folder of each training class, the possible CSV files of the
-    test images, and the test images' folder. A missing file or folder is left out. A folder's
+    The list has the CSV file and the image folder of each training class, the possible CSV files of
+    the test images, and the test images' folder. A missing file or folder is left out. A folder's
     modification time changes if images are added or removed, but not if an image is overwritten.
 
     Returns:
@@ -191,7 +191,11 @@ def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
 
 
 def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64."""
+    """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64.
+
+    Raises:
+        DataError: an image is missing, damaged, or not in 8-bit colour.
+    """
     images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
     for place, sign in enumerate(signs):
         images[place] = _decode(sign)

@@ -61,7 +61,11 @@ def _decode_idx(folder: Path) -> Pool:
 
 
 def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
-    """Read images (n, height, width) and labels (n,) of MNIST's part 'train' or 't10k'."""
+    """Read images (n, height, width) and labels (n,) of MNIST's part 'train' or 't10k'.
+
+    Raises:
+        DataError: a file is missing or unusable, or the files do not match.
+    """
     images = folder / f"{part}-images-idx3-ubyte.gz"
     labels = folder / f"{part}-labels-idx1-ubyte.gz"
     return read_labelled_images(images, labels, 10)

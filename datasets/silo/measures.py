@@ -53,9 +53,9 @@ class Measure:
         """Count the samples of a split per histogram cell.
 
         Returns:
-            One count per level, or ``len(edges) + 1`` counts for numbers, of which the first and
-            last cell are unbounded. If ``may_lack``, one more cell counts the missing values;
-            otherwise missing values are not counted.
+            One count per level, or ``len(edges) + 1`` counts for numbers. The first and the last
+            cell for numbers are unbounded. If ``may_lack``, one more cell counts the missing
+            values; otherwise missing values are not counted.
         """
         values = self.values[split]
         known = values[~np.isnan(values)]

@@ -237,7 +237,7 @@ def draw_test_groups(
     Groups are visited in random order. A group becomes test data if this brings the classes'
     numbers of test rows nearer to their targets (chi-square distance). A second pass also counts
     the distance of all test rows together, because the target of a rare class may be less than one
-    row. Unless ``share`` is 0, each part gets at least one group.
+    row. If ``share`` is above 0, each part gets at least one group.
 
     Args:
         labels: class of each row, (n,).

@@ -259,8 +259,8 @@ class DataSet(ABC):
         A data set with images returns a function that reads a new image file in the same way as the
         images of ``site``. The function takes a path, returns an array (channels, height, width) as
         in ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
-        site's images are rotated or have their own tone curve, new images get the same, unless
-        ``site`` is ''.
+        site's images are rotated or have their own tone curve, new images are changed in the same
+        way. If ``site`` is '', new images are not changed.
 
         Raises:
             DataError: the data set has no images, or its declaration cannot be read.
@@ -361,6 +361,9 @@ def save_silo(
             JSON values; the splits' fingerprints are added.
         notes: sentences about the data, such as the number of imputed values; ``open_silo`` logs
             them, and a sentence for each split whose numeric outcomes are all equal.
+
+    Raises:
+        OSError: a file cannot be written.
     """
     # Before the first array is written, so that no other user can open one meanwhile
     folder.chmod(0o700)
@@ -396,12 +399,15 @@ def _constant_outcomes(facts: Mapping[str, Any], splits: Mapping[str, Split]) ->
 def cached_silo(
     folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
-    """Open a silo in the cache; create it first if it is missing or was altered.
+    """Open a silo in the cache; if it is missing or was altered, create it first.
+
+    The silo's own folder is ``<folder>/<folder_name>-<key>``. The key is a digest of ``facts``, so
+    other facts give another folder.
 
     Args:
         folder: the cache's folder for this data set's silos.
-        name: the silo's name. The folder is named by its ``folder_name`` and a key.
-        facts: everything that decides the silo's content, as JSON values; their digest is the key.
+        name: the silo's name.
+        facts: everything that decides the silo's content, as JSON values.
         classes: number of classes.
         fill: function that writes the silo into a new folder with ``save_silo``.
 

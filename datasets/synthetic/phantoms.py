@@ -92,7 +92,11 @@ class DermoscopyPhantom(PhantomDataSet):
         return image
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
-        """Decode a photograph to uint8 (3, size, size)."""
+        """Decode a photograph to uint8 (3, size, size).
+
+        Raises:
+            BrokenImageError: the file is missing or damaged, or cannot be used.
+        """
         return decode_image(path, size, settings.colour_constancy)
 
 
@@ -135,7 +139,11 @@ class MammographyPhantom(PhantomDataSet):
         return as_int16(picture)[None]
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[np.int16]:
-        """Decode a 16-bit radiograph to int16 (1, size, size), without rendering it again."""
+        """Decode a 16-bit radiograph to int16 (1, size, size), without rendering it again.
+
+        Raises:
+            BrokenImageError: the file is missing, damaged or empty, or has another depth.
+        """
         return as_int16(fit_square(read_radiograph(path, 16), size))[None]
 
 

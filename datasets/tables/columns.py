@@ -144,8 +144,9 @@ class Column(FileModel):
     def survey_edges(self) -> tuple[float, ...]:
         """Return the bin edges of the column's histogram in a survey.
 
-        They are the declared edges or, without any, the seven edges from mean - 3 std to mean + 3
-        std in steps of one std; () if neither edges nor mean and std are declared.
+        If edges are declared, they are returned. Otherwise the result is seven edges: the mean, and
+        the mean plus and minus 1, 2 and 3 standard deviations, ascending. If the mean and deviation
+        are not declared either, the result is ().
         """
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)

@@ -35,9 +35,10 @@ def write_frames(
 ) -> None:
     """Infer a schema from tables, and write it and a CSV file per site into ``folder``.
 
-    The schema's file is ``schema.yaml``. Numbers and booleans become numeric columns. Texts become
-    categorical columns, whose levels are collected over all sites; a column with only one text at
-    all sites is ignored. Each value of column ``label`` becomes a class.
+    The schema's file is ``schema.yaml``. A column of numbers or booleans becomes a numeric column.
+    A column of strings becomes a categorical column, whose levels are collected over all sites. If
+    all sites together have only one string in a column, the column is ignored. Each value of column
+    ``label`` becomes a class.
 
     Args:
         folder: an existing folder.
@@ -49,6 +50,7 @@ def write_frames(
         DataError: columns differ between sites, the label's column is missing, a column has dates,
             mixed types or more than 64 distinct texts, there are not 2 to 1000 classes, or a table
             does not fit the schema.
+        OSError: a file cannot be written.
     """
     import pandas as pd
 
@@ -132,14 +134,15 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     A site without any value is skipped.
 
     Returns:
-        The keys and values of a ``Column``. A column of numbers has only its name, which means
-        numeric; this also holds if no site has a value. A column of texts has the kind
-        'categorical' and its sorted levels, or only the kind 'ignored' if it has fewer than two
-        distinct texts.
+        The keys and values of a ``Column``. For a column of numbers, or without any value, only the
+        name is given, which means numeric. For a column of strings, the kind 'categorical' and the
+        sorted levels are given. If there are fewer than two distinct strings, the kind is 'ignored'
+        and there are no levels.
 
     Raises:
-        DataError: one site has numbers and another has texts, the type is neither (such as dates),
-            a text cannot be printed on one line, or there are more than 64 distinct texts.
+        DataError: one site has numbers and another has strings, the type is neither (such as
+            dates), a string cannot be printed on one line, or there are more than 64 distinct
+            strings.
     """
     import pandas as pd
 
@@ -220,8 +223,9 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
     """Log a warning if some of a column's texts are probably not levels of their own.
 
-    The warning names texts that differ only by case and words for a missing value, and says if many
-    texts are all numbers. Nothing is logged otherwise, and nothing is raised.
+    The warning names strings that differ only by case, and words for a missing value. It also says
+    if there are more than 10 strings and all are numbers. If there is nothing of this kind, nothing
+    is logged.
     """
     remarks = []
     by_case: dict[str, str] = {}
@@ -244,8 +248,8 @@ def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
 def _classes(label: str, values: Series[Any]) -> list[str]:
     """Return the distinct values in the label's column as the names of the classes.
 
-    The names are sorted as numbers if all are numbers, otherwise as texts. Rows without a label are
-    ignored.
+    If all names are numbers, they are sorted by value, otherwise alphabetically. Rows without a
+    label are ignored.
 
     Raises:
         DataError: a value looks like a missing value, or there are not 2 to 1000 classes.

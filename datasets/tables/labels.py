@@ -76,8 +76,8 @@ class Label(FileModel):
     def names(self) -> tuple[str, ...]:
         """Return the names of the network's outputs.
 
-        For a classification they are the names of the classes. For a regression it is the label's
-        column, with the unit in brackets if there is one. For survival it is the name of the event.
+        A classification has the names of its classes. A regression has one name: the label's
+        column, with the unit in brackets if there is one. Survival has the name of the event.
         """
         if self.time:
             return tuple(self.classes)[1:]

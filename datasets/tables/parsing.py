@@ -34,8 +34,8 @@ class ParsedTable:
 
     Attributes:
         rows: features (n, features) float32, NaN where a value is missing.
-        labels: the label of each row. For a classification it is a class index, (n,) int64; for a
-            regression a number, (n,) float32; for survival the time and the event, (n, 2) float32.
+        labels: the label of each row: class indices, (n,) int64; the numbers of a regression, (n,)
+            float32; or times and events, (n, 2) float32.
         left_out: the number of rows of the table that were left out.
         contents: number of each row's content, (n,) int64. Rows that are equal in all columns,
             including ignored columns, have the same number.
@@ -53,8 +53,9 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     """Parse the lines of a table into features and classes.
 
     A row is left out if its label is missing, if another value is missing and the policy is 'drop',
-    or if a value is out of range and 'out-of-range' is 'drop'. The other cells of such a row are
-    still checked, unless the label is missing.
+    or if a value is out of range and 'out-of-range' is 'drop'. If the label is missing, the other
+    cells of the row are not checked. The cells of any other row are checked, even if the row is
+    left out.
 
     Args:
         lines: the table's lines.
@@ -312,10 +313,10 @@ class RowReader:
     def label(self, number: int, tokens: Mapping[str, str]) -> float | tuple[float, float]:
         """Return the label of a line in the form of the task.
 
-        For a classification it is the index of the class in the schema, and for a regression the
-        number. For survival it is the pair of the time and the event, which is 1, or 0 for a
-        censored patient. Class labels are compared in their normal form, in which 1.0 equals 1.
-        ``tokens`` maps columns to the line's cells.
+        In a classification the label is the index of the class in the schema, and in a regression a
+        number. In survival it is a pair: the time, and 1 for an event or 0 for a censored patient.
+        Class labels are compared in their normal form, in which 1.0 equals 1. ``tokens`` maps
+        columns to the line's cells.
 
         Raises:
             DataError: the label is not declared, or a number or a time cannot be used.
@@ -396,5 +397,5 @@ def _as_number(token: str) -> float | None:
 
 
 def quote_texts(texts: Iterable[str]) -> str:
-    """Quote texts and join them with commas, cut to 300 characters, for errors."""
+    """Quote strings and join them with commas, cut to 300 characters, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

@@ -37,7 +37,7 @@ class TableSchema(FileModel):
     Attributes:
         columns: the columns without the label; in file order if there is no header.
         label: the label's column, and its classes in class order or that it is a number.
-        missing: texts that mark a missing value.
+        missing: strings that mark a missing value.
         policy: ``drop`` rows with a missing value, or ``impute`` it with the pooled mean.
         out_of_range: ``drop`` training rows with a value out of range, or ``keep`` them, as
             published results need. Both count these rows; ``fedsilo predict`` always refuses them.
@@ -185,7 +185,7 @@ class TableSchema(FileModel):
         return json_digest(facts)
 
     def missing_marks(self) -> Marks:
-        """Return the texts that mark a missing value; numbers match by value, '-9.0' like '-9'."""
+        """Return the marks of a missing value; numbers match by value, '-9.0' like '-9'."""
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:

@@ -258,11 +258,20 @@ class OwnTables(TableDataSet):
     origin = "own"
 
     def schema(self, places: Places) -> TableSchema:
-        """Read ``schema.yaml`` in the data directory."""
+        """Read ``schema.yaml`` in the data directory.
+
+        Raises:
+            DataError: no data directory is named, or the schema is missing or invalid.
+        """
         return read_schema(self._folder(places) / SCHEMA_FILE)
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the site's CSV, Excel or Parquet file, and return its lines with its path."""
+        """Read the site's CSV, Excel or Parquet file, and return its lines with its path.
+
+        Raises:
+            DataError: the file is missing, damaged, or larger than allowed when unpacked.
+            SettingError: the package that reads this format is not installed.
+        """
         path = self._folder(places) / schema.sites[site]
         return read_table(path, schema.delimiter), str(path)
 

@@ -61,7 +61,7 @@ _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 
 
 def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
-    """Read a table file as lines of texts: CSV, the first sheet of an Excel workbook, or Parquet.
+    """Read a table file as lines of cells: CSV, the first sheet of an Excel workbook, or Parquet.
 
     A file with another ending is recognised by its first bytes. Spaces at the ends of cells are
     removed, and a missing value is ''. A cell whose formula has no stored value is
@@ -102,7 +102,10 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that decides how to read a file, by its name or otherwise its first bytes.
+    """Return the ending that decides how to read a file.
+
+    If the file's own ending is that of a packed table, it is returned. Otherwise the first bytes of
+    the file decide.
 
     Returns:
         An ending such as '.xlsx'; '' for text, and for a missing or unreadable file without a
@@ -157,12 +160,12 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 
 
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
-    """Convert rows to pairs: the line number, from 1, and the texts of the cells.
+    """Convert rows to pairs: the line number, from 1, and the cells as strings.
 
     A missing value becomes ''. Empty rows are kept, so that the line numbers match the file.
 
     Raises:
-        DataError: all texts together have more characters than ``most_unpacked`` allows, which is
+        DataError: all cells together have more characters than ``most_unpacked`` allows, which is
             2^30 by default.
     """
     # Read once: ``check_unpacked`` would ask the file system for each row
@@ -179,7 +182,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Convert a cell to the text that a CSV file would have; '' for every kind of missing value.
+    """Convert a cell to the string that a CSV file would have; '' for a missing value.
 
     Missing values are None, NaN, NaT and pandas's NA. Spaces at the ends are removed.
     """
@@ -321,8 +324,9 @@ def check_parquet(path: Path) -> list[str]:
     read the listed columns as codes into a dictionary of their distinct values.
 
     Returns:
-        The names of these columns, sorted. Columns within lists are not among them, because they
-        cannot be read as codes: each of their values counts as large as the whole stored column.
+        The names of these columns, sorted. Nested columns, such as lists, are not among them,
+        because they cannot be read as codes. Each of their values counts as large as all stored
+        values together.
 
     Raises:
         DataError: the file needs more memory than allowed (by default 1 GiB).
@@ -477,7 +481,10 @@ class _WorkbookPart:
 
 
 def _row_number(text: str, usual: int) -> int:
-    """Parse a row's number as openpyxl does ('3e7' too); return ``usual`` for other texts."""
+    """Parse a row's number as openpyxl does ('3e7' too).
+
+    If the string is not such a number, ``usual`` is returned.
+    """
     try:
         return int(float(text))
     except (ValueError, OverflowError):  # openpyxl refuses a number that is not an integer

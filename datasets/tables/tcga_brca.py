@@ -96,9 +96,12 @@ class TcgaBrca(TableDataSet):
     ) -> RowSplit:
         """Split a region's rows into training, validation and test rows, by default as FLamby does.
 
-        FLamby's training patients come first in ``table`` and its test patients after them; a
-        validation fold is cut from the training patients. If 'split.test-folds' is above 0, folds
-        of all patients are used instead.
+        In ``table`` FLamby's training patients come first, and its test patients after them. With
+        'split.val-folds', a validation fold is cut from the training patients. If
+        'split.test-folds' is above 0, folds of all patients are used instead.
+
+        Raises:
+            DataError: there are too few rows for the folds.
         """
         if settings.test_folds:
             return super()._split(table, schema, settings, where)

@@ -66,8 +66,8 @@ def refuse_seen_start(settings: CommonSettings) -> None:
     """Check that no run behind the initial weights trained on images that this run tests.
 
     If that run started from another run's weights, the chain is followed as long as the files are
-    on this machine. Weights of timm pass, and so do files without a run's ``config.toml`` next to
-    them.
+    on this machine. Weights of timm pass. Files without a run's ``config.toml`` next to them pass
+    too.
 
     Raises:
         SettingError: a setting that decides the test images differs in one of these runs, or this

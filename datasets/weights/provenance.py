@@ -31,8 +31,8 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 
     These are the settings that the data set reads, without those that change only the pixels, the
     files or the validation part. The setting 'dataset' itself is not included. If the data set
-    reads 'split.silos', the settings of the partition are added. For any other data set they do not
-    matter, because every partition keeps an image in its own part (train, val, test).
+    reads 'split.silos', the settings of the partition are added. For any other data set the
+    partition does not matter, because it keeps each image in its own part (train, val, test).
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:

@@ -335,11 +335,12 @@ def export(
     """Write a run's model as a program that needs no fedsilo.
 
     The program, test vectors and a model card are written to a new folder. Before that, the
-    program's probabilities are compared with fedsilo's.
+    program's answers are compared with fedsilo's. An answer is what the run's task predicts, such
+    as class probabilities or a number.
 
     Returns:
-        The folder, the largest difference between two probabilities, and the types and shapes of
-        the inputs and outputs.
+        The folder, the largest difference between two answers, and the types and shapes of the
+        inputs and outputs.
 
     Raises:
         FedsiloError: the folder exists, the model cannot be written in this format, or the

@@ -456,7 +456,9 @@ def report(
 
 
 def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
-    """Return the paths of the run directories, in order.
+    """Return the paths of the named runs' directories, in the given order.
+
+    Whether the directories exist is not checked.
 
     Raises:
         SettingError: no run is named.

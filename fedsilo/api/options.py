@@ -315,7 +315,7 @@ def _is_a(kind: type, value: object) -> bool:
 
 
 def _one_of(words: Sequence[str]) -> str:
-    """Join words as 'a text', 'a whole number or None' or 'one of auto, inline, ray'."""
+    """Join choices: three or more as 'one of auto, inline, ray', fewer as 'a text or None'."""
     if len(words) > 2:
         return f"one of {', '.join(words)}"
     return " or ".join(words)

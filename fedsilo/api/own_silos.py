@@ -165,9 +165,9 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
 def _name_class_folders(silos: Mapping[str, Any]) -> dict[str, str]:
     """Return class -> name of its folder, for silos of (picture, class name) pairs.
 
-    A folder has the name of its class. But if that name has a "/" or begins with ".", the folder is
-    called "class-1", "class-2" and so on, in sorted order of these classes, with underscores added
-    until the name is free.
+    A folder usually has the name of its class. If the class name has a "/" or begins with ".", the
+    folder is called "class-1", "class-2" and so on, in sorted order of these classes. If another
+    class already has that name, underscores are added until the name is free.
 
     Raises:
         DataError: a silo is empty; or a class name is empty, longer than 255 bytes, or has a

@@ -125,7 +125,10 @@ def simulate(
 
 
 def _overrides(seed: int | None, name: str | None, track: str | None) -> dict[str, Value]:
-    """Return the settings that the options name: they override the experiment, a file and --set."""
+    """Return the settings that the options name, key -> value. Options not given are left out.
+
+    These settings override the experiment, a file and --set.
+    """
     given: dict[str, Value | None] = {"seed": seed, "run.name": name, "run.track": track}
     overrides: dict[str, Value] = {}
     for key, value in given.items():
@@ -162,11 +165,11 @@ def plan_simulation(
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
-    """Open a finished run; draw its pictures, and print its metrics next to a paper's.
+    """Open a finished run, draw its pictures, and print its metrics next to a paper's.
 
     The server does not do this, because it has neither the drawing packages nor the papers' values.
-    If ``draw`` is False, no pictures are drawn. Nothing is printed if no paper reports the run's
-    method on its data.
+    If ``draw`` is False, no pictures are drawn. If no paper reports the run's method on its data,
+    nothing is printed.
     """
     from fedsilo.datasets.registry import shown_of
     from fedsilo.pictures.learning_curves import draw_pictures

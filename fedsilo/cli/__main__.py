@@ -19,7 +19,10 @@ class StandardOutput(io.TextIOWrapper):
     fault: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write ``text`` and return its length, also if the text can no longer be written."""
+        """Write ``text`` and return its length.
+
+        If the text can no longer be written, it is dropped, and its length is returned too.
+        """
         try:
             return super().write(text)
         except OSError as error:
@@ -27,7 +30,7 @@ class StandardOutput(io.TextIOWrapper):
             return len(text)
 
     def flush(self) -> None:
-        """Flush the buffer; an error is noted, but not raised."""
+        """Flush the buffer. If that fails, the error is noted in ``fault``, but not raised."""
         try:
             super().flush()
         except OSError as error:

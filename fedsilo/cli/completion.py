@@ -8,9 +8,10 @@ VARIABLE = "_FEDSILO_COMPLETE"  # set by the script that --install-completion wr
 
 
 def complete_experiment(incomplete: str) -> list[str]:
-    """Return the methods, and the experiments of the usual file, that begin with a text.
+    """Return the methods, and the experiments of the default file, that begin with ``incomplete``.
 
-    If the file cannot be read, only methods are returned, because a shell shows no error.
+    The names are sorted. If the file cannot be read, only methods are returned, because a shell
+    shows no error.
     """
     from fedsilo.core.errors import FedsiloError
     from fedsilo.engines.experiments import open_simulation, simulation_file
@@ -24,7 +25,7 @@ def complete_experiment(incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """Return the keys of settings that begin with a text, each with a '='."""
+    """Return the keys of settings that begin with ``incomplete``, sorted, each with a "=" added."""
     from fedsilo.server_app.config.settings import declared_defaults
 
     return sorted(f"{key}=" for key in declared_defaults() if key.startswith(incomplete))

@@ -137,12 +137,18 @@ def _all_commands() -> Iterator[tuple[str, Command]]:
 
 
 def _shown_by(name: str) -> Callable[..., Any]:
-    """Return the function that shows a command's result."""
+    """Return the function that shows the result of the command ``name``.
+
+    If ``results`` has no function of that name, it is ``print_result``.
+    """
     return cast(Callable[..., Any], getattr(results, name.replace(" ", "_"), print_result))
 
 
 def _show_usage_error(error: click.ClickException, words: Sequence[str]) -> None:
-    """Show click's error with the usage, or our own suggestion in place of click's."""
+    """Show click's error with the usage.
+
+    If ``suggest`` knows what the user meant, the error says that in place of click's words.
+    """
     instead = suggest(error, words)
     if instead and isinstance(error, click.UsageError):
         wrong = getattr(error, "option_name", words[0])
@@ -221,7 +227,10 @@ def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
 
 @contextmanager
 def _silence(quiet: bool) -> Iterator[None]:
-    """Discard what is printed on standard output while the block runs, if ``quiet``."""
+    """Discard what is printed on standard output while the block runs.
+
+    If ``quiet`` is False, nothing is discarded.
+    """
     if not quiet:
         yield
         return
@@ -248,7 +257,10 @@ _DRY_RUN = inspect.Parameter(
 
 
 def _add_commands(app: typer.Typer) -> None:
-    """Add all commands to an app; a command of two words goes into a group named by the first."""
+    """Add all commands to an app.
+
+    A command of two words is added to a group named by its first word.
+    """
     groups: dict[str, typer.Typer] = {}
     for panel, commands in COMMANDS.items():
         for name, command in commands.items():
@@ -386,9 +398,9 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of ``key=value`` texts, and a sequence becomes a list, also if they are
-    optional. Other optional types stay optional. A union becomes ``Path`` if that is a member, else
-    ``str``, else its first member.
+    A mapping becomes a list of strings ``key=value``, and a sequence becomes a list, whether they
+    are optional or not. Other optional types stay optional. A union becomes ``Path`` if that is a
+    member. Otherwise it becomes ``str`` if that is a member, and else its first member.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     # Settings are a mapping or texts; a command line has only texts. A sequence comes

@@ -17,16 +17,16 @@ AsJson = Annotated[bool, Option("print JSON", name="--json")]
 def line(text: object) -> None:
     """Print a line and flush it, so that a pipe or a log shows it while the command runs.
 
-    Control characters are removed first, because the line may quote somebody else's run.
+    Control characters are replaced first, because the line may quote somebody else's run.
     """
     print(terminal_text(str(text)), flush=True)
 
 
 def print_result(result: Any) -> None:
-    """Print a text, a path, a Rich table, an object's ``lines()``, or each element of an iterable.
+    """Print a string, a path, a Rich table, an object with ``lines()``, or an iterable of these.
 
-    The elements of an iterable are printed in order, each by these rules. Any other object prints
-    nothing.
+    The elements of an iterable are printed in order, each by these rules. For any other object,
+    nothing is printed.
     """
     if hasattr(result, "lines"):
         result = result.lines()
@@ -42,7 +42,10 @@ def print_result(result: Any) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Print a value as one JSON document; a number that is not finite becomes null."""
+    """Print a value as one JSON document.
+
+    A number that is not finite becomes null, because JSON has no such numbers.
+    """
     line(json.dumps(_finite(content), indent=2, default=str))
 
 

@@ -118,7 +118,10 @@ def fit(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a regression, or JSON; write files and draw its forest plot if asked."""
+    """Print a regression, or JSON.
+
+    The files that options name are written, and the forest plot is drawn if a picture is named.
+    """
     if as_json:
         print_json(result.document)
     else:
@@ -157,7 +160,10 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the table and the tests of a comparison, or JSON; write the files that are named."""
+    """Print the tables and the tests of a comparison, or JSON.
+
+    The files that options name are written, and the comparison is drawn if a picture is named.
+    """
     if as_json:
         print_json(result.document())
     else:
@@ -176,7 +182,7 @@ def crossvalidate(
     markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a table for each metric, or JSON; also write the files that are named."""
+    """Print a table for each metric, or JSON. The files that options name are written."""
     if as_json:
         print_json(result.document())
     else:
@@ -296,7 +302,9 @@ def audit(
     csv: Annotated[MaybePath, "also write the chosen messages as CSV"] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the chosen messages and the state of the chain, or JSON; write a CSV file if asked.
+    """Print the chosen messages and the state of the chain, or JSON.
+
+    If ``csv`` is given, the chosen messages are written to that file.
 
     Raises:
         typer.Exit: the chain is broken. The exit code is 1. Everything is printed and written
@@ -329,7 +337,7 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Draw a progress bar on standard error while the block runs; only a terminal shows it.
+    """Draw a progress bar on standard error while the block runs, if that is a terminal.
 
     ``what`` is the text before the bar.
 

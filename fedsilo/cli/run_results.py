@@ -24,7 +24,10 @@ def runs(
     yes: Annotated[bool, "delete without a question"] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a table of runs, or JSON; delete the runs if asked, each with a line.
+    """Print a table of runs, or JSON, and delete the runs if asked.
+
+    If there are no runs, a line says so. Below the table, runs with a note get a line. With
+    ``delete``, a question is asked unless ``yes`` is set, and each deleted run gets a line.
 
     Raises:
         SettingError: the question cannot be asked, because there is no terminal.
@@ -68,7 +71,10 @@ def _delete_runs(found: list[ListedRun], yes: bool, quietly: bool) -> None:
 
 
 def _run_cells(run: ListedRun) -> list[str]:
-    """Format a run as the cells of a table row; an unknown value is "-"."""
+    """Format a run as the cells of a row: path, state, method, data set, seed, rounds, start, size.
+
+    An unknown value is "-".
+    """
     seed = "-"
     if run.seed is not None:
         seed = str(run.seed)

@@ -39,7 +39,11 @@ def suggest(error: click.ClickException, words: Sequence[str]) -> str:
 
 
 def _suggest_setting(error: click.NoSuchOption, words: Sequence[str]) -> str:
-    """Suggest ``--set KEY=VALUE`` for an option named as a setting; empty if there is none."""
+    """Suggest ``--set KEY=VALUE`` for an option that is named like a setting.
+
+    If several settings fit, they are joined by "or". The result is empty if no setting fits, if the
+    command has no ``--set``, or if the option is more likely a slip for another one of the command.
+    """
     if error.ctx is None or not _has_option(error.ctx, "--set"):
         return ""
     # A slip in an option of this command, such as --seed for --seeds, is likelier than a setting
@@ -72,7 +76,11 @@ def _find_keys(name: str, known: Collection[str]) -> list[str]:
 
 
 def _value_of(option: str, words: Sequence[str]) -> str:
-    """Return the value that was typed for an option, or VALUE."""
+    """Return the value that was typed for an option.
+
+    The value is the part after "=", or the next word if that does not begin with "-". If there is
+    none, the result is "VALUE".
+    """
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name != option:

@@ -80,8 +80,8 @@ class Budget:
     def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
         """Return a copy with the costs of ``runs``, the experiment's finished runs, one per seed.
 
-        Steps, samples and bytes are sums over all sites, seconds the duration of a run; each cost
-        is the mean over the runs. ``rounds`` lists the finished rounds of each run.
+        Steps, samples and bytes are sums over all sites. Seconds are the duration of a run. Each
+        cost is the mean over the runs. ``rounds`` lists the finished rounds of each run.
         """
         rounds: list[int] = []
         # A row of costs per run, in the order of the fields below
@@ -108,8 +108,9 @@ class Budget:
         """Yield a phrase for each difference from ``other``, such as "rounds 5, not 10".
 
         Settings that apply to only one of the budgets are ignored. Finished rounds are compared if
-        some run ended early. If the steps of both budgets were measured, steps and samples are
-        compared in place of the training settings; they may differ by 10 %.
+        some run ended early. If the steps of both budgets were measured, the training settings are
+        not compared. In their place, steps and samples are compared, and differ only if they are
+        more than 10 % apart.
         """
         # Measured steps are more exact than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
@@ -245,7 +246,10 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table; it explains ``MARK`` only if some budgets are unequal."""
+        """Return the title of the table of costs.
+
+        If some budgets are unequal, the title also explains ``MARK``.
+        """
         title = "cost of each row: sum over sites, mean over seeds"
         if self.unlike():
             title += f"; {MARK.strip()} differs from the first row on its data"
@@ -254,9 +258,9 @@ class Budgets:
     def frame(self) -> pd.DataFrame:
         """Return the budgets as a data frame: a row per experiment, with unrounded numbers.
 
-        Column ``rounds`` is the mean of the finished rounds over seeds, ``wanted`` the rounds that
-        the settings ask for, and ``differs`` the differences from the first experiment on the data
-        set.
+        Column ``rounds`` has the mean of the finished rounds over seeds. ``wanted`` has the rounds
+        that the settings ask for. ``differs`` has the differences from the first experiment on the
+        data set.
         """
         unlike = self.unlike()
         records = []
@@ -369,7 +373,10 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
 
 
 def _continues(common: CommonSettings) -> bool:
-    """Tell whether the optimiser's state is kept over rounds, which epoch steps imply."""
+    """Tell whether the optimiser's state is kept over rounds.
+
+    This is so with epoch steps, and if the setting 'train.optimiser-state' is "run".
+    """
     return common.epoch_steps > 0 or common.optimiser_state == "run"
 
 
@@ -379,14 +386,17 @@ def _sum(run: FinishedRun, column: str) -> int:
 
 
 def _format_value(value: Value) -> str:
-    """Format the value of a setting; an empty text becomes "unset"."""
+    """Format the value of a setting. An empty string becomes "unset"."""
     if value == "":
         return "unset"
     return str(value)
 
 
 def _format_count(number: float) -> str:
-    """Format a mean number of steps or samples; 0 means that the sites do not report it."""
+    """Format a mean number of steps or samples.
+
+    If the number is 0, the sites do not report it, and the result is "unknown".
+    """
     if number == 0:
         return "unknown"
     return f"{number:,.0f}"

@@ -184,8 +184,9 @@ def metric_intervals(
 ) -> pd.DataFrame:
     """Compute the intervals of each experiment's metrics, per site and for the mean over sites.
 
-    If a metric is undefined at a site in some run (AUC with one class), the site's interval is over
-    the other runs, and the mean over sites leaves out the site. Intervals are clipped to [0, 1].
+    A metric may be undefined at a site in some runs (AUC with one class). Then the site's interval
+    is over the other runs, and the mean over sites leaves out the site. Intervals are clipped to
+    [0, 1].
 
     Returns:
         A table with the columns ``COLUMNS``; ``compared_with`` is empty.
@@ -287,7 +288,7 @@ def _explain(intervals: pd.DataFrame, metric: str) -> str:
     """Explain the cells of a metric's table, and name the sites that are not in its column 'all'.
 
     A site is not in 'all' if a run of any experiment lacks the metric there. For the pooled metric
-    no site is named. The text is one phrase without a full stop.
+    no site is named. The result is one phrase without a full stop.
     """
     text = "mean and 95 % interval"
     if metric == POOLED:
@@ -328,7 +329,7 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
 
 
 def _cell(interval: Any, most: int) -> str:
-    """Format a mean as "0.812 [0.790, 0.834]"; a difference also has a sign and its p value.
+    """Format a mean as "0.812 [0.790, 0.834]". For a difference, add a + or - and its p value.
 
     The number of runs follows if it is below ``most``. For a single run, the cell is the mean and
     "(1 run)", without an interval.

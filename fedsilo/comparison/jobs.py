@@ -44,7 +44,9 @@ class Job:
         return FinishedRun(runs_folder(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
-        """Return whether the job's run has ended; False if the directory has no run yet.
+        """Return whether the job's run has ended.
+
+        If the directory has no run yet, the result is False.
 
         Raises:
             RunDirectoryError: the directory has a run with other settings, other sites or other
@@ -103,7 +105,7 @@ def plan_job(
     supernodes: int | None,
     own_splits: bool,
 ) -> Job:
-    """Build the settings of an experiment's run with one seed; nothing runs yet.
+    """Build the settings of an experiment's run with one seed. Nothing is run here.
 
     Args:
         experiment: the experiment's name, which begins the run's name.
@@ -175,7 +177,11 @@ def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> 
 
 
 def _run_or_resume(work: _Work) -> Failure | None:
-    """Run or resume one run and draw its pictures; return its failure, or None if it succeeded."""
+    """Run or resume one run, and draw its pictures.
+
+    Returns:
+        None if the run succeeded; otherwise its error's code and text.
+    """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process
         directory = start(resolve(work.values), work.resources, work.engine)
@@ -186,6 +192,6 @@ def _run_or_resume(work: _Work) -> Failure | None:
 
 
 def _work_of(job: Job) -> _Work:
-    """Describe a job for a worker process; the run is resumed if its directory exists."""
+    """Describe a job for a worker process. If the run's directory exists, the run is resumed."""
     values = job.settings.as_mapping() | {"run.resume": job.directory.path.is_dir()}
     return _Work(values, job.resources, job.engine)

@@ -38,7 +38,11 @@ _ESCAPES = {
 
 
 def escape_latex(text: str) -> str:
-    """Convert a text to LaTeX that shows it unchanged, on one line."""
+    """Convert a string to LaTeX code that shows it unchanged, on one line.
+
+    Line breaks and repeated spaces become one space. Characters that cannot be printed become a
+    replacement character.
+    """
     line = " ".join(terminal_text(text).split())
     return "".join(_ESCAPES.get(sign, sign) for sign in line)
 

@@ -272,7 +272,8 @@ def _nothing_to_compare(split: str, *, too_few: bool) -> SettingError:
 def _explain_hidden(runs: Sequence[FinishedRun], split: str, metrics: Sequence[str]) -> list[str]:
     """Build a sentence for each group of ``metrics`` that some run hides at the same sites.
 
-    The list is empty if ``runs`` are not views from ``shown``, or hide nothing.
+    A last sentence names the option that shows all values. If ``runs`` are not views from
+    ``shown``, or if they hide nothing, the list is empty.
     """
     sites_of: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -314,10 +315,16 @@ def _results(
 ) -> pd.DataFrame:
     """Collect the tidy results of each experiment, then the results of a constant baseline.
 
-    ``runs`` has the run of each job. The baseline always predicts class 1. It is added once per
-    data set; if the seeds have different splits, once per seed. ``wanted`` has names and patterns
-    of metrics, None for the data set's headline metrics. ``measured`` has the names of all metrics
-    that the runs have, hidden ones too.
+    The baseline always predicts class 1. It is added once per data set. If the seeds have different
+    splits, it is added once per seed.
+
+    Args:
+        jobs: the jobs of all runs.
+        runs: the run of each job.
+        summaries: experiment -> seed -> summary.
+        split: ``test`` or ``val``.
+        wanted: names and patterns of metrics; None for the data set's headline metrics.
+        measured: the names of all metrics that the runs have, hidden ones too.
     """
     metrics = None
     if wanted:

@@ -177,8 +177,9 @@ def chosen_metrics(
 def refuse_unmeasured(wanted: str, option: str) -> None:
     """Check before any run that fedsilo's methods can measure the metrics in ``wanted``.
 
-    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` pass, because
-    only finished runs show which of them exist; ``matching`` checks them then.
+    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` are not
+    checked here, because only finished runs show which of them exist. ``matching`` checks them
+    after the runs.
 
     Raises:
         SettingError: no method measures one of the names. The message begins with ``option``.
@@ -347,8 +348,8 @@ class TwoClassMetrics:
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    The result is None if all samples are of one class, or if ``count_correct`` is None for some
-    site, for example because the site has equally many samples of both classes.
+    The result is None if all samples are of one class. It is also None if ``count_correct`` is None
+    for some site, for example because the site has equally many samples of both classes.
     """
     counts = [0, 0]
     correct = [0, 0]

@@ -25,10 +25,11 @@ Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> metric
 
 @dataclass(frozen=True)
 class Outcome:
-    """A test's statistic and p value; if no test is possible, ``p`` is None and ``why`` explains.
+    """The outcome of a test: its statistic and p value.
 
-    ``freedom`` has the degrees of freedom of an F test; ``uncorrected`` is the p value before the
-    correction for the number of pairs.
+    If no test is possible, ``p`` is None and ``why`` has the reason. ``freedom`` has the two
+    degrees of freedom of an F test. ``uncorrected`` is the p value before the correction for the
+    number of pairs.
     """
 
     p: float | None
@@ -46,9 +47,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tested:
-    """The tests of one metric; ``pairs`` maps (later, earlier) experiment to corrected outcome.
+    """The tests of one metric: the ANOVA, and a t-test for each pair of experiments.
 
-    ``paired`` tells whether the t-tests compare the values seed by seed.
+    ``pairs`` maps (later experiment, earlier experiment) to the outcome, corrected for the number
+    of pairs. ``paired`` tells whether the t-tests compare the values seed by seed.
     """
 
     metric: str
@@ -77,9 +79,10 @@ class Tested:
         )
 
     def lines(self) -> list[list[str]]:
-        """Format the p values as a triangle: column titles, then a row for each later experiment.
+        """Format the p values as a triangle of cells.
 
-        The columns are all experiments but the last; a cell without a test is "-".
+        The first row has the column titles: "p" and all experiments but the last. Then follows a
+        row for each experiment but the first. A cell without a test is "-".
         """
         columns, later = self.experiments[:-1], self.experiments[1:]
         lines = [["p", *columns]]
@@ -202,9 +205,10 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 
 
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
-    """Run one of scipy's tests without warnings; its outcome has a reason if p is undefined.
+    """Run one of scipy's tests without warnings, and return its outcome.
 
-    ``freedom`` has the two degrees of freedom of an F test.
+    If the p value is undefined, the outcome has the reason. ``freedom`` has the two degrees of
+    freedom of an F test.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

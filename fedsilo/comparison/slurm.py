@@ -72,7 +72,10 @@ class SlurmPool(ThreadPoolExecutor):
         self._executor = _executor(slurm, folder)
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
-        """Submit ``work`` as a Slurm job; its future raises a RunFailedError if the job fails."""
+        """Submit ``work`` as a Slurm job, and return the future of its result.
+
+        If the job fails, the future raises a RunFailedError.
+        """
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -84,10 +87,11 @@ class SlurmPool(ThreadPoolExecutor):
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-        """Submit work as a Slurm job, and wait for its end; return the job's result.
+        """Submit ``work`` as a Slurm job, wait until the job ends, and return its result.
 
         Raises:
-            RunFailedError: the job failed. The message has the last line of its traceback.
+            RunFailedError: the job failed. The message has the last line of the job's traceback and
+                the path of its log.
         """
         job = self._executor.submit(work, *args, **kwargs)
         self._jobs.append(job)

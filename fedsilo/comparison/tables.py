@@ -104,9 +104,10 @@ def p_equation(p: float) -> str:
 
 
 def spread_cell(spread: Any, median: bool = False) -> str:
-    """Format mean ± sample standard deviation, or median and range; for one seed, only the value.
+    """Format mean ± sample standard deviation. With ``median``, format median and range.
 
-    ``spread`` is a ``Spread``, or a row of ``over_seeds``.
+    For a single seed, only the value is formatted. ``spread`` is a ``Spread``, or a row of
+    ``over_seeds``.
     """
     if spread.seeds == 1:
         return f"{spread.mean:.3f}"
@@ -185,8 +186,9 @@ def group_lines(
 ) -> list[list[str]]:
     """Format spreads as rows of cells: the metrics' titles, then a row per experiment and group.
 
-    A row starts with the names of the experiment and the group; the caller adds titles for these
-    two columns. A cell over fewer seeds than the experiment has states their number.
+    A row starts with the names of the experiment and the group. The first row lacks titles for
+    these two columns, which the caller adds. If a cell is over fewer seeds than its experiment has,
+    the number of seeds is added.
 
     Args:
         spreads: rows of ``over_seeds``.

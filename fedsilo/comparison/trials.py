@@ -89,7 +89,7 @@ class _Work:
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores.
+    """Return the number of runs at once: ``jobs`` or, if that is 0, one per ``threads`` cores.
 
     Only the cores that this process may use count, as in a container. The number is at least 1.
     """
@@ -247,7 +247,7 @@ class WorkerPool(ProcessPoolExecutor):
         )
 
     def __enter__(self) -> Self:
-        """Start the pool; until its end, new processes do not import the caller's script."""
+        """Start the pool. Until its end, new processes do not import the caller's script."""
         self._hiding = without_main()
         self._hiding.__enter__()
         return super().__enter__()
@@ -279,8 +279,8 @@ def make_pool(
 ) -> Executor:
     """Create a pool of ``workers`` processes, or of Slurm jobs if ``jobs`` has Slurm's parameters.
 
-    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is that of ``WorkerPool``; it
-    has no effect on Slurm jobs.
+    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is passed to ``WorkerPool``,
+    and has no effect on Slurm jobs.
     """
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
@@ -304,9 +304,10 @@ def _begin_worker(command: int) -> None:
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-    """Call ``work`` in a worker process; Ctrl-C interrupts the work, but not an idle worker.
+    """Call ``work`` in a worker process, and return its result.
 
-    If the command ends meanwhile (``SystemExit``), the worker process ends at once.
+    Ctrl-C interrupts the work, but not an idle worker. If the command ends while the work runs
+    (``SystemExit``), the worker process ends at once.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -320,14 +321,14 @@ def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outco
 def _run_trial(work: _Work) -> Failure | None:
     """Run a trial in a temporary folder, and write its summary to ``work.path``.
 
-    The summary is that of the run, with these additions. ``digest`` is the SHA-256 of metrics.csv,
-    which is equal for two trials only if all their metrics are. If the pooled balanced accuracy
-    over all sites can be computed, it is added to the means of the test split and of the validation
-    split under the name ``POOLED``.
+    The summary is the run's, with two additions. ``digest`` is the SHA-256 of metrics.csv, so two
+    trials have the same digest only if all their metrics are equal. The means on test and on
+    validation samples get the pooled balanced accuracy over all sites, under the name ``POOLED``. A
+    mean for which it cannot be computed does not get it.
 
     Returns:
-        None if the trial succeeded; otherwise the error's code and text. No summary is written
-        then.
+        None if the trial succeeded; otherwise the error's code and text. Then no summary is
+        written.
     """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process

@@ -335,7 +335,11 @@ def ranking(
 def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Score each point by its runs; ``summaries`` and the result are in the order of ``points``."""
+    """Score each point by its runs.
+
+    ``summaries`` has the summaries of each point's runs. Both ``summaries`` and the result are in
+    the order of ``points``.
+    """
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
         scored.append(_score_point(settings, runs, metric))
@@ -380,7 +384,10 @@ def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> 
 
 
 def _pieces(budget: Tuning) -> str:
-    """Describe the validation data of a point, such as "5 folds, 3 seeds"."""
+    """Describe the validation data of a point, such as "5 folds, 3 seeds".
+
+    With one fold, the data set's own validation part is named in place of the folds.
+    """
     folds = "the data set's own validation part"
     if budget.folds > 1:
         folds = f"{budget.folds} folds"

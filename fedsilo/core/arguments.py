@@ -57,7 +57,7 @@ SimulationFile = Annotated[MaybePath, "the simulation.yaml to read"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSources:
-    """The sources of a run's settings, as paths and texts.
+    """The places that a run's settings come from, as paths and strings.
 
     Attributes:
         file: the simulation file, or None for the usual one.

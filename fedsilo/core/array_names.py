@@ -29,17 +29,15 @@ def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
-    """Put ``prefix`` before the name of each array; ``arrays_below`` removes it again."""
+    """Put ``prefix`` before the name of each array. ``arrays_below`` removes it again."""
     return {f"{prefix}{name}": array for name, array in arrays.items()}
 
 
 def by_site(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
     """Group arrays named ``<site>/<array>`` by site.
 
-    The names must not have a kind. A name without a '/' is the name of a site, and its array gets
-    an empty name.
-
-    The arrays of a site keep their given order.
+    The names must not begin with a kind. A name without a '/' is the name of a site, and its array
+    gets an empty name. The arrays of a site keep their given order.
 
     Returns:
         Site -> name of the array -> array, sorted by site.

@@ -12,7 +12,7 @@ from typing import ClassVar
 from fedsilo.core.one_line import abbreviate, join_names, one_line
 
 # Flower sends its own numbers in the same field, from 0 upwards: ours must not meet them
-ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
+ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003, "memory": 1004}
 
 
 _LONGEST = 1500  # characters of a message
@@ -82,6 +82,17 @@ class SiteError(FedsiloError):
     """
 
     code = "site"
+
+
+class MemoryShortageError(SiteError):
+    """A site's GPU, or the machine, has no memory left for the run.
+
+    Fix: end the other programs that hold the memory, then ``fedsilo resume RUN-DIR`` continues from
+    the last checkpoint with the same settings. If the run itself needs too much, start a new one
+    with what the message names, such as a smaller ``train.batch-size``.
+    """
+
+    code = "memory"
 
 
 class RefusedError(SiteError):

@@ -167,9 +167,9 @@ def measurement(model: str, split: str, metric: str) -> str:
 def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
     """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
 
-    Every key with at least two dots, and text after the second, counts as a measurement, even if
-    ``metric_names`` does not know it, because a hospital uses this function to decide which metrics
-    it withholds. Other keys are skipped. The metric is the text after the second dot.
+    A key counts as a measurement if it has at least two dots and does not end at the second. The
+    metric is all that follows the second dot. ``metric_names`` need not know the metric, because a
+    hospital uses this function to decide which metrics it withholds. Other keys are skipped.
 
     Raises:
         ValueError: the value of a measurement is not a number.

@@ -142,12 +142,12 @@ class Measurement:
 
 
 def best_direction(name: str) -> int:
-    """Return 1 if a higher value of a metric is better, -1 if a lower one is, otherwise 0.
+    """Return 1 if a higher value of a metric is better, -1 if a lower value is, and 0 otherwise.
 
-    The prefixes ``own-`` and ``own-labels-``, and a site after ``-from-``, do not matter. The
-    result is 0 for entropy, because a model may be certain and wrong. It is also 0 for a metric of
-    a class or bin, such as ``class.0.auc``, for a name with the prefix ``trained-``, and for a
-    metric that fedsilo does not know.
+    The prefixes ``trained-``, ``own-`` and ``own-labels-``, and a site after ``-from-``, do not
+    matter. The result is 0 for entropy, because a model may be certain and wrong. It is also 0 for
+    a metric of a class or bin, such as ``class.0.auc``, and for a metric that fedsilo does not
+    know.
     """
     return METRICS.get(_plain_word(name), _UNKNOWN).better
 
@@ -164,11 +164,11 @@ def metric_range(name: str) -> tuple[float, float]:
 def _plain_word(name: str) -> str:
     """Return a metric's name without ``-from-<site>`` and without the prefix ``own-labels-``.
 
-    The prefixes ``own-`` and ``labels-`` are removed too. The result is an empty string for a
-    metric of a class, bin or site (with a ``part``), and for a name that ``read_metric`` refuses,
-    such as one with the prefix ``trained-``.
+    The prefixes ``trained-``, ``own-`` and ``labels-`` are removed too. The result is an empty
+    string for a metric of a class, bin or site (with a ``part``), and for a name that
+    ``read_metric`` refuses.
     """
-    metric = read_metric(name)
+    metric = read_metric(name.removeprefix(TRAINED_PREFIX))
     if metric is None or metric.part:
         return ""
     return metric.word.removeprefix("own-").removeprefix("labels-")

@@ -75,7 +75,7 @@ def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """Convert a text to one line, without white space at its ends.
+    """Convert a string to one line, without white space at its ends.
 
     Each run of spaces and unprintable characters, such as line ends, becomes one space.
     """
@@ -161,19 +161,19 @@ def terminal_text(text: str) -> str:
 
 
 class Markdown(str):
-    """A text that is Markdown already, so ``as_markdown`` does not escape it again."""
+    """A string that is Markdown already, so ``as_markdown`` does not escape it again."""
 
     __slots__ = ()
 
 
 def markdown_text(text: str) -> str:
-    """Escape a text so that Markdown shows it as one line without links, pictures or HTML."""
+    """Escape a string so that Markdown shows it as one line without links, pictures or HTML."""
     line = " ".join(terminal_text(text).split())
     return _MARKUP.sub(r"\\\g<0>", line)
 
 
 def markdown_cell(text: str) -> str:
-    """Escape a text for a cell of a Markdown table, which then shows the text itself on one line.
+    """Escape a string for a cell of a Markdown table, which then shows it unchanged on one line.
 
     A backslash is put before each character that Markdown or HTML would interpret. Characters that
     are harmless in a cell stay: '#' at the start, the brackets of an interval such as [0, 1], and a
@@ -188,9 +188,9 @@ def markdown_cell(text: str) -> str:
 
 
 def markdown_code(text: object) -> Markdown:
-    """Format a text as a Markdown code span on one line. Backticks become apostrophes.
+    """Format a value as a Markdown code span on one line. Backticks become apostrophes.
 
-    An empty text gives an empty string without a code span. Each run of spaces and line ends
+    An empty value gives an empty string without a code span. Each run of spaces and line ends
     becomes one space.
     """
     line = " ".join(terminal_text(str(text)).split())

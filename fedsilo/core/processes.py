@@ -26,7 +26,7 @@ _UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 def tool(name: str) -> str:
-    """Return the path of a command, from this Python's folder or else from the PATH.
+    """Return the path of a command in the folder of this Python or, if not there, on the PATH.
 
     Raises:
         ProcessError: the command is in neither place.
@@ -42,7 +42,10 @@ def tool(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` different TCP ports of the loopback interface that are free now."""
+    """Return ``count`` different TCP ports of the loopback interface that are free now.
+
+    The ports are not reserved, so another process may take one at any time.
+    """
     # All ports are held at once, because one port could otherwise come twice
     with ExitStack() as stack:
         free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
@@ -126,7 +129,7 @@ def without_main() -> Iterator[None]:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Return whether a process is running. A zombie is not."""
+    """Return whether a process is running. A zombie does not count as running."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -136,8 +139,8 @@ def runs(process: psutil.Process) -> bool:
 def process_of(pid: int, started: float) -> psutil.Process | None:
     """Return the running process with the id ``pid`` and this start time; None if it has ended.
 
-    ``started`` is in seconds since 1970, and may differ by less than one second. It is needed
-    because the system reuses ids. A zombie counts as ended.
+    ``started`` is in seconds since 1970, and may differ by less than one second. It tells whether
+    the system has given the id to another process. A zombie counts as ended.
     """
     try:
         process = psutil.Process(pid)

@@ -125,7 +125,7 @@ def _adapter_of(cls: type) -> TypeAdapter[Any]:
 
 
 def _owner_of(cls: type, field_name: str) -> type:
-    """Return the class that declares a field; the first in the method resolution order."""
+    """Return the class that declares a field: the first one in the method resolution order."""
     return next(c for c in cls.__mro__ if field_name in inspect.get_annotations(c))
 
 

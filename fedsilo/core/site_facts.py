@@ -102,8 +102,8 @@ class SiteFacts:
     def measured_splits(self) -> list[str]:
         """The splits that have samples and that the site sends measurements for.
 
-        They are in the order of the site's label counts. If the site reveals only sums over sites,
-        it has no label counts. The sizes are then unknown, so all splits in ``measured`` are
+        The splits are in the order of the site's label counts. If the site reveals only sums over
+        sites, it has no label counts. The sizes are then unknown, so all splits in ``measured`` are
         returned.
         """
         if not self.label_counts:

@@ -196,7 +196,7 @@ class Survey(Part):
                 yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
-        """Convert the answer to the entries of a ConfigRecord: name of a part -> JSON text.
+        """Convert the answer to the entries of a ConfigRecord: name of a part -> JSON string.
 
         In the names '-' replaces '_'. A part that the site withholds (None) is left out. Suppressed
         counts within a part become null.
@@ -213,7 +213,7 @@ class Survey(Part):
         """Build the answer from the entries of a ConfigRecord.
 
         Args:
-            config: key -> JSON text for each part that the site did not withhold.
+            config: key -> JSON string for each part that the site did not withhold.
 
         Raises:
             ValueError, RecursionError: the entries are not a valid answer to a survey, perhaps

@@ -60,7 +60,8 @@ def hospital_address(host: str | None) -> str:
         name, _, port = host.rpartition(":")
     if not _HOST.fullmatch(name) or not port.isdecimal() or not 0 < int(port) < 65536:
         raise SettingError(
-            f"--host must be a name or an address, with or without :PORT, but is '{name}'"
+            "--host must be a name or an address, with or without a :PORT of at most 65535, but is "
+            f"'{host}'"
         )
     return f"{name}:{port}"
 
@@ -117,8 +118,8 @@ def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
 def refuse_other_silos(deployment: Deployment, experiment: str, options: DeploymentOptions) -> None:
     """Check that the silos of ``experiment`` are the sites of the existing deployment.
 
-    Nothing is checked if the option ``site`` names the sites, or if the server has an address, the
-    deployment has no sites on this machine and ``sites`` is not given.
+    Nothing is checked if the option ``site`` names the sites. If ``sites`` is not given either,
+    nothing is checked for a deployment that has an address and no sites on this machine.
 
     Raises:
         SettingError: the experiment's silos are not the deployment's sites, or ``_silos`` refuses
@@ -140,11 +141,10 @@ def refuse_other_silos(deployment: Deployment, experiment: str, options: Deploym
 def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
     """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
 
-    Its sites are the ones named by the option ``site``. If none is named, they are the silos of
-    ``experiment``. If only ``host`` is given, without ``site`` and ``sites``, the deployment starts
-    without sites. By default sites use the CPU, trust the server, and use the folders in
-    $FEDSILO_DATA and $FEDSILO_CACHE. No file is written here; ``prepare`` writes the deployment's
-    files.
+    The option ``site`` names its sites. If none is named, the silos of ``experiment`` are its
+    sites. If only ``host`` is given, without ``site`` and ``sites``, the deployment starts without
+    sites. By default sites use the CPU, trust the server, and use the folders in $FEDSILO_DATA and
+    $FEDSILO_CACHE. No file is written here. ``prepare`` writes the deployment's files.
 
     Args:
         folder: the deployment's folder, an absolute path that need not exist.
@@ -357,9 +357,9 @@ def _start_missing(deployment: Deployment, say: Say) -> Deployment:
 
 
 def _find_silent_server(deployment: Deployment) -> list[str]:
-    """Return a list with the server's name if the server does not answer yet, else an empty list.
+    """List the server if it does not answer yet; the list is empty as soon as it answers.
 
-    ``wait_for`` calls it until the list is empty.
+    ``wait_for`` calls this function again and again, until the list is empty.
     """
     if is_healthy(deployment):
         return []

@@ -168,12 +168,18 @@ class Deployment:
         return [member for member in self.members if self.process(member)]
 
     def with_started(self, member: str, pid: int) -> Deployment:
-        """Record ``pid`` as the process of ``member``; write and return the changed deployment."""
+        """Return a copy of the deployment with ``pid`` as the process of ``member``, and write it.
+
+        The start time of the process is recorded too. The copy is written to deployment.json.
+        """
         started = Started(pid, psutil.Process(pid).create_time())
         return replace(self, started=self.started | {member: started}).write()
 
     def with_node(self, site: str, node: str) -> Deployment:
-        """Record ``node`` as the node id of ``site``; write and return the changed deployment."""
+        """Return a copy of the deployment with ``node`` as the node id of ``site``, and write it.
+
+        The copy is written to deployment.json.
+        """
         return replace(self, nodes=self.nodes | {site: node}).write()
 
     def without(self, site: str) -> Deployment:
@@ -347,7 +353,8 @@ def key_fingerprint(public_key: Path) -> str:
 def find_name_fault(sites: Sequence[str]) -> str:
     """Describe the first site name that is not allowed or is used twice.
 
-    Reserved names, such as "server", are not allowed. The text is empty if all names are valid.
+    Reserved names, such as "server", are not allowed. If all names are valid, the result is an
+    empty string.
     """
     for site in sites:
         fault = site_name_fault(site)
@@ -484,10 +491,10 @@ def open_locked(folder: Path) -> Iterator[Deployment]:
 
 
 def _find_altered(deployment: Deployment) -> str:
-    """Describe a site name that is not allowed, or a port that is missing or out of range.
+    """Describe the first site name that is not allowed, or port that is missing or out of range.
 
-    The text is empty if all names and ports are valid. Names are checked because paths and commands
-    contain them, so a name such as ``../x`` would lead out of the folder.
+    If all names and ports are valid, the result is an empty string. Names are checked because paths
+    and commands contain them, so a name such as ``../x`` would lead out of the folder.
     """
     fault = find_name_fault([*deployment.node_config.keys() | deployment.nodes.keys()])
     for member in ("http", "fleet", *deployment.node_config):

@@ -189,7 +189,10 @@ def print_command(command: Sequence[str], say: Say) -> None:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not blank, stripped, or "no output" if all lines are blank."""
+    """Return the last line that has any text, without surrounding spaces.
+
+    If no line has any, the result is "no output".
+    """
     for line in reversed(text.splitlines()):
         if line.strip():
             return line.strip()

@@ -48,8 +48,8 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 
     Raises:
         FedsiloError: a name is not allowed or already exists, the server does not answer, or
-            another command changes the deployment; in these cases nothing was written. Also raised
-            if a registration fails; the names before it are then registered.
+            another command changes the deployment. Nothing was written then. Also raised if a
+            registration fails. The hospitals named before are then registered, but have no kit.
     """
     with open_locked(folder) as deployment:
         # All names are checked before the first is registered, so after an error none is registered
@@ -118,8 +118,8 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 def revoke(folder: Path, name: str, say: Say) -> None:
     """Exclude a hospital at once and permanently, and end its process if it runs on this machine.
 
-    The hospital's two registrations (at the SuperLink and in the registry) are removed, and so are
-    the server's copies of its kit and keys. A revoked name can be added again.
+    The hospital's registrations at the SuperLink and in the registry are removed. The server's
+    copies of its kit and keys are deleted. A revoked name can be added again.
 
     Raises:
         FedsiloError: ``name`` is not in the deployment, the server does not answer, or another
@@ -190,9 +190,9 @@ def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, 
 
 
 def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
-    """Write the registry, and a kit for each site in ``keys``; an older kit is replaced.
+    """Write the registry, then write a kit for each site in ``keys``.
 
-    ``keys`` maps each site to its private key.
+    ``keys`` maps each site to its private key. An older kit of a site is replaced.
 
     Returns:
         For each kit, its site, its path and its code, in the order of ``keys``.
@@ -222,10 +222,10 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
-    """Unregister a node at the SuperLink, unless the SuperLink no longer has it as registered.
+    """Unregister a node at the SuperLink, if the SuperLink still has it as registered.
 
-    An interrupted call may have unregistered the node already. The registry file is not changed.
-    ``say`` prints the command before it runs.
+    An interrupted call may have unregistered the node already, and then nothing is done. The
+    registry file is not changed. ``say`` prints the command before it runs.
 
     Raises:
         DeploymentError: a ``flwr`` command failed.

@@ -52,9 +52,9 @@ def status(folder: Path) -> list[MemberStatus]:
     process id nor a log.
 
     Returns:
-        One entry for each member: its name, process id (None if it does not run here), state
-        ("online" or "offline", but an empty string for the server), log, and for a site the times
-        of its connections, if the server's database has them.
+        One entry for each member. The process id is None if the process does not run here. The
+        state is "online" or "offline", but an empty string for the server. A site has the times of
+        its connections if the server's database has them.
 
     Raises:
         DeploymentError: the folder does not contain a deployment, or the server runs but does not

@@ -50,7 +50,7 @@ class HospitalOptions(RuleOptions, total=False):
 
 
 class ServiceOptions(TypedDict, total=False):
-    """The options of a service; those of the data are a hospital's."""
+    """The options of a systemd service. All except ``user`` are only for a hospital's service."""
 
     user: Annotated[str | None, "the user of the service (default: the owner of its folder)"]
     data_dir: Annotated[MaybePath, "the folder of the hospital's data"]

@@ -20,7 +20,9 @@ _WEIGHT = 4  # bytes of a float32
 def describe_run(
     settings: RunSettings, resources: Mapping[str, Value], engine: str
 ) -> Iterator[str]:
-    """Check a planned run as at its start, and yield lines about its plan, cost and files.
+    """Check a planned run as its start would, and yield lines about its plan, cost and files.
+
+    Nothing is run or written.
 
     Args:
         settings: the settings of the run.

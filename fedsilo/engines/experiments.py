@@ -274,7 +274,9 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; if its text has not changed since the last call, reuse the result.
+    """Open a simulation file.
+
+    If its text has not changed since the last call, the result of that call is returned.
 
     Raises:
         SettingError: the file is missing, is not valid YAML, or is not a mapping.
@@ -296,7 +298,7 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 
 
 def find_experiment(path: Path, name: str, plugins: Collection[str] = ()) -> Experiment:
-    """Return the experiment ``name``; other experiments of the file are not checked.
+    """Return the experiment ``name``. Other experiments of the file are not checked.
 
     If ``name`` is a method and the file has no experiment of that name, an experiment with the
     method's defaults is returned.
@@ -345,9 +347,10 @@ def declared_experiment(name: str, sources: RunSources) -> Experiment:
 
 
 def _override(under: Experiment, own: Experiment) -> Experiment:
-    """Return a copy of ``under`` with all fields that ``own`` states; a matrix is left out.
+    """Return a copy of ``under`` in which all fields that ``own`` states are replaced.
 
-    Settings, grid and resources are merged key by key; the keys of ``own`` win.
+    Settings, grid and resources are merged key by key, and the values of ``own`` override. A matrix
+    is left out.
     """
     update = own.stated_fields()
     update.pop("matrix", None)
@@ -357,7 +360,7 @@ def _override(under: Experiment, own: Experiment) -> Experiment:
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Read a section of a simulation file as ``cls``; a missing section gives the defaults.
+    """Read a section of a simulation file as ``cls``. If it is missing, ``cls`` has its defaults.
 
     Raises:
         SettingError: the section is not a mapping, or does not fit ``cls``.

@@ -97,7 +97,14 @@ class InlineGrid(Grid):
         return []
 
     def _train_together(self) -> None:
-        """Train the sites of the oldest 'machine.vectorised' training messages as one batch."""
+        """Train the sites of the oldest 'machine.vectorised' training messages as one batch.
+
+        The ids of these messages are noted in ``_trained``. Each site uses its result when it
+        answers.
+
+        Raises:
+            MemoryShortageError: the GPU, or the machine, has no memory for the batch.
+        """
         from fedsilo.engines.together import train_together
 
         batch: list[tuple[Message, Context]] = []
@@ -106,7 +113,14 @@ class InlineGrid(Grid):
             if message.metadata.message_type == TRAIN and len(batch) < self._together:
                 batch.append((message, self._contexts[message.metadata.dst_node_id]))
                 self._trained.add(message_id)
-        train_together(batch)
+        try:
+            train_together(batch)
+        except (MemoryError, RuntimeError) as error:
+            from fedsilo.client_app.training.memory import raise_memory_shortage
+
+            message, context = batch[0]
+            raise_memory_shortage(error, context.run_config, message, len(batch))
+            raise
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -118,7 +132,7 @@ class InlineGrid(Grid):
         return replies
 
     def answer(self, message: Message) -> Message:
-        """Let the ClientApp answer a message; an exception becomes an error reply."""
+        """Let the ClientApp answer a message. If it raises an exception, build an error reply."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
@@ -155,9 +169,9 @@ def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; return the run directory.
+    """Run ``settings`` over ``nodes`` simulated sites in this process.
 
-    Raises the errors of ``run``.
+    Returns the run directory. Raises the errors of ``run``.
     """
     from fedsilo.server_app.run.runner import run
 

@@ -80,7 +80,9 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
 
 
 def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Cell]:
-    """List one cell per combination of the matrix's values; the first placeholder varies slowest.
+    """List one cell for each combination of the matrix's values.
+
+    The value of the first placeholder changes least often, that of the last one from cell to cell.
 
     Raises:
         SettingError: the placeholders of name and matrix differ, or there are more than 1000 cells.
@@ -109,7 +111,7 @@ def has_placeholder(name: object) -> bool:
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:
-    """Replace each placeholder in a text by its value, as a text.
+    """Replace each placeholder in a string by its value.
 
     Raises:
         SettingError: a placeholder is not in ``values``.
@@ -124,10 +126,10 @@ def fill(text: str, values: Mapping[str, Value]) -> str:
 
 
 def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
-    """Replace the placeholders in all texts of a nested list or mapping; keys are not changed.
+    """Replace the placeholders in all strings of a nested list or mapping, but not in keys.
 
-    A text that is only a placeholder becomes the value itself, so a number stays a number. Numbers
-    and other values that are not texts are returned unchanged.
+    A string that is only a placeholder becomes the value itself, so a number stays a number. Values
+    that are not strings are returned unchanged.
 
     Raises:
         SettingError: a placeholder is not in ``values``.

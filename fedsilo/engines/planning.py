@@ -65,7 +65,7 @@ def plan_run(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Build only the settings of a run; unlike ``plan_run``, it needs no data on this machine.
+    """Build only the settings of a run. Unlike ``plan_run``, this needs no data on this machine.
 
     Raises:
         SettingError: a source cannot be read, or a setting is wrong.
@@ -203,9 +203,9 @@ def plan_resumed_run(
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server now if the run may use processes.
 
-    The server then loads PyTorch at the same time as this process. This happens with engine
-    "processes"; with "auto" only if the data are not a table, the run is not vectorised, and the
-    machine has more than one core.
+    The server then loads PyTorch at the same time as this process. With engine "processes", it is
+    always started. With "auto", it is started only if the data are not a table, the run is not
+    vectorised, and the machine has more than one core.
     """
     is_table = ".tables." in DATA_SETS.get(
         common.dataset, ""
@@ -256,8 +256,8 @@ def engine_for(
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
     """Explain why a run should use only this process, as the end of a sentence.
 
-    The text is empty if worker processes should be used. ``workers`` is the number of worker
-    processes that this machine allows.
+    If worker processes should be used, the result is an empty string. ``workers`` is the number of
+    worker processes that this machine allows.
     """
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"

@@ -247,7 +247,7 @@ def _answer_parcel(parcel: Parcel) -> Parcel:
 
 
 def start_fork_server() -> None:
-    """Start the fork server, the process that forks the workers, unless it runs already.
+    """Start the fork server, the process that forks the workers, if it does not run already.
 
     The fork server loads PyTorch in the background, and ignores Ctrl-C.
     """
@@ -262,7 +262,7 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid that runs simulated sites in worker processes; these are killed after the block.
+    """Yield a grid that runs simulated sites in worker processes. They are killed after the block.
 
     Raises:
         SettingError: the workers would not see the GPU that 'machine.device' asks for.

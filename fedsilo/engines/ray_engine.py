@@ -121,7 +121,7 @@ def run_with_ray(
 def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
-    """Start a SuperLink in simulation mode; after the block end all processes of the run.
+    """Start a SuperLink in simulation mode. After the block, end all processes of the run.
 
     Yields:
         The environment variables that ``flwr`` needs to find the SuperLink.
@@ -226,7 +226,7 @@ def stream(
     --verbose.
 
     Returns:
-        The app's last error line, or an empty text; and the exit code.
+        The app's last error line, or an empty string if there is none; and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(

@@ -142,11 +142,11 @@ def _train(sites: list[_Site]) -> None:
 def _take_steps(
     stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]
 ) -> tuple[Tensor, list[float]]:
-    """Take all steps of all sites; afterwards ``stack`` has each site's trained arrays.
+    """Take all steps of all sites. Afterwards ``stack`` has each site's trained arrays.
 
     Returns:
-        The mean loss of each step, (sites, steps), 0 for steps that a site does not take; and the
-        learning rate of each step.
+        The mean loss of each step, (sites, steps), which is 0 for steps that a site does not take;
+        and the learning rate of each step.
     """
     settings, compute = sites[0].session.sampling, sites[0].session.compute
     optimiser = _open_optimiser(stack, settings)
@@ -183,7 +183,8 @@ def _take_steps(
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
     """Build the run's optimiser over the stacked parameters.
 
-    It is fused if the settings say so, or if it is one of ``_FUSED`` without further arguments.
+    The fused form is used if the settings ask for it, or if the optimiser is one of ``_FUSED``
+    without further arguments.
     """
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form

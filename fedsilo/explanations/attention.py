@@ -100,10 +100,14 @@ def draw_sheet(
 
 
 def rollout_map(rollout: Tensor) -> SaliencyMap:
-    """Build a saliency map from an attention rollout (rows, columns) over patches, summing to 1.
+    """Build a saliency map from an attention rollout.
 
-    The map's ``place`` names the patch with the highest value, counted from 1. The map's ``floor``
-    is the smallest value, so patches with the smallest value are not coloured.
+    The map belongs to no class. Its ``place`` names the row and column, counted from 1, of the
+    patch with the highest value. Its ``floor`` is the smallest value, so patches with that value
+    are not coloured.
+
+    Args:
+        rollout: the attention to each patch, (rows, columns), which sums to 1.
     """
     rows, columns = rollout.shape
     # argmax counts patches row by row

@@ -77,9 +77,11 @@ class Panel:
     numbers: dict[str, float | None]  # the result of ``measure_separability``
 
     def lines(self) -> list[str]:
-        """Format the numbers as two lines: site accuracy and class AUC, or why one is missing.
+        """Format how well the embeddings predict a sample's site and class, as two lines.
 
-        If the sites have different models, a third line warns about this.
+        The first line has the accuracy for the site, next to the share of the largest site. The
+        second has the AUC for the class. If a number is missing, its line gives the reason. If the
+        sites have different models, a third line warns about this.
         """
         lines = ["site: too few samples or sites", "class: too few samples or classes"]
         accuracy, largest = self.numbers["site accuracy"], self.numbers["largest site"]
@@ -204,8 +206,9 @@ def gather(
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
     """Choose the rows of a site to embed, in ascending order: int64 (up to ``limit``,).
 
-    All ``count`` rows are chosen, or ``limit`` random rows if there are more than that; None means
-    no limit. The choice depends only on these arguments, so every run shows the same samples.
+    If ``limit`` is None or at least ``count``, all ``count`` rows are chosen. Otherwise ``limit``
+    rows are chosen at random. The choice depends only on these arguments, so every run shows the
+    same samples.
     """
     if limit is None or limit >= count:
         return torch.arange(count)

@@ -47,7 +47,7 @@ def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
     """Return the penultimate features (batch, c): the input of the head's last linear layer.
 
     If the head lacks a linear layer, or its last one has more than 2,048 inputs, the features are
-    the mean over the tokens instead. Dropout is off during the call and is restored afterwards; no
+    the mean over the tokens instead. Dropout is off during the call, and is restored afterwards. No
     random number is drawn. Gradients flow to ``tokens``.
 
     Args:

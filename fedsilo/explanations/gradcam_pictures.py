@@ -187,10 +187,10 @@ def gradcam_sheet(
 def _explain_rows(
     lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    """Explain each row by a Grad-CAM map; the title names the row and its true class.
+    """Explain each row by a Grad-CAM map, under a title with the row and its true class.
 
-    The map is of the class named ``wanted`` or, if ``wanted`` is None, of the row's predicted
-    class.
+    If ``wanted`` is None, the map is of the row's predicted class. Otherwise it is of the class
+    with that name.
 
     Raises:
         FedsiloError: the class is unknown, or a row is not in the split.

@@ -151,15 +151,16 @@ def explain_logits(
 ) -> ImageExplanation:
     """Build the explanation of an image from its map and the network's outputs.
 
-    The probabilities are the softmax of ``logits``, also for an evidential network. Without a
-    ``prior``, the beliefs are an empty list and the vacuity is None.
+    The probabilities are the softmax of ``logits``, also for an evidential network. The beliefs and
+    the vacuity are computed only with a ``prior``. Otherwise they are an empty list and None.
 
     Args:
         title: a name for the image.
         image: (channels, height, width), as the silo stores it.
         saliency: the map of the image.
         classes: the names of the classes.
-        logits: (1, classes), on the CPU. Those of an evidential network are log alpha.
+        logits: (1, classes), on the CPU. For an evidential network they are the logarithms of the
+            Dirichlet parameters alpha.
         prior: (classes,), the prior of an evidential network; None for other networks.
     """
     beliefs: list[float] = []
@@ -201,8 +202,8 @@ def _reduce(image: Tensor) -> Tensor:
     """Convert an image (channels, height, width) to float32 in [0, 1], with sides up to 512 pixels.
 
     8-bit images are divided by 255. Other images are scaled so that their 0.2 % quantile becomes 0
-    and their 99.8 % quantile becomes 1. A larger image is shrunk with its proportions unchanged; a
-    smaller one keeps its size.
+    and their 99.8 % quantile becomes 1. An image with a longer side is shrunk with its proportions
+    unchanged. A smaller image keeps its size.
     """
     pixels = image.float()
     if image.dtype == torch.uint8:

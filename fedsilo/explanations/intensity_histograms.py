@@ -164,9 +164,9 @@ def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
 def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
     """Choose up to 64 equal bins that cover the pixels of all sites: edges, float64 (bins + 1,).
 
-    ``step`` is the distance between two neighbouring pixel values; with 0, for continuous pixels,
-    there are always 64 bins. With a step, each bin has the same number of possible values, because
-    otherwise high and low bars would alternate.
+    ``step`` is the distance between two neighbouring pixel values. If it is 0, for continuous
+    pixels, there are always 64 bins. Otherwise each bin has the same number of possible values,
+    because high and low bars would else alternate.
 
     Raises:
         DataError: all images show only background.
@@ -217,7 +217,10 @@ def draw_histograms(measured: SiteHistograms) -> Figure:
 
 
 def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
-    """Draw a line per site; the lowest and highest 0.05 % of the pixels are outside the axis."""
+    """Draw a line per site into a panel.
+
+    The horizontal axis leaves out the lowest and the highest 0.05 % of the pixels.
+    """
     centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
     for site, density in histograms.densities.items():
         style = styles[site]
@@ -238,11 +241,11 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
 
 
 def _limit_axis(axes: Axes, drawn: Tensor) -> str:
-    """Limit the vertical axis if a few high peaks would flatten the rest; return a note.
+    """Limit the vertical axis if a few high peaks would flatten the rest, and return a note.
 
-    If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, as on film that
-    is almost black, the axis ends at 1.5 times that quantile. The note, for the title, says how
-    high the peaks are. It is empty if nothing is cut off, also if the quantile is 0.
+    If the highest of the densities ``drawn`` exceeds 2.5 times their 97 % quantile, the axis ends
+    at 1.5 times that quantile. This happens on film that is almost black. The note, for the title,
+    says how high the peaks are. If nothing is cut off, or if the quantile is 0, the note is empty.
     """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()

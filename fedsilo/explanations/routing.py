@@ -23,7 +23,7 @@ LISTED, DRAWN = 3, 30  # the number of features in a line of text, and in a pict
 
 @dataclass(frozen=True)
 class PatientExplanation:
-    """PICSR's routing of one patient; lists other than ``features`` are in the experts' order."""
+    """PICSR's routing of one patient. All lists except ``features`` are in the experts' order."""
 
     title: str  # names the patient, the true class if known, and the prediction
     experts: list[str]  # the name of the site that trained each expert

@@ -31,7 +31,7 @@ _SQUARES = 8  # the number of squares along each side
 def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
     """Build a saliency map from the Grad-CAM (rows, columns) of class number ``label``.
 
-    The map's ``place`` names the cell with the highest value, counted from 1; if all values are 0,
+    The map's ``place`` names the cell with the highest value, counted from 1. If all values are 0,
     it says that nothing speaks for the class.
     """
     name, (rows, columns) = classes[label], cam.shape
@@ -226,7 +226,7 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
 def _square_side(side: int) -> int:
     """Return the length of a square in pixels, at least 1, along an image side of ``side`` pixels.
 
-    Squares of this length cover the side with at most 8 squares; the last may be cut off.
+    At most 8 squares of this length cover the side. The last square may be cut off.
     """
     # Ceiling division, so that the squares cover the whole image
     return -(-side // min(_SQUARES, side))

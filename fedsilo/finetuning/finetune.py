@@ -126,13 +126,13 @@ def build_start(
     """Build the network for one training, on the study's device, with the weights of its start.
 
     The network is first initialised from ``seed``. Then the arrays of ``source`` that fit replace
-    its own. If the network cannot take the arrays of a run's ViT, it is trained here to predict
-    that ViT's tokens (distillation, ``study.distil_epochs`` epochs). For the same seed, networks of
-    different starting points differ only in the transferred arrays.
+    its own. If ``source`` is a run's ViT whose arrays the network cannot take, the network is
+    trained here to predict that ViT's tokens (distillation, ``study.distil_epochs`` epochs). For
+    the same seed, networks of different starting points differ only in the transferred arrays.
 
     Returns:
-        The network, and a report on the transferred weights; the report is None if ``source`` is
-        None, for a start from scratch.
+        The network, and a report on the transferred weights. For a start from scratch (``source``
+        is None), the report is None.
 
     Raises:
         SettingError: no array of the weights fits.

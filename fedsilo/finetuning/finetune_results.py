@@ -99,7 +99,7 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 
     The files are finetune.json, figures.csv (test metrics), curves.csv, and model.safetensors with
     the network of the first starting point's best seed by the validation headline metric. For
-    segmentation, overlays.png is written too; it shows ``images`` test images.
+    segmentation, overlays.png is written too, with ``images`` test images.
     """
     content = json.dumps(document(study, starts), indent=2, allow_nan=False)
     write_atomically(folder / "finetune.json", content + "\n")

@@ -54,9 +54,10 @@ def choose_network(
 ) -> str:
     """Choose the network to train, and return its name.
 
-    If ``wanted`` is given, that network is chosen. Otherwise the task's first network that accepts
-    the weights of the first source is chosen; without sources, the task's first network. The
-    weights of every source must fit the network, or be distilled into it.
+    If ``wanted`` is given, that network is chosen. If it is not given, but there are sources, the
+    task's first network that accepts the weights of the first source is chosen. Without sources,
+    the task's first network is chosen. The weights of every source must fit the network, or be
+    distilled into it.
 
     Args:
         task: 'classification' or 'segmentation'.
@@ -138,10 +139,9 @@ def build_settings(
 ) -> CommonSettings:
     """Build the settings of data, network and training, and check them.
 
-    Settings come from these sources, each overriding the ones before: the defaults; the settings
-    inherited from the first run (``_inherited_values``); our recipe; the user's ``changes``. If
-    there would be no validation images, one of 5 folds of the training images is used for
-    validation.
+    Later sources override earlier ones: the defaults, the settings inherited from the first run
+    (``_inherited_values``), our recipe, the user's ``changes``. If there would be no validation
+    images, one of 5 folds of the training images is used for validation.
 
     Args:
         task: 'classification' or 'segmentation'.
@@ -198,9 +198,9 @@ def _inherited_values(
 ) -> dict[str, Value]:
     """Return the settings that fine-tuning inherits from a run, key -> value.
 
-    If ``dataset`` is the run's data set, the settings ``of_data`` are inherited; otherwise only the
-    locations of files. The settings of the network are inherited too if ``network`` can copy the
-    run's arrays.
+    If ``dataset`` is the run's data set, the settings ``of_data`` are inherited. If it is another
+    one, only the locations of files are. The settings of the network are inherited too if
+    ``network`` can copy the run's arrays.
     """
     values = as_mapping(run_model.common)
     inherited = frozenset(_FILES)
@@ -253,9 +253,9 @@ def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
 def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
     """Return the keys of the settings that concern the data.
 
-    These are 'dataset', the keys of files and splits, the data set's own keys, and the keys that
-    ``partition`` reads. For segmentation the keys of partitions are left out, because masks belong
-    to the data set's own sites. They are not left out if the data set has the key 'split.silos'.
+    The keys are 'dataset', the keys of files and splits, the data set's own keys, and the keys that
+    ``partition`` reads. For segmentation, if the data set does not have the key 'split.silos', the
+    keys of partitions are left out, because masks belong to the data set's own sites.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -264,9 +264,9 @@ def _data_keys(dataset: str, partition: str, task: str) -> frozenset[str]:
 
 
 def used_settings(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that have an effect on fine-tuning, key -> value.
+    """Return the settings of data, network and training, key -> value.
 
-    These are the settings of the data, the network and the training.
+    All other settings have no effect on fine-tuning.
     """
     of_data = _data_keys(settings.dataset, settings.partition, CLASSIFICATION)
     return _select(as_mapping(settings), _OF_NETWORK | _OF_TRAINING | of_data)

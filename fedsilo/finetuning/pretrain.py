@@ -161,7 +161,10 @@ def backbone_file(common: CommonSettings) -> Path:
 
 
 class _Trainer:
-    """Trains a ViT with a linear head on the public images, one in ten of which is held out."""
+    """Trains a ViT with a linear head on public images.
+
+    One in ten of the images is held out, to measure accuracy.
+    """
 
     def __init__(
         self, public: Split, classes: int, common: CommonSettings, recipe: Pretraining
@@ -298,11 +301,11 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Augment 8-bit images (n, 3, side, side) at random; the shape and the type stay the same.
+    """Augment 8-bit images (n, 3, side, side) at random. The shape and the type stay the same.
 
     Lesions do not have an upright position, so each image is turned by a random multiple of 90
     degrees and mirrored with probability 0.5. Then a random square of 60 to 100 % of the area is
-    cut out and resized to the full side, and brightness and contrast change by up to 20 % each.
+    cut out and resized to the full side. Last, brightness and contrast change by up to 20 % each.
     Seven random numbers are drawn from ``generator`` for each image.
     """
     from torchvision.transforms.v2 import functional as change

@@ -57,7 +57,7 @@ class Pooled:
 def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
     """Return the names of the sites to fine-tune on, in the order of the data set.
 
-    These are the sites in ``wanted``, or all sites if ``wanted`` is empty.
+    If ``wanted`` is empty, these are all sites of the data set.
 
     Raises:
         SettingError: the data set is a table, or a wanted site is unknown.
@@ -91,10 +91,12 @@ def read_labelled_images(settings: CommonSettings, sites: Sequence[str]) -> Pool
 def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     """Read the images of the sites with their masks, and pool them.
 
+    Test masks may all be empty.
+
     Raises:
-        DataError: a split is empty at all sites; all training masks or all validation masks are
-            empty; masks differ in size from their images, or have a value above 1; or the sites'
-            images have different sizes. Test masks may all be empty.
+        DataError: a split is empty at all sites, or all its training or validation masks are empty.
+            Also raised if masks differ in size from their images or have a value above 1, or if the
+            sites' images have different sizes.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -122,7 +124,7 @@ def read_masked_images(settings: CommonSettings, sites: Sequence[str]) -> Pooled
 
 
 def _mask_fault(split: Split) -> str:
-    """Explain why a split's masks do not fit its images; "" if the masks fit.
+    """Explain why a split's masks do not fit its images. If they fit, the result is "".
 
     For images (n, c, h, w), the masks must be (n, h, w), and their values at most 1.
     """
@@ -141,9 +143,10 @@ def _mask_fault(split: Split) -> str:
 
 
 def _pool_silos(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
-    """Concatenate each split over the silos, in order; the callers have checked that shapes agree.
+    """Concatenate each split over the silos, in order.
 
-    The shape and the classes are those of the first silo.
+    The callers have checked that the shapes agree. The shape and the classes are those of the first
+    silo.
 
     Raises:
         DataError: a split is empty at all silos.
@@ -203,8 +206,8 @@ class Downstream:
     ) -> dict[str, float]:
         """Measure ``accuracy``, ``loss`` and the other metrics of ``measure``, name -> value.
 
-        The result includes the metrics in ``shown``, but a metric that the split's labels do not
-        define is missing. Dropout is off unless 'train.mc-passes' is set.
+        The result includes the metrics in ``shown``. A metric that the split's labels do not define
+        is missing. Dropout is active only if 'train.mc-passes' is set.
         """
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
@@ -250,8 +253,9 @@ class Segmentation(Downstream):
     ) -> dict[str, float]:
         """Measure ``loss`` and the ``segmentation_metrics`` on a split, name -> value.
 
-        The loss is the training loss in eval mode, averaged over batches weighted by their number
-        of images. Metrics that the masks do not define are missing.
+        The network is put in eval mode. The loss is the training loss, averaged over batches that
+        are weighted by their number of images. Metrics that the masks do not define are missing.
+        ``settings`` are not used.
         """
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():

@@ -40,9 +40,9 @@ class TransferReport:
     def summary(self) -> str:
         """Format the report in one line.
 
-        It has the number of arrays that were copied with their share of the encoder's numbers, the
-        backbone, whether the head was copied, and up to three of the arrays that keep their initial
-        values.
+        The line has the number of arrays that were copied, and their share of the encoder's
+        numbers. Then it names the backbone if one was loaded, the head if it was copied, and up to
+        three of the arrays that keep their initial values.
         """
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
@@ -291,11 +291,16 @@ def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
 def build_run_vit(
     source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]
 ) -> PromptedViT:
-    """Build the ViT of a run with the run's weights, all frozen, on the CPU.
+    """Build a run's ViT on the CPU, with the run's weights. No parameter can be trained.
 
-    The network's settings are the run's; all other settings are ``settings``, those of fine-tuning.
-    Arrays that do not fit images of ``input_shape`` (channels, height, width) keep random values,
-    but position embeddings are resampled to fit.
+    The settings of the network are the run's, and all other settings are those of fine-tuning.
+    Position embeddings are resampled if the images have another size than in the run. Other arrays
+    that do not fit keep random values.
+
+    Args:
+        source: the run's model.
+        settings: the settings of fine-tuning.
+        input_shape: the shape of the images, (channels, height, width).
 
     Raises:
         SettingError: none of the encoder's arrays fits.

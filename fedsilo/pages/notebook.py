@@ -11,9 +11,9 @@ _MOST = 60  # largest number of rows, because a notebook stores every output in 
 
 
 def html_of_lines(lines: Iterable[Table | str]) -> str:
-    """Convert a command's lines for a terminal, tables and texts, to HTML.
+    """Convert a command's lines for a terminal (tables and strings) to HTML.
 
-    Every text is escaped, because names of sites, classes and files may come from somebody else.
+    Every string is escaped, because names of sites, classes and files may come from somebody else.
     For a table with more than 60 rows, a line states how many rows were left out.
     """
     parts = []

@@ -95,7 +95,7 @@ def is_number(cell: str) -> bool:
 
 @cache
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
-    """Build the Jinja environment of the templates in a package; later calls return the same one.
+    """Build the Jinja environment of the templates in a package. Later calls return the same one.
 
     ``html`` turns on the escaping of values. An undefined variable is an error.
     """
@@ -138,11 +138,11 @@ def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -
 
 
 def refuse_twice(paths: Sequence[Path], option: str) -> None:
-    """Check that no path is listed twice, because its file would be written twice.
+    """Check that all ``paths`` differ, so that no file is written twice.
 
     Raises:
-        SettingError: a path is listed twice. The message names ``option``, which can change the
-            path.
+        SettingError: a path is listed twice. The message names the path, and ``option``, the option
+            that can change it.
     """
     for path in paths:
         if paths.count(path) > 1:
@@ -154,7 +154,7 @@ BINARY = ("0 (no)", "1 (yes)")  # the groups of a number whose only edge is 0.5
 
 
 def share(value: float | None) -> str:
-    """Format a value, such as a share from 0 to 1, with three decimals; "n/a" for None."""
+    """Format a value, such as a share from 0 to 1, with three decimals. None becomes "n/a"."""
     if value is None:
         return NONE
     return f"{value:.3f}"

@@ -160,7 +160,7 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Draw points (x, y); points with the same title share a colour and a marker.
+    """Draw points (x, y). Points with the same title have the same colour and marker.
 
     Args:
         name: the picture's name, unique on its page.
@@ -303,12 +303,14 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """Convert a figure to the text of one ``svg`` element; equal figures give equal texts.
+    """Convert a figure to the text of one ``svg`` element. Equal figures give equal texts.
 
-    Text is kept as text rather than outlines, so that it can be searched and read aloud. All ids
-    begin with ``name``, which must be unique on the page, so that two pictures never share an id.
+    Words in the figure are kept as text rather than outlines, so that they can be searched and read
+    aloud. All ids begin with ``name``, which must be unique on the page, so that two pictures never
+    share an id.
     """
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     if plain != name:  # two names may become the same without their other characters
@@ -317,7 +319,8 @@ def svg_of(figure: Figure, name: str) -> str:
     # Without a salt, matplotlib would draw its ids at random
     options: Any = {"svg.hashsalt": name, "svg.fonttype": "none"}
     with matplotlib.rc_context(options), fonts_for(figure):
-        figure.savefig(text, format="svg", metadata=_NO_METADATA)
+        # 'savefig' would draw all of it twice
+        FigureCanvasSVG(figure).print_svg(text, metadata=_NO_METADATA)
     svg = text.getvalue()
     # Drop the XML declaration, and the style, which would apply to the whole page
     svg = _STYLE.sub("", svg[svg.index("<svg") :])

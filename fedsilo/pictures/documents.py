@@ -74,7 +74,9 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
 
 
 def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
-    """Draw a violin, a box and a cross for the mean per expert; without quantiles, only the means.
+    """Draw for each expert a violin, a box and a cross at the mean weight.
+
+    If too few samples gave quantiles, only the crosses are drawn, with a text that says so.
 
     Args:
         axes: the hospital's panel.
@@ -163,8 +165,8 @@ def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``cross.png``: for each metric a heat map of all hospitals' models at all hospitals.
 
-    A row is the training hospital, a column the testing hospital. Colours range from 0 to 1, or to
-    the largest value of a metric that may exceed 1. A cell without a value is empty.
+    A row is the training hospital, and a column is the testing hospital. Colours range from 0 to 1,
+    or to the largest value of a metric that may exceed 1. A cell without a value is empty.
 
     Returns:
         File name -> figure.
@@ -253,14 +255,16 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
-    """Lay out the columns of the classes' maps, with classes in numeric order.
+    """Give each class a block of neighbouring columns, in the numeric order of the classes.
+
+    A block has as many columns as the largest number of maps that any site has for the class.
 
     Args:
-        sites: site -> class number (text) -> maps.
+        sites: site -> class number (a string, as in JSON) -> the site's maps of the class.
 
     Returns:
-        Class -> the first column of its block, and the total number of columns. A block is as wide
-        as the largest number of maps that any site has for the class.
+        A pair: class number (a string) -> the first column of its block, counted from 0; and the
+        number of all columns.
     """
     widths: dict[str, int] = {}
     for maps in sites.values():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.errors import SettingError
 from fedsilo.pictures.panel_grids import panel_grid
+from fedsilo.pictures.picture_files import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,7 +18,10 @@ Effect = Callable[[float, float], tuple[float, float, float]]
 
 
 def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: Path) -> None:
-    """Draw a panel per column: hospitals, fixed and random effects, and the pooled regression.
+    """Draw a forest plot with a panel for each coefficient, and write it to the file ``path``.
+
+    A panel has a row for each hospital's own effect, for the fixed and the random effects (if they
+    were computed), and for the pooled regression.
 
     Args:
         document: the content of ``fit.json``.
@@ -26,7 +30,8 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
         path: the picture's file.
 
     Raises:
-        SettingError: the run has no hospital's own regression.
+        SettingError: the run has no hospital's own regression, or ``path`` does not end with .png,
+            .svg or .pdf.
     """
     rows = [row for row in document.get("heterogeneity", []) if row["sites"]]
     if not rows:
@@ -44,7 +49,7 @@ def draw_forest(document: Mapping[str, Any], effect: Effect, ratio: str, path: P
             _use_log_axis(axes)
         else:
             axes.axvline(0.0, color="0.6", linewidth=0.8, zorder=0)
-    figure.savefig(path, dpi=150)
+    write_picture(path, figure)
 
 
 def _draw_column(

@@ -40,8 +40,8 @@ def draw_lines(
 ) -> None:
     """Draw one line per name over rounds.
 
-    If there are more than 20 lines, only their spread and the five worst lines (by their last
-    value) are drawn, and the panel gets its own legend.
+    If there are more than 20 lines, only their spread and the five worst lines are drawn, by their
+    last value. The panel then gets its own legend.
 
     Args:
         axes: the panel.
@@ -169,11 +169,12 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
 def draw_curves(directory: RunDirectory) -> list[Path]:
     """Draw ``curves.png``: test metrics over rounds, or validation metrics if none were tested.
 
-    If sites sent updates, ``contributions.png`` shows each site's update in each round.
+    If sites sent updates, ``contributions.png`` is drawn too, with each site's update in each
+    round.
 
     Returns:
-        The paths of the pictures; [] (and no picture) if the run has none of the metrics in
-        its task's ``curves``.
+        The paths of the pictures. If the run has none of the metrics in its task's ``curves``, the
+        list is empty and nothing is drawn.
 
     Raises:
         RunDirectoryError: the run has not ended.

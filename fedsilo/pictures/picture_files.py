@@ -82,7 +82,7 @@ def write_for_screen_and_paper(path: Path, figure: Figure) -> list[Path]:
 
 
 def _make_canvas(kind: str, figure: Figure) -> Any:
-    """Build matplotlib's canvas for 'png', 'svg' or 'pdf'; only its module is imported."""
+    """Build matplotlib's canvas for 'png', 'svg' or 'pdf'. Only the canvas's module is imported."""
     if kind == "svg":
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 

@@ -87,7 +87,10 @@ def _group_edges(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]
 def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
-    """Draw one line per label over rounds into a panel; ``lines`` has round (text) -> value."""
+    """Draw one line per label over rounds into a panel.
+
+    ``lines`` maps each label to round (a string, as in JSON) -> value.
+    """
     for label, series in lines.items():
         value_of = {int(round_): value for round_, value in series.items()}
         rounds = sorted(value_of)
@@ -101,8 +104,8 @@ def _draw_lines(
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw silos on a circle, and a line per edge; a line without an arrowhead goes both ways.
 
-    Unless all weights are equal, they decide the lines' width. They are also written on the lines
-    if there are at most 16.
+    If the weights of the edges differ, they decide the width of the lines. If there are also at
+    most 16 lines, the weights are written on the lines.
     """
     points = _place_silos(document)
     lines = _merge_edges(document["edges"])
@@ -218,7 +221,11 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
 
 
 def _align_name(x: float) -> str:
-    """Return matplotlib's alignment for a name at ``x``, so that it is outside the circle."""
+    """Return matplotlib's horizontal alignment for a name at ``x``, so that it is off the circle.
+
+    At the right of the circle, the name begins at ``x`` ("left"). At the left, it ends at ``x``
+    ("right"). Within 0.2 of the circle's middle, it is centred ("center").
+    """
     if abs(x) < 0.2:
         return "center"
     if x > 0:
@@ -227,9 +234,10 @@ def _align_name(x: float) -> str:
 
 
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
-    """Build the graph's title: kind, number of links, and the weights, unless the lines show them.
+    """Build the graph's title: the kind of topology, the number of links, and their weights.
 
-    If all weights are equal, the title has this weight; otherwise their range.
+    If all weights are equal, the title has this weight. If they differ and there are at most 16, it
+    says that they are on the lines. Otherwise it has the range of the weights.
     """
     low, high = min(weights), max(weights)
     kind = "weight"
@@ -245,9 +253,9 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 
 
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw a bar of seconds per round for each topology; the run's own topology is orange.
+    """Draw a bar of seconds per round for each topology. The run's own topology is orange.
 
-    If no cycle times were measured, a text says so.
+    If no cycle times were measured, only a text that says so is drawn.
     """
     times = document["cycle-times"]
     if not times:

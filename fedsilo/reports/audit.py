@@ -37,7 +37,7 @@ class Choice:
     until: datetime = _LAST
 
     def takes(self, line: Mapping[str, Any]) -> bool:
-        """Tell whether the line is one of those asked for."""
+        """Tell whether a line is about the chosen run and its time is in the chosen range."""
         if self.run and line["run"] != self.run:
             return False
         return self.since <= _time_of(line) <= self.until
@@ -96,7 +96,12 @@ class Audit:
         return table
 
     def _chain(self) -> Iterator[str]:
-        """Yield sentences about the chain: breaks, or the last check value to note elsewhere."""
+        """Yield sentences about the chain of the log's lines.
+
+        They name each break, torn lines, lines without a check value, and a missing beginning or
+        end of the log. If the chain has no break, the last one has the check value to keep
+        elsewhere.
+        """
         for text in self.breaks:
             yield f"CHAIN BROKEN: {text}"
         if self.torn:
@@ -118,7 +123,12 @@ class Audit:
             )
 
     def document(self) -> dict[str, Any]:
-        """Return the audit as JSON values: the chosen lines, and the facts about the chain."""
+        """Return the audit as values for JSON.
+
+        ``lines`` has the chosen lines. ``lines-in-log``, ``torn`` and ``without-check-value`` are
+        numbers of lines in the log. ``first-number``, ``last-number`` and ``last-check`` describe
+        the chain, and are None without one. ``breaks`` has the sentences about broken places.
+        """
         return {
             "lines": [dict(line) for line in self.chosen],
             "lines-in-log": self.count,
@@ -178,7 +188,7 @@ def _time_of(line: Mapping[str, Any]) -> datetime:
 
 
 def parse_moment(text: str, option: str, end_of_day: bool) -> datetime:
-    """Read a date, such as 2026-03-03, or a date and time; without a time zone it is UTC.
+    """Read a date, such as 2026-03-03, or a date and time. Without a time zone it is in UTC.
 
     Args:
         text: the date or time.

@@ -83,7 +83,12 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _head(run: Shown) -> dict[str, Any]:
-    """Build the variables of ``head.html``, with the patients for whom the page has no result."""
+    """Build the variables of ``head.html`` for the clinic's page.
+
+    The fact "without a result" is added to those of ``head_of``. At trust level ``server`` it has
+    the number of samples that each site left out. If results of a site are hidden, it names the
+    site.
+    """
     head = head_of(run)
     missing = []
     if run.trust == SERVER:
@@ -191,7 +196,10 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
-    """Build a site's table with a row per class; ``hidden`` tells whether a cell is "n/a"."""
+    """Build the template variables of a site's table: its caption and a row for each class.
+
+    ``hidden`` tells whether some cell is "n/a".
+    """
     rows = []
     is_hidden = False
     for outcome in by_class:

@@ -32,9 +32,9 @@ _NO_LIMITS = ("site", "audit_log")
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, the page for a data protection officer.
 
-    They are the run's sites, result and limit, the data flow, the bytes, metrics and arrays that
-    were sent, and the guarantee of differential privacy. ``log`` is a hospital's own audit log, or
-    None; its lines about the run are summarised.
+    The variables are the run's sites, result and limit, the data flow, the bytes, metrics and
+    arrays that were sent, and the guarantee of differential privacy. ``log`` is a hospital's own
+    audit log, whose lines about the run are summarised; None for no summary.
     """
     privacy = run.summary["privacy"]
     log_data = None
@@ -61,7 +61,7 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Build ``result`` and ``limit`` of ``head.html`` for a data protection officer.
 
-    Each is a sentence about messages, bytes and epsilon, not about accuracy.
+    Both are sentences about messages, bytes and epsilon, not about accuracy.
     """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
@@ -85,9 +85,10 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _limit(run: Shown, spent: str) -> str:
-    """Return a sentence on what epsilon does not bound; ``spent`` is empty without epsilon.
+    """Return a sentence on what epsilon does not bound.
 
-    The sentence depends on the level of trust, and on whether the sites were simulated.
+    ``spent`` is the spent epsilon as a string, which is empty without differential privacy. The
+    sentence depends on it, on the level of trust, and on whether the sites were simulated.
     """
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
@@ -166,7 +167,7 @@ def _bytes(run: Shown) -> dict[str, Any]:
 
 
 def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
-    """Format a number of sent bytes; ``hidden`` shows it only as an upper bound."""
+    """Format a number of sent bytes. If ``hidden`` is True, show it only as an upper bound."""
     text = bytes_text(number)
     if hidden:
         return _bound(run, text)
@@ -207,7 +208,8 @@ def _measurements(run: Shown) -> dict[str, Any]:
 def _arrays(run: Shown) -> list[list[str]] | None:
     """Build a row per kind of array in the final model: number of arrays, values, and bytes.
 
-    Values count as four bytes each. It is None if the run directory lacks a server's model.
+    Each value counts as four bytes. The result is None if the run directory has no model of the
+    server.
     """
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -229,7 +231,7 @@ def _arrays(run: Shown) -> list[list[str]] | None:
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     """Build the facts of a differential privacy guarantee, and the epsilon of each site.
 
-    It is None if the run does not give a guarantee.
+    The result is None if the run does not give a guarantee.
     """
     if guarantee == NO_PRIVACY:
         return None
@@ -247,7 +249,7 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of ``dpo.html`` for a hospital's own site file.
 
-    They list what the hospital allows, and each limit with its value, origin and meaning.
+    The variables list what the hospital allows, and each limit with its value, origin and meaning.
     """
     lists = []
     for name in _LISTS:

@@ -61,7 +61,7 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
 def shortened(text: str) -> Iterator[str]:
     """Yield a text as sentences of at most 25 words, each with a capital letter and a full stop.
 
-    The text is cut at semicolons and full stops; a part that is still too long is cut by ``_cut``.
+    The text is cut at semicolons and full stops. If a part is still too long, ``_cut`` cuts it.
     """
     for part in _STOPS.split(text):
         if not part:
@@ -73,8 +73,9 @@ def shortened(text: str) -> Iterator[str]:
 def _cut(text: str) -> Iterator[str]:
     """Yield the parts of a sentence, each of at most 25 words.
 
-    A longer sentence is cut after the punctuation mark nearest to its middle, and so are its parts.
-    Marks within brackets do not count. Without a mark, the sentence is cut after 25 words.
+    A longer sentence is cut after the punctuation mark nearest to its middle. Its parts are cut in
+    the same way until they are short enough. Marks within brackets do not count. A sentence without
+    a mark is cut after 25 words.
     """
     words = text.split()
     if len(words) <= _WORDS:

@@ -47,9 +47,10 @@ class AuditLog:
 
 
 def read_audit_log(path: Path) -> AuditLog:
-    """Read a hospital's audit log; lines that are not valid JSON (cut short) are only counted.
+    """Read a hospital's audit log.
 
-    The chain of the lines is not checked here.
+    Lines that are not valid JSON, because they are cut short, are only counted. The chain of the
+    lines is not checked here.
 
     Raises:
         DataError: the file or its head cannot be read, a JSON line is not of an audit log, or no
@@ -103,7 +104,7 @@ def read_own_site_file(path: Path) -> SiteFile:
 
 
 def _text(path: Path, what: str) -> str:
-    """Read a UTF-8 file; ``what`` describes the file in errors.
+    """Read a file as UTF-8 text. ``what`` describes the file in errors.
 
     Raises:
         DataError: the file is missing, is not a regular file, or cannot be read as UTF-8.

@@ -52,7 +52,7 @@ def _categories(run: Shown) -> str:
 
 
 def _recipients(run: Shown) -> str:
-    """Describe who gets what a site sends; records of patients never leave."""
+    """Describe who receives the data that a site sends. Records of patients never leave."""
     server = "the server's operator gets what is listed under 'What left each site'"
     if run.trust == SUMS:
         server = "the server's operator gets sums over several hospitals only"
@@ -73,8 +73,8 @@ def _erasure() -> str:
 def _measures(run: Shown) -> str:
     """Describe the run's measures in one line.
 
-    They are the promise of the trust level, transport and log (or that the sites were simulated),
-    differential privacy, and a blank for organisational measures.
+    The measures are the promise of the trust level, transport and log (or that the sites were
+    simulated), differential privacy, and a blank for organisational measures.
     """
     parts = [f"trust level '{run.trust}': {run.summary['privacy']['trust']['promise']}"]
     if run.is_simulated:

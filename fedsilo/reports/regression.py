@@ -60,7 +60,7 @@ class Regression:
 
     @property
     def coefficients(self) -> list[dict[str, Any]]:
-        """A row per coefficient, as in ``fit.json``; an intercept comes first."""
+        """A row for each coefficient, as in ``fit.json``. An intercept, if any, comes first."""
         rows: list[dict[str, Any]] = self.document["coefficients"]
         return rows
 
@@ -128,9 +128,9 @@ class Regression:
     def _heterogeneity_cells(self) -> Iterator[list[str]]:
         """Yield a row for each coefficient that at least two hospitals have fitted on their own.
 
-        The cells are its name, the number of these hospitals, the fixed effect and the random
-        effects (each with its 95 % interval), I² in percent, and the p-value of Q. Nothing is
-        yielded if the fit has no comparison of hospitals.
+        The cells are the coefficient's name, the number of these hospitals, the fixed effect, the
+        random effects, I² in percent, and the p-value of Q. The effects have 95 % intervals. If the
+        fit has no comparison of hospitals, nothing is yielded.
         """
         for row in self.document.get("heterogeneity", []):
             if "fixed" not in row:
@@ -200,7 +200,7 @@ def format_effect(value: float) -> str:
 
 
 def format_p(p: float) -> str:
-    """Format a p value with three decimals; a smaller one as '<0.001'."""
+    """Format a p value with three decimals. A value below 0.001 becomes '<0.001'."""
     if p < 0.001:
         return "<0.001"
     return f"{p:.3f}"

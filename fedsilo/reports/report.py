@@ -31,7 +31,7 @@ def report(
     audit_log: Path | None = None,
     site_file: Path | None = None,
 ) -> str:
-    """Build the report of finished runs as HTML; the same runs always give the same text.
+    """Build the report of finished runs as HTML. The same runs always give the same HTML.
 
     Args:
         folders: run directories, or folders that contain run directories.
@@ -84,7 +84,7 @@ def _dpo_page(
 ) -> dict[str, Any]:
     """Build the variables of ``dpo.html``, with a section for each run.
 
-    The hospital's audit log and site file are read unless they are None.
+    If a path of the hospital's audit log or site file is given, that file is read.
     """
     log = own_file = None
     if audit_log:
@@ -98,7 +98,10 @@ def _dpo_page(
 
 
 def _prefix(run: Shown, runs: Sequence[Shown]) -> str:
-    """Return the text before a run's headings: its name, or nothing if it is the only run."""
+    """Return the text before a run's headings: its name and a colon.
+
+    If the run is the only one, the text is empty.
+    """
     if len(runs) == 1:
         return ""
     return f"{run.name}: "

@@ -215,7 +215,7 @@ def _threshold(run: Shown) -> str:
 
 
 def _without_value(run: Shown) -> str:
-    """Describe what is done with missing values: as a table's schema says, or nothing."""
+    """Describe what is done with missing values. For a table, its schema decides."""
     if isinstance(data_set(str(run.summary["dataset"])), TableDataSet):
         return "rows without a value are dropped, or cells imputed, as the schema says"
     return "images have no missing cells"
@@ -298,7 +298,10 @@ def describe_columns(run: Shown) -> tuple[str, str]:
 
 
 def _sizes(run: Shown) -> str:
-    """Describe the training and test samples over all sites, if the page may show them all."""
+    """Describe the number of training samples and of test samples over all sites.
+
+    If a site's number is hidden or unknown, the text says only that.
+    """
     parts = []
     for split, name in (("train", "training"), ("test", "test")):
         sizes: Sequence[int | None] = [known["sizes"].get(split) for known in run.silos.values()]

@@ -40,8 +40,8 @@ def research_data(runs: Runs) -> dict[str, Any]:
     """Build the template variables of ``research.html`` for one run, or several to compare.
 
     The variables are the settings, curves, final metrics, costs, failures, and a comparison if the
-    runs are of several experiments. The metrics are on test samples; if all runs lack these, on
-    validation samples.
+    runs are of several experiments. The metrics are on test samples. If no run has such metrics,
+    they are on validation samples.
     """
     first = runs[0]
     several = len(runs) > 1
@@ -234,8 +234,8 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Return experiment -> round -> mean of a metric over the experiment's runs.
 
-    Only sites that have the metric in every round of all runs on the same data set are averaged,
-    because a line would jump if a site were away.
+    The mean is over the sites that have the metric in every round of all runs on the same data set.
+    Otherwise a line would jump if a site were away.
     """
     values_of, measured = [], []
     for run in runs:
@@ -269,7 +269,7 @@ def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str,
 
 
 def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[str]:
-    """Return the sites that have a value in every round; none without rounds."""
+    """Return the sites that have a value in every round. Without rounds, the set is empty."""
     if not by_round:
         return set()
     return set.intersection(*map(set, by_round.values()))
@@ -310,8 +310,8 @@ def _cost(run: Shown) -> list[str]:
     """Build a run's row in the table of costs.
 
     The cells are the run's name, optimiser steps, samples, seconds of the run, seconds of work at
-    all sites, bytes down, bytes up, and the largest peak memory of a site. Steps, samples, work and
-    memory are "n/a" if they are 0, because sites that do not report them send 0.
+    all sites, bytes down, bytes up, and the largest peak memory of a site. If steps, samples, work
+    or memory is 0, its cell is "n/a", because sites that do not report these costs send 0.
     """
     summary = run.summary
     # Each reply has its steps and samples, or 0 from a site that does not report them

@@ -49,10 +49,11 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
         split: the split of the samples, ``test`` or ``val``.
 
     Returns:
-        The names of the data sets, the tests of each headline metric ("compared"), the unequal
-        budgets ("unequal"), a picture of the costs ("cost_picture", a list), and whether the runs
-        have one seed, the same seeds and the same split. If the runs are on several data sets, the
-        tests and the picture are empty lists.
+        A dictionary with the keys "data_sets" (the sorted names), "compared" (a comparison for each
+        headline metric), "cost_picture" (a list with at most one picture), "unequal" (a line for
+        each experiment with another budget), "one_seed" (no experiment has two seeds), "paired"
+        (all experiments have the same seeds) and "same_split" (all runs have the same split; None
+        if unknown). If the runs are on several data sets, "compared" and "cost_picture" are empty.
     """
     experiments = experiments_of(runs)
     most_seeds = max(map(len, experiments.values()))
@@ -76,7 +77,10 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 
 
 def _has_same_seeds(experiments: Mapping[str, Mapping[int, Any]]) -> bool:
-    """Tell whether every experiment has the same seeds; ``experiments`` is name -> seed -> any."""
+    """Tell whether every experiment has the same seeds.
+
+    ``experiments`` maps each experiment to a mapping whose keys are the seeds.
+    """
     seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
     return len(seeds) == 1
 
@@ -167,7 +171,8 @@ def _reason_for_no_test(tested: Tested) -> str:
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
     """Return the mean over seeds with its 95 % t interval, clipped to the metric's range.
 
-    The range is 0 to 1, without an upper limit for losses; a ``difference`` may also be negative.
+    The range is 0 to 1. For losses it has no upper limit. For a ``difference`` of two values, it
+    also has the negative values.
     """
     most = 1.0
     if metric in _UNBOUNDED:
@@ -181,7 +186,7 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
     """Draw the differences by seed for each pair of experiments with two or more common seeds.
 
-    At most 15 pairs are drawn; without a pair, the list is empty.
+    At most 15 pairs are drawn. If there is no such pair, the list is empty.
     """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):

@@ -194,7 +194,7 @@ def _unlike_columns(run: Shown) -> list[str]:
 
 
 def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:
-    """Format a site's counts as texts; a hidden count (None) is ``< 10`` if ``floor`` is 10."""
+    """Format a site's counts. A hidden count (None) becomes ``< 10`` if ``floor`` is 10."""
     return [hide_small_count(count, floor) for count in counts]
 
 
@@ -333,8 +333,8 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]], only:
     """Summarise the accuracy over the test samples of all sites together, with its interval.
 
     ``tested`` maps a site to its number of test samples and its accuracy. ``only`` is the single
-    site that the sentence is about, or None for all sites; then the sentence names how many of them
-    have an accuracy.
+    site that the sentence is about; None for all sites. If some of all sites have no accuracy, the
+    sentence says how many sites it covers.
     """
     samples = right = 0
     for n, accuracy in tested.values():
@@ -377,7 +377,7 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Return a phrase on the accuracy of always predicting the most frequent class of ``sites``.
 
-    The text is empty if label counts are hidden, noisy or not reported.
+    If label counts are hidden, noisy or not reported, the result is an empty string.
     """
     if run.trust == NOBODY:  # label counts have noise
         return ""

@@ -101,7 +101,7 @@ class FinishedRun(RunFiles):
         return run
 
     def chosen_sites(self, wanted: Sequence[str] = ()) -> list[str]:
-        """Return the ``wanted`` sites in the run's order; all sites if ``wanted`` is empty.
+        """Return the ``wanted`` sites in the run's order. If ``wanted`` is empty, return all sites.
 
         Raises:
             SettingError: a wanted site is not in the run.
@@ -110,7 +110,7 @@ class FinishedRun(RunFiles):
 
     @property
     def task(self) -> str:
-        """The name of the run's task; a run of classification does not name it in its files."""
+        """The name of the run's task. The files of a classification run do not name it."""
         return str(self.summary.get("task", CLASSIFICATION))
 
     def stratum_names(self, site: str = "") -> list[str]:
@@ -216,8 +216,8 @@ class FinishedRun(RunFiles):
     def shown(self, name: str = "", experiment: str = "") -> Shown:
         """Return a view of the run without the metrics and counts that no page may show.
 
-        The rules are in ``shown.py``. ``name`` and ``experiment`` replace the run's own names; an
-        empty text keeps the run's own name.
+        The rules are in ``shown.py``. ``name`` and ``experiment`` replace the run's own names. An
+        empty string keeps the run's own name.
         """
         view = FinishedRun(self.path, name or self.name, experiment or self.experiment, whole=self)
         # Filling the caches of the view's properties keeps it from reading the whole files again

@@ -96,7 +96,10 @@ class RunFiles:
 
     @cached_property
     def traffic_rows(self) -> list[Row]:
-        """The rows of ``traffic.csv``, as text; "0" for steps and samples that the file lacks."""
+        """The rows of ``traffic.csv``, as strings.
+
+        If the file has no steps or samples, they are "0".
+        """
         rows = RunDirectory(self.path).read_csv("traffic.csv")
         return [{"steps": "0", "samples": "0", **row} for row in rows]
 
@@ -130,12 +133,12 @@ class RunFiles:
 
 
 def metrics_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Build the table of ``metrics.csv`` from its rows of text; columns as in the file."""
+    """Build the table of ``metrics.csv`` from its rows of strings, with the file's columns."""
     return _typed_frame(rows, _METRIC_TYPES)
 
 
 def traffic_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Build the table of ``traffic.csv`` from its rows of text; columns as in the file."""
+    """Build the table of ``traffic.csv`` from its rows of strings, with the file's columns."""
     return _typed_frame(rows, _TRAFFIC_TYPES)
 
 
@@ -154,7 +157,7 @@ def sites_frame(silos: Document) -> pd.DataFrame:
 
 
 def _typed_frame(rows: Sequence[Row], types: dict[str, Any]) -> pd.DataFrame:
-    """Build a table from rows of text: ``types`` gives its columns and their types."""
+    """Build a table from rows of strings. ``types`` has its columns and their types."""
     import pandas as pd
 
     frame = pd.DataFrame(rows, columns=list(types))

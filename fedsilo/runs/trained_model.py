@@ -103,7 +103,7 @@ class TrainedModel:
         return data_set(self.common.dataset).pixel_standardisation(self.common)
 
     def module(self) -> ProbabilityModel:
-        """Return a module that maps raw samples to class probabilities, on the run's device.
+        """Return a module that maps raw samples to the task's predictions, on the run's device.
 
         Raw samples are as read from files, before standardisation. The module shares the network's
         weights and computes without dropout.
@@ -178,7 +178,7 @@ def open_at_first_site(
     ``open_at`` opens the model with the data of a site, or raises a DataError.
 
     Raises:
-        DataError: the data of all sites are missing; this is the error of the first site.
+        DataError: ``open_at`` raised one for every site. The error is that of the first site.
     """
     errors: list[DataError] = []
     for site in sites:

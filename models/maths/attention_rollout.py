@@ -8,16 +8,76 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Average an attention over its heads and drop the columns of the prompts.
+def attention_weights(q: Tensor, k: Tensor) -> Tensor:
+    """Compute the softmax of q k^T over the keys, (batch, heads, queries, keys) float32.
 
     Args:
-        attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
+        q: queries (batch, heads, queries, c), scaled already.
+        k: keys (batch, heads, keys, c).
+    """
+    # The softmax is computed in float32, because a rollout multiplies the attention of all layers,
+    # and with it their rounding errors
+    return (q @ k.transpose(-2, -1)).float().softmax(dim=-1)
+
+
+class _MeanAttention(torch.autograd.Function):
+    """The mean of ``attention_weights`` over the heads, which keeps only q and k for its gradient.
+
+    Autograd would keep the attention of each head, the largest tensor of a layer, in all layers at
+    once. Here the backward pass computes it again, one layer after the other.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor) -> Tensor:
+        """Return the mean over the heads, (batch, queries, keys) float32."""
+        ctx.save_for_backward(q, k)
+        return attention_weights(q, k).mean(dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients for q and k, in their type."""
+        q, k = ctx.saved_tensors
+        attention = attention_weights(q, k)
+        # A softmax s with gradient g has the gradient s (g - sum(s g)) for its scores
+        weighted = attention * (grads[0][:, None] / q.shape[1])
+        scores = weighted - attention * weighted.sum(dim=-1, keepdim=True)
+        scores = scores.to(q.dtype)
+        return scores @ k, scores.transpose(-2, -1) @ q
+
+
+def mean_attention(q: Tensor, k: Tensor) -> Tensor:
+    """Average the attention over its heads, (batch, queries, keys) float32, with little memory.
+
+    The attention is computed a second time in the backward pass instead of being kept. There is no
+    second derivative.
+
+    Args:
+        q: queries (batch, heads, queries, c), scaled already.
+        k: keys (batch, heads, keys, c).
+    """
+    mean: Tensor = _MeanAttention.apply(q, k)
+    return mean
+
+
+def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
+    """Average an attention (batch, heads, tokens, prefix + tokens) over its heads.
+
+    The columns of the prompts are then dropped by ``without_prefix``.
+    """
+    return without_prefix(attention.mean(dim=1), prefix, renormalise)
+
+
+def without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
+    """Drop the columns of the prompts from an attention that is averaged over its heads.
+
+    Args:
+        attention: (batch, tokens, prefix + tokens), whose rows sum to 1.
         prefix: the number of prompt keys, which are the first columns.
         renormalise: whether each row is scaled to sum to 1 again. If not, a row lacks the share of
             attention that the prompts took, so the maps give the prompts a gradient.
@@ -25,7 +85,7 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
     Returns:
         The mean attention between tokens, (batch, tokens, tokens).
     """
-    kept = attention.mean(dim=1)[..., prefix:]
+    kept = attention[..., prefix:]
     if renormalise:
         kept = _normalise_rows(kept)
     return kept

@@ -57,8 +57,8 @@ class RiskSets:
     """The patients at risk at each distinct time.
 
     Attributes:
-        places: the place of each patient's time among the distinct times, (n,).
-        dying: the patients with an event, (events,).
+        places: the index of each patient's time among the distinct times, (n,).
+        dying: the indices of the patients with an event, (events,).
         deaths: the number of events at each distinct time, (times,).
     """
 
@@ -134,12 +134,12 @@ def cox_sums(x: Floats, follow_up: FollowUp, beta: Floats) -> CoxSums:
 def risks_and_residuals(x: Floats, follow_up: FollowUp, beta: Floats) -> tuple[Floats, Floats]:
     """Compute each patient's weight in the Hessian and martingale residual, (n,) each.
 
-    At each event, every patient at risk has a probability p of being the one with the event. It is
-    exp(x beta), divided by the sum of exp(x beta) over all patients at risk. A patient's weight is
-    the sum of p (1 - p) over all events at which the patient is at risk. The residual is 1 with an
-    event or 0 without, minus the sum of p over the same events. The sum over patients of residual
-    times columns is the gradient with Breslow's ties. Breslow's ties are used even if
-    ``follow_up.ties`` is different.
+    At each event, every patient at risk has a probability p of being the patient with the event: p
+    is exp(x beta) divided by the sum of exp(x beta) over all patients at risk. A patient's weight
+    is the sum of p (1 - p) over all events at which the patient is at risk. The residual is 1 with
+    an event or 0 without, minus the sum of p over the same events. Breslow's ties are used even if
+    ``follow_up.ties`` is different: the sum over patients of residual times columns is the gradient
+    with Breslow's ties.
 
     Args:
         x: the patients' columns, (n, k).

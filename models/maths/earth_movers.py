@@ -64,7 +64,7 @@ def transport_costs(u: Tensor, v: Tensor) -> Tensor:
     """Compute the cost of moving mass from u_p to v_q, c_pq = 1 - cosine, (batch, n, m) in 0..2.
 
     ``u`` are tokens (batch, n, c) and ``v`` tokens (batch, m, c). A zero token has cosine 0 with
-    every token, and so the cost 1.
+    every token, so its cost is 1.
     """
     unit_u = nn.functional.normalize(u, dim=-1)
     unit_v = nn.functional.normalize(v, dim=-1)

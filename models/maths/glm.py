@@ -187,7 +187,7 @@ def sums_at(family: Family, x: Floats, y: Outcomes, beta: Floats) -> GLMSums:
 def effective_patients(values: Floats) -> float:
     """Return the number of patients over which ``values`` (n,) are spread: (sum |v|)^2 / sum v^2.
 
-    It is n if all are equally large, 1 if only one is not 0, and 0 if all are 0.
+    The result is n if all values are equally large, 1 if only one is not 0, and 0 if all are 0.
     """
     squares = float(np.square(values).sum())
     if squares == 0:
@@ -198,9 +198,9 @@ def effective_patients(values: Floats) -> float:
 def start_from(family: Family, moments: Moments, size: int) -> Floats:
     """Return the coefficients from which Newton's method starts, (size,).
 
-    In logistic and Poisson models they are the coefficients of the model with only an intercept:
-    the intercept, at place 0, is the log odds of the mean outcome (logistic) or its logarithm
-    (Poisson), and all others are 0. In linear and Cox's models all coefficients are 0.
+    In logistic and Poisson models these are the coefficients of the model with only an intercept:
+    the intercept, which comes first, is the log odds of the mean outcome (logistic) or its
+    logarithm (Poisson), and all others are 0. In linear and Cox's models all coefficients are 0.
 
     The outcomes of a logistic model must differ, and the mean count of a Poisson model must be
     above 0. This is not checked here.
@@ -219,10 +219,11 @@ def start_from(family: Family, moments: Moments, size: int) -> Floats:
 
 
 def find_redundant(hessian: Floats) -> list[int]:
-    """Return the places of the columns that the columns before them determine, in order.
+    """Return the indices of the columns that the columns before them determine, ascending.
 
-    A column is redundant if, weighted as in the Hessian, the others explain all but 1e-7 of its
-    sum of squares around the mean. A constant column is determined by the intercept, place 0.
+    A column is redundant if, weighted as in the Hessian, the columns before it explain all but 1e-7
+    of its sum of squares around the mean. A constant column is determined by the intercept, which
+    has index 0.
     """
     scale = np.sqrt(np.maximum(np.diag(hessian), 1e-300))
     left = hessian / np.outer(scale, scale)

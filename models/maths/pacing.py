@@ -70,7 +70,7 @@ def ends_epoch(round_: int, settings: CommonSettings) -> bool:
 def batch_of(samples: int, settings: CommonSettings) -> int:
     """Return the batch size at a site with ``samples`` training samples.
 
-    It is ``samples`` divided by 'train.epoch-steps' and rounded down, but at least 2.
+    The size is ``samples`` divided by 'train.epoch-steps' and rounded down, but at least 2.
     """
     return max(samples // settings.epoch_steps, _LEAST)
 

@@ -9,8 +9,8 @@ LARGE = 0.25  # the usual limit of PSI (Siddiqi, Credit Risk Scorecards, 2006)
 def population_stability_index(expected: Sequence[int], observed: Sequence[int]) -> float:
     """Compute the PSI between new and training samples: the sum of (a - e) ln(a / e) over cells.
 
-    It is 0 for equal shares. An empty cell counts as half a sample, because the PSI would otherwise
-    be infinite.
+    The PSI is 0 for equal shares. An empty cell counts as half a sample, because the PSI would
+    otherwise be infinite.
 
     Args:
         expected: training samples in each cell, whose shares are e.

@@ -272,12 +272,13 @@ def perturb_arrays(
     settings: FedAlignCLSettings,
     rng: torch.Generator | None,
 ) -> dict[str, Tensor]:
-    """Add Gaussian noise, Z of algorithm 1, to the arrays in ``names``; return all arrays.
+    """Return all arrays, with Gaussian noise (Z of algorithm 1) added to those in ``names``.
 
-    If 'noise-scale' is absolute, the noise has the variance 'noise-variance'. If it is relative,
-    the noise's standard deviation is 'noise-variance' times the array's standard deviation. Noisy
-    arrays are float32 on the CPU. A variance of 0 changes nothing. This is not differential
-    privacy: nothing is clipped, so the sensitivity is unbounded.
+    If 'noise-scale' is "absolute", the noise has the variance 'noise-variance'. If it is
+    "relative", the noise's standard deviation is 'noise-variance' times the array's standard
+    deviation. Arrays with noise are float32 on the CPU; all others are unchanged. If
+    'noise-variance' is 0, no array gets noise. This is not differential privacy: nothing is
+    clipped, so the sensitivity is unbounded.
 
     Args:
         arrays: the arrays by name; they are not changed.

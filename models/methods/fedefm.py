@@ -143,8 +143,8 @@ def multishot_loss(
 
     The loss is (1 - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2
     KL(expert j || network). EMD_j is the closeness of the expert's and the network's feature maps
-    over the batch, from 0 to 1, a constant unless 'emd-gradient' is true. Without experts only the
-    first term remains.
+    over the batch, from 0 to 1. EMD_j has a gradient only if 'emd-gradient' is true. Without
+    experts only the first term remains.
 
     Args:
         network: the silo's network, in training.
@@ -155,6 +155,10 @@ def multishot_loss(
 
     Returns:
         The loss, a scalar, and host -> EMD_j.
+
+    Raises:
+        SiteError: the feature maps differ in shape, or values are not finite.
+        SettingError: the maps are too large for the solver 'cvxpylayers'.
     """
     # Both maps come from eval mode. With the batch's own statistics in one of them, a model's
     # closeness to itself would be 0.72 instead of 1. The map is computed first, because the batch

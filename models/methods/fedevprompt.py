@@ -1,7 +1,7 @@
 """FedEvPrompt (Hendrix et al. 2024): evidential prompt tuning; sites share attention maps.
 
 Equations (arXiv:2411.10071):
-  (1) prefix prompts -> models.networks.prompted_vit.prefix_attention
+  (1) prefix prompts -> models.networks.prefix_attention.prefix_attention
   (2) total loss -> client_app.methods.fedevprompt.FedEvPromptSite.train
   (3) prior by class counts -> models.maths.dirichlet.skewed_prior
   (4) evidential loss -> models.maths.dirichlet.evidential_loss

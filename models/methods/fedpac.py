@@ -65,13 +65,13 @@ def variance_of(shares: Any, means: Any, squares: Any, samples: int) -> float:
 
 
 def mixing_weights(place: int, features: Any, variances: Any) -> Any:
-    """Return the weights (sites,) of all classifiers in the mix of site number ``place``.
+    """Return the weights (sites,) of all sites' classifiers in the mix for one site.
 
-    They are at least 0, sum to 1, and minimise
+    The weights a_j are at least 0, sum to 1, and minimise
     sum_j a_j^2 v_j + |sum_j a_j (h_place - h_j)|^2 (eq. 8).
 
     Args:
-        place: the number of the site whose mix is asked for, from 0.
+        place: the index of the site that gets the mix.
         features: h_j, the sites' p(y) E[f | y] over all classes, (sites, classes * d) float64.
         variances: v_j of each site, (sites,).
     """

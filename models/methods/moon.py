@@ -65,7 +65,7 @@ def build_projection(seed: int, channels: int) -> Projection:
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
     """Compute the model-contrastive loss (eq. 3), a batch mean, from representations (batch, size).
 
-    It is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))), where s_g and s_p are the cosine
+    The loss is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))), where s_g and s_p are the cosine
     similarities of ``z`` with ``z_global`` and ``z_previous``, and T is the ``temperature``. ``z``
     comes from the network in training, ``z_global`` from the global network, and ``z_previous``
     from the site's network at the end of its last round.

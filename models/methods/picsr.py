@@ -88,7 +88,7 @@ class PICSRSettings(OwnSettings):
     def stage(self, finished: int) -> str:
         """Return the stage of the round after ``finished`` finished rounds.
 
-        It is ``WARMUP`` for the warm-up rounds, then ``EXPERTS`` for the expert rounds, then
+        The stage is ``WARMUP`` for the warm-up rounds, then ``EXPERTS`` for the expert rounds, then
         ``ROUTING_STAGE``.
         """
         if finished < self.warmup:

@@ -32,9 +32,9 @@ def build_classifier(
     """Build the network that the settings name, with initial weights drawn from the seed.
 
     The run's task decides the loss. If the task has a network of its own (``Task.network``), that
-    network is built instead of the one in the settings. A classifier is evidential if 'train.loss'
-    is 'evidential'. It is also evidential if 'train.loss' is 'auto', the network is a ViT and the
-    task has an evidential loss. If training is private per patient, group norm replaces batch norm.
+    network is built instead of the network in the settings. A classifier is evidential in two
+    cases: if 'train.loss' is 'evidential', or if it is 'auto', the network is a ViT and the task
+    has an evidential loss. If training is private per patient, group norm replaces batch norm.
 
     Args:
         settings: the run's common settings.

@@ -135,11 +135,12 @@ def _timm_module(name: str, shape: NetworkShape) -> nn.Module:
 def _refuse_batch_norms(name: str, module: nn.Module) -> None:
     """Check that group norm can replace every batch norm of a network.
 
-    Batch norm mixes the patients of a batch, which private training must not. Only ``BatchNorm1d``
-    and ``BatchNorm2d`` can be replaced.
+    Batch norm mixes the patients of a batch, which private training must not do. Group norm
+    replaces only layers whose class is exactly ``BatchNorm1d`` or ``BatchNorm2d``.
 
     Raises:
-        SettingError: the network has another batch norm, such as a 3-d one.
+        SettingError: the network has a batch norm of another class, such as ``BatchNorm3d`` or
+            ``SyncBatchNorm``. The error names the first such class.
     """
     usual = (nn.BatchNorm1d, nn.BatchNorm2d)
     for part in module.modules():

@@ -1,4 +1,4 @@
-"""A network with its preprocessing, from raw samples to class probabilities."""
+"""A network with its preprocessing, from raw samples to predictions."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ PixelStatistics = tuple[Tensor, Tensor]
 
 
 class ProbabilityModel(nn.Module):
-    """Computes class probabilities from raw samples, in one pass without dropout.
+    """Computes predictions from raw samples, in one pass without dropout.
 
     Args:
         network: the trained network, whose mode becomes eval.

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.models.maths.attention_rollout import head_mean_without_prefix, rollout
+from fedsilo.models.maths.attention_rollout import rollout, without_prefix
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.kinds import NetworkShape
+from fedsilo.models.networks.prefix_attention import fused_prefix_attention, prefix_attention
 from fedsilo.models.networks.site_network import FrozenPart, TokenClassifier
 
 # Uniform(-1, 1), as other prefixes start, would drown the keys of a trained ViT
@@ -47,50 +48,15 @@ class _FrozenBackbone(_Backbone, FrozenPart):
         return super().train(False)
 
 
-def prefix_attention(
-    layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """Attend with prefix prompts (eq. 1): MSA(h_Q, [p_K; h_K], [p_V; h_V]).
-
-    Args:
-        layer: timm's attention.
-        x: normalised tokens (batch, tokens, channels).
-        prompts: keys and values (2, length, channels), or None for plain attention.
-        weights: whether to return the attention. This is slower, because fused attention cannot be
-            used.
-
-    Returns:
-        New tokens (batch, tokens, channels), and the attention (batch, heads, tokens, length +
-        tokens) float32, or None without ``weights``.
-    """
-    batch, tokens, _ = x.shape
-    qkv = layer.qkv(x).reshape(batch, tokens, 3, layer.num_heads, layer.head_dim)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    q, k = layer.q_norm(q), layer.k_norm(k)
-    if prompts is not None:
-        # Prompts extend keys and values only. The sequence keeps its length, so every layer
-        # can have its own prompts, and the position embeddings still fit the grid of patches
-        heads = prompts.reshape(2, 1, -1, layer.num_heads, layer.head_dim).transpose(2, 3)
-        prefix = heads.expand(-1, batch, -1, -1, -1).to(k.dtype)
-        k, v = torch.cat([prefix[0], k], dim=2), torch.cat([prefix[1], v], dim=2)
-    attention = None
-    if weights:
-        # The softmax is computed in float32, because a rollout multiplies the attention of all
-        # layers, and with it their rounding errors
-        attention = ((q * layer.scale) @ k.transpose(-2, -1)).float().softmax(dim=-1)
-        mixed = attention.to(v.dtype) @ v
-    else:
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, scale=layer.scale)
-    # (batch, heads, tokens, head_dim): without the transpose heads and tokens would be mixed up
-    joined = layer.norm(mixed.transpose(1, 2).reshape(batch, tokens, -1))
-    if layer.gate is not None:
-        joined = joined * layer.gate(x).sigmoid()
-    projected: Tensor = layer.proj_drop(layer.proj(joined))
-    return projected, attention
-
-
 class PromptedViT(TokenClassifier):
-    """A ViT with prompts, and a linear head that reads the class token."""
+    """A ViT with prompts, and a linear head that reads the class token.
+
+    Attributes:
+        fuses_maps: whether maps come from ``fused_prefix_attention``, which rounds differently.
+            None, the default, means on a GPU only, so that results of a CPU keep their bits.
+    """
+
+    fuses_maps: bool | None = None
 
     def __init__(
         self,
@@ -211,15 +177,33 @@ class PromptedViT(TokenClassifier):
         for block, prompts in zip(vit.blocks, self._layer_prompts(), strict=True):
             if hidden is not None:
                 hidden.append(x)
-            mixed, attention = prefix_attention(block.attn, block.norm1(x), prompts, weights)
+            mixed, mean = self._attend(block, x, prompts, weights)
             x = x + block.drop_path1(block.ls1(mixed))
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-            if attention is not None:
+            if mean is not None:
                 length = 0
                 if prompts is not None:
                     length = prompts.shape[1]
-                attentions.append(head_mean_without_prefix(attention, length, renormalise))
+                attentions.append(without_prefix(mean, length, renormalise))
         return vit.norm(x), attentions
+
+    def _attend(
+        self, block: Any, x: Tensor, prompts: Tensor | None, weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return a block's attended tokens, and with ``weights`` its mean attention, else None.
+
+        The mean attention over the heads is (batch, tokens, length + tokens). ``fuses_maps``
+        decides how it is computed.
+        """
+        fuses = self.fuses_maps
+        if fuses is None:
+            fuses = x.device.type == "cuda"
+        if weights and fuses:
+            return fused_prefix_attention(block.attn, block.norm1(x), prompts)
+        mixed, attention = prefix_attention(block.attn, block.norm1(x), prompts, weights)
+        if attention is None:
+            return mixed, None
+        return mixed, attention.mean(dim=1)
 
     def _layer_prompts(self) -> list[Tensor | None]:
         """Return one entry per layer: prompts (2, length, channels), or None without prompts.
@@ -351,13 +335,17 @@ def build_prompted_vit(
 ) -> PromptedViT:
     """Build the prompted ViT with an uninitialised backbone, which ``load_backbone`` fills later.
 
-    The backbone is on the meta device, unless 'vit.backbone-weights' is 'random': then it gets
-    random weights here.
+    If 'vit.backbone-weights' is 'random', the backbone gets random weights here. Otherwise it is on
+    the meta device, which has shapes but no values.
 
     Args:
         settings: the run's settings.
         shape: the shape of the images and the number of classes.
         evidence: turns logits into evidence; None for cross-entropy.
+
+    Raises:
+        SettingError: the ViT cannot be built, does not fit the images, or has too few layers for
+            its prompts.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, shape), shape, settings, evidence)

@@ -81,6 +81,9 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
     """Load ResNet-22's weights into ``encoder``, a ``ResNet22``; see ``fill_vgg``.
 
     If ``content`` has the key 'model', the arrays are in the mapping under that key.
+
+    Raises:
+        SettingError: arrays are missing, are surplus, have another shape or are not finite.
     """
     _fill(encoder, content.get("model", content), where, _RESNET22)
 

@@ -151,8 +151,8 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
 def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
     """Build the paper's classifier: two layers with batch norm, ReLU and dropout, then logits.
 
-    For 256 channels the widths are 256-128-64-classes (table IV). For other channels the hidden
-    widths are in proportion, but at least 2.
+    For 256 channels the two hidden layers have 128 and 64 units (table IV). For another number of
+    channels the hidden layers are wider or narrower in proportion, but have at least 2 units.
     """
     layers: list[nn.Module] = []
     before = channels

@@ -4,7 +4,8 @@ Sites exchange the floating-point arrays of a network outside its frozen parts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +123,34 @@ def evidences(module: nn.Module) -> list[Evidence]:
 
 class FrozenPart(nn.Module):
     """Base of modules with pretrained weights that every site has and no site trains or sends."""
+
+
+@contextmanager
+def frozen_weights_in(module: nn.Module, kind: torch.dtype) -> Iterator[None]:
+    """Hold the weights of frozen linear layers and convolutions in ``kind`` while the block runs.
+
+    Under autocast to ``kind``, results are the same bits, because autocast would convert these
+    weights itself in each step. Outside autocast, such a layer fails in the block. Other frozen
+    arrays keep their type. Weights that are shared with another module are converted there too.
+
+    Args:
+        module: the network; only layers inside a ``FrozenPart`` are converted.
+        kind: the type of autocast, bfloat16 or float16.
+    """
+    converted: list[tuple[nn.Parameter, Tensor]] = []
+    for frozen in module.modules():
+        if not isinstance(frozen, FrozenPart):
+            continue
+        for layer in frozen.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                converted += [(weight, weight.data) for weight in layer.parameters(recurse=False)]
+    try:
+        for weight, exact in converted:
+            weight.data = exact.to(kind)
+        yield
+    finally:
+        for weight, exact in converted:
+            weight.data = exact
 
 
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:

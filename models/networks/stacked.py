@@ -81,8 +81,8 @@ class StackedNetwork:
         parameters and shorter moments, so the remaining sites step as before.
 
         Args:
-            sites: how many sites still train, at least 1 and at most as many as now. Sites are
-                ordered so that those with fewer steps come last.
+            sites: the number of sites that still train, at least 1 and at most as many as now.
+                Sites are ordered so that those with fewer steps come last.
             optimiser: the optimiser over all parameters of this network; it is changed in place.
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds

@@ -19,8 +19,6 @@ from fedsilo.models.privacy.secure_sum import SAMPLES, Quantisation
 Floats = npt.NDArray[np.float64]
 
 PARTS = 3
-# L2 norm of the first part that leaves room for the others, of norm 1/2 each, in a ball of norm 1
-LARGEST_NORM = 0.65
 _FAR = 0.2  # a distance from a whole number, in grids; rounding errors stay below 1/8
 
 
@@ -66,5 +64,5 @@ def join_sums(sums: Sequence[Floats], grid: float) -> Floats | None:
 
 
 def _magnification(values: Floats, grid: float) -> float:
-    """Return the factor by which a rest of at most half a grid gets a norm of at most 1/2."""
+    """Return the factor that gives numbers of at most half a grid each a norm of at most 1/2."""
     return 1 / (grid * math.sqrt(len(values)))

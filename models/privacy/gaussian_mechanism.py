@@ -72,8 +72,8 @@ def normals(
 def uniforms(count: int, rng: torch.Generator | None) -> Tensor:
     """Draw ``count`` uniform numbers in [0, 1), float64, on the CPU.
 
-    If ``rng`` is None, the random bits come from the operating system and cannot be repeated. They
-    are then multiples of 2^-53.
+    If ``rng`` is None, the numbers are multiples of 2^-53, made from random bits of the operating
+    system, which cannot be repeated.
     """
     if rng is not None:
         return torch.rand(count, generator=rng, dtype=torch.float64)

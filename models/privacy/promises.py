@@ -12,7 +12,8 @@ from fedsilo.core.tasks import TASKS
 def statistics_noise(common: CommonSettings) -> float:
     """Return the noise multiplier for class means, prototypes and measurements.
 
-    It is 'privacy.statistics-noise', or, if that setting is 0, 'privacy.noise-multiplier'.
+    If 'privacy.statistics-noise' is above 0, it is the result, otherwise
+    'privacy.noise-multiplier'.
     """
     return common.statistics_noise or common.noise_multiplier
 

@@ -42,7 +42,7 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
-        count: how many numbers.
+        count: the number of draws.
         source: None to draw random bits from the operating system, so that each whole number has
             exactly its probability under a rounded Gaussian. A generator is only for simulations:
             its numbers can be repeated, but only approximate this distribution.
@@ -58,7 +58,7 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
-        count: how many numbers; 0 gives an empty array.
+        count: the number of draws; 0 gives an empty array.
         random_bytes: a function of a number n that returns n random bytes.
     """
     found: list[_Whole] = []

@@ -116,7 +116,7 @@ def why_too_coarse(
     The limit is an expected error of 1 % of 'secure.clip-norm'.
 
     Args:
-        numbers: how many numbers an update has.
+        numbers: the number of elements of an update.
         levels: the quantisation.
         sites: the number of summed sites. With the default of 1, a site judges its own part.
         samples: the number of samples at all these sites together; 0 for B samples.

@@ -30,7 +30,7 @@ def summed_metrics(trains: bool, measured: Sequence[str], splits: Sequence[str])
             the split.
 
     Returns:
-        Names such as ``incoming.val.loss``, the training loss first; perhaps none.
+        Names such as ``incoming.val.loss``, the training loss first; may be empty.
     """
     names = []
     if trains and "train" in splits:
@@ -44,7 +44,7 @@ def summed_metrics(trains: bool, measured: Sequence[str], splits: Sequence[str])
 def split_of(name: str) -> str:
     """Return the split in a metric's name, such as 'val' for 'incoming.val.loss'.
 
-    The text is empty for a name without a split, such as 'steps'.
+    For a name without a split, such as 'steps', the result is ''.
     """
     return name.partition(".")[2].partition(".")[0]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Classification(Task):
     """One of several classes for each sample.
 
-    Labels are class numbers (n,) int64, predictions are class probabilities (n, classes).
+    Labels are class indices (n,) int64, predictions are class probabilities (n, classes).
     """
 
     name = CLASSIFICATION
@@ -93,14 +93,14 @@ class Classification(Task):
         return labels
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Tell whether all training samples are of one class."""
+        """Return a clause if all training samples are of one class; '' if they are not."""
         occurring = [count for count in counts if count]
         if len(occurring) == 1:
             return "all training samples are of one class"
         return ""
 
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
-        """Return whether labels with these counts by class can define a metric.
+        """Tell whether labels with these counts by class can define a metric.
 
         Balanced accuracy needs labels of at least two classes, AUC of all classes, and average
         precision a task with two classes and labels of both. Other metrics of classes are always
@@ -116,9 +116,9 @@ class Classification(Task):
         return metric in ("calibration-error", *self.always)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array is not a class number for each sample; '' if it is.
+        """Explain why an array does not have a class index for each sample; '' if it has.
 
-        Class numbers are integers (samples,), from 0 to the number of classes - 1.
+        Class indices are integers (samples,), from 0 to the number of classes - 1.
         """
         classes = len(names)
         has_form = labels.shape == (samples,) and labels.dtype.kind in "iu"
@@ -165,12 +165,20 @@ class Classification(Task):
         return bounded_parts(predictions, labels)
 
     def part_ranges(self, outputs: int) -> Mapping[str, float]:
-        """Return the ranges of metrics with noise: 1, 3 nats, or the logarithm of the classes."""
+        """Return the value that a part of 1 stands for, by metric.
+
+        The value is 1 for accuracy, 3 nats for the loss, and the logarithm of the number of classes
+        for entropy.
+        """
         from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND
 
         return {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(outputs)}
 
     def limits(self, outputs: int) -> Mapping[str, tuple[float, float]]:
-        """Return the bounds in a secure sum; entropy is at most the logarithm of the classes."""
+        """Return the least and the largest value in a secure sum, by metric.
+
+        Accuracy is at most 1, and entropy at most the logarithm of the number of classes. The loss
+        has the bounds of ``Task.limits``.
+        """
         entropy = (0.0, math.log(outputs))
         return {**super().limits(outputs), "accuracy": (0.0, 1.0), "entropy": entropy}

@@ -43,6 +43,7 @@ class MultiLabel(Task):
         "p.<finding>": "probability of the finding; these need not sum to 1",
         "truth": "the findings that are present, if they are known",
     }
+    output_meaning = "the probability of each finding; these need not sum to 1"
     report = "fedsilo.reports.tasks.multilabel"
     label_noun = "finding"
 
@@ -78,9 +79,10 @@ class MultiLabel(Task):
         return f"which are present: {', '.join(names)}"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the findings of at least 0.5 as "predicted", and ``p.<finding>`` for each.
+        """Return the columns "predicted" and, for each finding, its probability ``p.<finding>``.
 
-        "predicted" joins the findings by semicolons, and is empty if there are none.
+        "predicted" has the names of a sample's findings with a probability of at least 0.5, joined
+        by semicolons. It is empty if there are none.
         """
         columns: dict[str, list[Any]] = {"predicted": _present(predictions, names)}
         for name, probabilities in zip(names, predictions.T.tolist(), strict=True):
@@ -103,7 +105,7 @@ class MultiLabel(Task):
         return torch.zeros(sum(counts), outputs)
 
     def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
-        """Explain why an array is not 0 or 1 for each sample and finding; '' if it is."""
+        """Explain why an array does not have 0 or 1 for each sample and finding; '' if it has."""
         import numpy as np
 
         wanted = f"0 or 1 for each of {samples} samples and {len(names)} findings"

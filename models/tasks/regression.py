@@ -41,6 +41,8 @@ class Regression(Task):
         "predicted": "the predicted number, in the outcome's unit",
         "truth": "the outcome, if it is known",
     }
+    output_name = "outcome"
+    output_meaning = "the predicted number, in the outcome's unit"
     report = "fedsilo.reports.tasks.regression"
     losses: ClassVar = ("auto", "squared", "huber")
     label_noun = "outcome"

@@ -41,6 +41,7 @@ class Segmentation(Task):
     report = "fedsilo.reports.tasks.segmentation"
     losses: ClassVar = ("auto", "cross-entropy")
     label_type = "uint8"
+    output_meaning = "class probabilities of each pixel"
     label_noun = "mask"
     network = "fedsilo.models.networks.segmentation.pixel_classifier:build_pixel_classifier"
     why_not_private: ClassVar = (
@@ -119,10 +120,10 @@ class Segmentation(Task):
         return dominant_classes(labels)
 
     def odd_counts(self, counts: Sequence[int]) -> str:
-        """Return "all training masks are empty" if that is so, and an empty string otherwise.
+        """Return "all training masks are empty" if they are, and an empty string if they are not.
 
-        A site with only empty masks learns only the background. Unknown (empty) ``counts`` give an
-        empty string.
+        A site with only empty masks learns only the background. If ``counts`` is empty, because the
+        counts are unknown, the result is an empty string.
         """
         if counts and sum(counts) == counts[0]:
             return "all training masks are empty"

@@ -46,6 +46,8 @@ class Survival(Task):
         "event": "1 if the event happened at that time, 0 if the patient is censored",
     }
     report = "fedsilo.reports.tasks.survival"
+    output_name = "risk"
+    output_meaning = "the logarithm of the patient's hazard; only differences have a meaning"
     label_noun = "time to an event"
     why_not_private = "compares patients with each other, so one patient changes others' gradients"
 
@@ -116,7 +118,7 @@ class Survival(Task):
         return f"the time to the event '{', '.join(names)}'"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the log hazard as "risk"; the patient of a higher one has the event earlier."""
+        """Return one column: "risk", the log hazards; a higher risk means an earlier event."""
         return {"risk": predictions[:, 0].tolist()}
 
     def truth_columns(self, labels: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
@@ -124,7 +126,10 @@ class Survival(Task):
         return {"time": labels[:, 0].tolist(), "event": labels[:, 1].long().tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Return the smallest, median and largest risk."""
+        """Summarise the risks in a clause: the smallest, the largest and the median.
+
+        Without predictions the clause is "no risk".
+        """
         if not len(predictions):
             return "no risk"
         return f"risks {describe_range(predictions[:, 0])}"
@@ -134,7 +139,11 @@ class Survival(Task):
         return ["censored", *names]
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Return labels of time 1, censored for the first of two ``counts``, then with an event."""
+        """Return labels (n, 2) with time 1 for the declared number of patients.
+
+        The first of the two ``counts`` is the number of censored patients, who come first, and the
+        second is the number of patients with an event.
+        """
         import torch
 
         events = torch.repeat_interleave(torch.arange(2.0), torch.tensor(list(counts)))

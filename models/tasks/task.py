@@ -51,6 +51,7 @@ class Task(ABC):
             place for the number.
         answer_words: title -> meaning of the columns of ``answer_columns`` and ``truth_columns``,
             for the document next to a table of predictions; empty for those of classes.
+        output_name, output_meaning: the name of an exported program's outputs, and what they are.
         report: the module of ``fedsilo/reports`` with the task's parts of reports and model cards;
             empty for classification's.
         network: ``module:function`` that builds the network from the settings and the
@@ -76,6 +77,8 @@ class Task(ABC):
     progress: ClassVar[tuple[tuple[str, str], ...]] = ()
     report: ClassVar[str] = ""
     answer_words: ClassVar[Mapping[str, str]] = {}
+    output_name: ClassVar[str] = "probabilities"
+    output_meaning: ClassVar[str] = "class probabilities"
     network: ClassVar[str] = ""
     trains_stacked: ClassVar[bool] = False
     why_not_private: ClassVar[str | None] = None
@@ -85,7 +88,9 @@ class Task(ABC):
     scale: tuple[float, float] = (0.0, 1.0)
 
     def scaled_by(self, outcome: FeatureStatistics) -> Task:
-        """Return a copy of the task whose ``scale`` is that of a numeric outcome.
+        """Return a copy of the task with the mean and deviation of a numeric outcome in ``scale``.
+
+        This task is not changed.
 
         Args:
             outcome: the outcome's mean and standard deviation, (1,) each.
@@ -162,7 +167,7 @@ class Task(ABC):
         return ""
 
     def may_report(self, metric: str, counts: Sequence[int], outputs: int) -> bool:
-        """Return whether samples with these counts can define a metric.
+        """Tell whether samples with these counts can define a metric.
 
         The answer decides whether early stopping by the metric could ever act. The default does not
         look at the counts: it is True for the metrics in ``shown`` and ``always``.
@@ -229,12 +234,15 @@ class Task(ABC):
         return ", ".join(names)
 
     def stratum_names(self, names: Sequence[str]) -> list[str]:
-        """Return a name for each stratum, for people: each output's name, or only "samples".
+        """Return a name for each stratum, to be shown to people.
 
-        The result is ["samples"] if the task has a fixed number of strata.
+        A stratum is a group of samples that is counted by itself (``strata``). If the task has a
+        stratum for each output of the network, such as each class, the result is ``names`` as a
+        list. If the task has a fixed number of strata (see ``fedsilo/core/tasks.py``), the result
+        is ["samples"], which fits a single stratum; a task with several overrides this function.
 
         Args:
-            names: the names of the network's outputs.
+            names: the names of the network's outputs, such as the classes.
         """
         if not TASKS[self.name].strata:
             return list(names)
@@ -242,16 +250,18 @@ class Task(ABC):
 
     @abstractmethod
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
-        """Make labels without data: as many samples of each stratum as ``counts`` says.
+        """Make labels without data, with ``counts`` samples in the strata, in their order.
 
-        A hospital that declares its counts is checked with them before its data are opened.
+        These labels take the place of the data while a hospital that declares its counts is
+        checked, before its data are opened.
         """
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compute each sample's part in the metrics that leave with noise: metric -> (n,) in 0..1.
 
-        The default is an empty mapping, so a private run of the task measures nothing. A part must
-        be finite even if a prediction is not, because one sample would otherwise show in the sum.
+        The parts are summed over the samples of a split, and noise is added to the sums. The
+        default is an empty mapping, so a private run of the task measures nothing. A part must be
+        finite even if a prediction is not, because one sample would otherwise show in the sum.
 
         Args:
             predictions: (n, ...) float64 on the CPU.

@@ -50,8 +50,8 @@ def operator_terms(common: CommonSettings) -> Terms:
     """Read the operator's two files: the registry of sites, and the agreed weights of sites.
 
     $FEDSILO_SITE_REGISTRY names the registry, and 'run.site-weights' names the file of weights. A
-    '~' in these paths is expanded. If the variable or the setting is empty, that part of the
-    returned ``Terms`` is None.
+    '~' in these paths is expanded. If the variable is empty, ``registry`` of the returned ``Terms``
+    is None. If the setting is empty, ``weights`` is None. The other fields have their defaults.
 
     Raises:
         SettingError: a named file cannot be used.
@@ -81,7 +81,11 @@ def read_registry(path: Path) -> Registry:
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
-    """Read each site's key fingerprint from the registry file; raises as ``read_registry`` does."""
+    """Read each site's key fingerprint from the registry file: site -> fingerprint.
+
+    Raises:
+        SettingError: the registry cannot be used, as for ``read_registry``.
+    """
     return {site: entry.key for site, entry in _read_entries(path).items()}
 
 

@@ -117,7 +117,7 @@ def _free_container_memory() -> float:
     """Return the number of bytes of memory that this container may still use.
 
     Inactive page cache counts as free. The result is infinity if there is no limit, or if the limit
-    cannot be read. It is not limited to the machine's free memory.
+    cannot be read. It may exceed the machine's free memory.
     """
     try:
         limit = int((_CGROUP / "memory.max").read_text())

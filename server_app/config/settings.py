@@ -73,7 +73,7 @@ class RunSettings(Mapping[str, Value]):
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
-        """Return the settings that decide the result, by key; a resumed run must repeat them.
+        """Return the settings that decide the result, by key. A resumed run must have the same.
 
         The keys in ``CIRCUMSTANCES``, such as the run's name, are left out. A key in ``ADDED`` is
         left out if it has its default, because checkpoints of older runs lack it.
@@ -90,7 +90,7 @@ class RunSettings(Mapping[str, Value]):
         """Return the settings as the run config of ``flwr run``, with groups as nested tables.
 
         ``flwr run`` accepts only the keys in pyproject.toml. All other settings of a plugin's
-        method are therefore left out of their groups. They form one JSON text, full key -> value,
+        method are therefore left out of their groups. They form one JSON string, full key -> value,
         under 'plugin-settings' at the top level.
 
         Returns:
@@ -209,9 +209,10 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _possible_sites(common: CommonSettings) -> int | None:
-    """Return the largest number of sites of a run: those in 'server.sites', or else all silos.
+    """Return the largest number of sites that can take part in a run.
 
-    The result is None if only the hospitals know the number.
+    This is the number of names in 'server.sites'. If that setting is empty, it is the number of the
+    data set's silos, or None if only the hospitals know that number.
 
     Raises:
         SettingError: 'server.sites' is not valid, or names more sites than there are silos.
@@ -264,14 +265,15 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """Build and check the settings in a run directory, which an untrusted person may have written.
 
-    A plugin of the run is executed only if the reader trusts it: --plugin names it, this user has
-    run a file with identical content before, or it is installed. While plugins are loaded, the
-    working folder is not on the import path, because it may be the run directory itself. Former
-    keys become current keys, without a note in the log.
+    A plugin of the run is executed only if its SHA-256 is the recorded one, and if the reader
+    trusts it. The reader trusts a copy that --plugin names, code that this user has run before, and
+    an installed package that offers the plugin to fedsilo. While plugins are loaded, the working
+    folder is not on the import path, because it may be the run directory itself. Former keys become
+    current keys, without a note in the log.
 
     Raises:
         SettingError: a setting is invalid, settings contradict each other, or a plugin may not be
-            executed.
+            executed or does not import.
     """
     # Keys are renamed first, so that a plugin under a former key is not overlooked
     values = current_settings(values, quietly=True)
@@ -295,15 +297,16 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugin_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the defaults of the settings that a plugin's method declares, by full key.
+    """Return key -> default of a plugin method's own settings. A key begins with the group.
 
     Args:
         method: the name of the plugin.
-        known: key -> default for all of fedsilo's own settings.
+        known: key -> default for all of fedsilo's own settings, which show the groups in use.
 
     Raises:
-        SettingError: the method's group of settings has the name of one of fedsilo's groups or
-            methods. A settings class that is part of fedsilo may use such a name.
+        SettingError: no plugin has that name, or the ``group`` of its settings class is one of
+            fedsilo's groups or methods. If the plugin uses a settings class of fedsilo, such a
+            group is allowed.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -347,8 +350,8 @@ def read_toml(path: Path) -> dict[str, Value]:
     """Read the settings of a TOML file, such as a run directory's config.toml, by key.
 
     The entries "format", "launch" and "environment" are left out. Former keys become current keys.
-    The log has a note about them, unless the file has the entry "format", as every config.toml has.
-    Keys that do not exist are returned too.
+    The log has a note about them only if the file lacks the entry "format", which every config.toml
+    has. Keys that do not exist are returned too.
 
     Raises:
         SettingError: the file is missing or larger than 1 MiB, is not valid TOML, gives a setting
@@ -452,12 +455,10 @@ def parse_pair(text: str) -> tuple[str, Any]:
     """Parse ``key=value`` into a key and a value, without checking the key.
 
     The value is read as TOML. If it is not valid TOML, or if it is a date or a time, it is taken as
-    a string.
-
-    An empty value is an empty string.
+    a string. An empty value is an empty string.
 
     Raises:
-        SettingError: there is no '=', the key is empty, or the text holds more than one pair.
+        SettingError: there is no '=', the key is empty, or there is more than one pair.
     """
     key, equals, raw = text.partition("=")
     try:

@@ -103,25 +103,29 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
 def approve_plugins(
     values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
 ) -> dict[str, Value]:
-    """Return ``values`` with 'plugin' reduced to the files that may be executed.
+    """Check that each plugin in use may be executed, and reduce 'plugin' to files that may be.
 
-    Installed modules are imported here, right after their digest has been checked, and are not
-    listed in the returned 'plugin'. A listed file that no setting uses is kept only if the reader
-    named it or has run the same bytes, because another plugin may import it.
+    A plugin in use must be trusted, and its SHA-256 must be the one in 'plugin-digests'. If it is
+    an installed module, it is imported here, right after this check, and is not listed in the
+    returned 'plugin'. If it is a file, it is listed there, but is not executed here.
+
+    A file in 'plugin' that no setting uses may be one that another plugin imports. It is listed,
+    before all others, if the reader named it or has run the same bytes. Otherwise it is left out,
+    and no error is raised.
 
     Args:
-        values: the settings, as a config.toml has them.
+        values: the settings, as a config.toml has them. They are not changed.
         used: the top-level modules of the plugins that the settings use.
-        needs_pins: whether every used plugin must have a digest in 'plugin-digests'. If False, a
-            trusted plugin without one is accepted.
+        needs_pins: whether every plugin in use must have a digest in 'plugin-digests'. If False, a
+            trusted plugin without a digest is accepted.
 
     Returns:
-        A copy of ``values`` in which 'plugin' is a list of files separated by commas; it is an
-        empty string if no file remains.
+        A copy of ``values`` whose 'plugin' has the paths of the files, separated by commas. It is
+        an empty string if there are none.
 
     Raises:
-        SettingError: a plugin that the settings use may not be executed. The message says how the
-            reader can trust it.
+        SettingError: a plugin in use is not trusted, cannot be read, is another version than the
+            recorded one, or does not import. The message says how the reader can trust it.
     """
     recorded = _group_by_module(str(values.get("plugin", "")))
     pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
@@ -182,7 +186,7 @@ def refuse_unknown_files(named: str, where: str) -> None:
 
 
 def _approve(module: str, recorded: str, pin: str) -> str:
-    """Check that this user trusts a plugin and that its SHA-256 is ``pin``; return its file's path.
+    """Check that this user trusts a plugin and that its SHA-256 is ``pin``, and return its file.
 
     The user trusts a plugin that ``--plugin`` names, and a plugin with this SHA-256 that the same
     user has run before. The user also trusts an installed module that a package offers to fedsilo.
@@ -194,9 +198,9 @@ def _approve(module: str, recorded: str, pin: str) -> str:
         pin: the plugin's SHA-256 in the run directory, or empty.
 
     Returns:
-        The plugin's entry for the setting 'plugin': the path of its file, which is the path that
-        ``--plugin`` names, or else ``recorded``. An installed module is imported here, and the
-        result is ''.
+        The plugin's entry for the setting 'plugin': the path of the file that ``--plugin`` names
+        or, if that option does not name the plugin, ``recorded``. An installed module is imported
+        here, and the result is an empty string.
 
     Raises:
         SettingError: the plugin is not trusted, cannot be read, or has another SHA-256.
@@ -266,7 +270,8 @@ def _is_remembered(module: str, digest: str) -> bool:
 def _digests_file() -> Path:
     """Return the path of this user's file of trusted plugins, which may be missing.
 
-    It is the path in the environment variable ``PLACE``, or else ~/.fedsilo/trusted-plugins.
+    $FEDSILO_TRUSTED_PLUGINS has the path. If it is empty or not set, the path is
+    ~/.fedsilo/trusted-plugins.
 
     Raises:
         RuntimeError: the user's home folder is unknown.
@@ -277,8 +282,9 @@ def _digests_file() -> Path:
 def _read_remembered() -> set[tuple[str, str]]:
     """Read the user's file of trusted plugins as a set of (module, SHA-256) pairs.
 
-    The set is empty if there is no file, or if the user's home folder is unknown. A line without
-    two blanks between digest and module is ignored.
+    Each line of the file has a digest, two spaces and a module. Lines of another form are ignored,
+    and only the first 10^7 characters are read. The set is empty if there is no file, or if the
+    user's home folder is unknown.
 
     Raises:
         SettingError: the file cannot be read, is a link or not a regular file, belongs to another

@@ -105,16 +105,17 @@ class CheckpointHook(Hook):
         return None
 
     def _refuse_other_settings(self, recorded: Mapping[str, Value], path: Path) -> None:
-        """Check that a checkpoint has the same settings as this run.
+        """Check that a checkpoint was written with this run's settings.
 
         Args:
             recorded: the settings in the checkpoint, by key.
             path: the checkpoint, for errors.
 
         Raises:
-            CheckpointError: the run used the removed setting 'wire-feedback' with
-                'server.wire-precision' bf16, or else a setting differs; then the message names both
-                values.
+            CheckpointError: a setting differs. The message has both values. The error is also
+                raised, with another message, if the checkpoint's run used the removed setting
+                'wire-feedback' with 'server.wire-precision' "bf16".
+            SettingError: another removed setting does not have its former default.
         """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""
@@ -188,7 +189,11 @@ class BestRound(Hook):
         self.unjudged: State | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Keep the first state, which is judged after the first round unless its round is 0."""
+        """Keep the state that the run starts from.
+
+        In a resumed run it has a round, and is judged when the next round ends. A state before
+        round 1 is not judged.
+        """
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:
@@ -206,8 +211,9 @@ class BestRound(Hook):
     def why_finished(self, state: State) -> str | None:
         """Return the reason to stop early, or None to continue.
 
-        Training stops once 'server.patience' (at least 1) measured rounds in a row have not
-        improved the metric. An equal value is not an improvement.
+        Training stops once as many measured rounds as 'server.patience' have passed since the best
+        round. An equal value does not make a round the best. The setting is at least 1, so no value
+        turns early stopping off.
         """
         if self.waited < self.common.patience:
             return None
@@ -257,9 +263,9 @@ class BestRound(Hook):
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the early-stopping metric's mean over sites, weighted by validation samples.
 
-        Sites that did not report the metric do not count. The result is NaN if no site with
-        validation samples reported it. If the values were securely summed, the mean that is stored
-        under the name "all" is returned.
+        If the metric was securely summed, its mean is stored under the name "all", and is returned
+        unchanged. Otherwise sites that did not report the metric do not count. The result is NaN if
+        no site with validation samples reported it.
 
         Args:
             values: site -> metric -> value.

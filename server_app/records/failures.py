@@ -30,7 +30,7 @@ class FailureLog:
         self.entries = read_failures(directory)
 
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append a failure to the file and to ``entries``, unless an equal entry is already there.
+        """Append a failure to the file and to ``entries``, if there is no equal entry yet.
 
         A resumed run repeats the interrupted round, so the same failure may come again. The line is
         synchronised to the disk.
@@ -40,7 +40,7 @@ class FailureLog:
             phase: the phase of the round, such as "train"; empty if the run itself failed.
             site: the site's name; empty if the run itself failed.
             code: the error's code.
-            cause: the reason; it is cut to one line of at most 1000 characters.
+            cause: the reason, which is cut to one line of at most 1000 characters.
 
         Raises:
             RunDirectoryError: the file cannot be written.

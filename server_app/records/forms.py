@@ -132,13 +132,18 @@ def _find_cell_fault(column: str, cell: str) -> str | None:
 
 
 def _is_possible(metric: str, value: float) -> bool:
-    """Return whether a metric can have this value.
+    """Return whether a metric in a run's file can have this value.
 
-    The name of the metric decides which values are possible. A metric in the unit of the outcome
-    must be from -10^15 to 10^15. Any other metric with a dot in its name, such as a metric per
-    class or per bin, must be from 0 to 10^15. A score that is at most 1 by definition, such as
-    accuracy, must be from -10^15 to 10^15, because noise may move it beyond 1. None of these
-    metrics can be NaN. Every other metric may have any value, including NaN and infinity.
+    The first rule that fits the metric's name decides:
+
+    - A metric whose name begins with ``outcome.`` must be from -10^15 to 10^15.
+    - Any other metric with a dot in its name, such as ``class.0.auc``, must be from 0 to 10^15.
+    - A score that is at most 1 by definition, such as accuracy, must be from -10^15 to 10^15,
+      because noise may move it beyond 1. A prefix ``trained-`` or ``own-``, and a site after
+      ``-from-``, do not matter.
+    - Every other metric may have any value, including NaN and infinity.
+
+    NaN is not possible under the first three rules.
     """
     # The limits exclude numbers that pages and plots could not show
     if metric.startswith(f"{OUTCOME}."):

@@ -18,12 +18,11 @@ _NAMED = 5  # largest number of sites that a sentence names
 
 
 def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
-    """Return metric -> the sites that lack it, for metrics that some of ``sites`` have.
+    """Return metric -> the sites that lack it, for metrics that only some of ``sites`` have.
 
-    Metrics of all sites are left out.
-
-    Rows of ``metrics`` for other names, such as "all", are ignored. Metrics are in the order in
-    which the sites have them, and sites in the order of ``sites``.
+    Metrics that every site has are left out. Rows of ``metrics`` for other names, such as "all",
+    are ignored. Metrics are in the order in which the sites have them, and sites in the order of
+    ``sites``.
     """
     known: dict[str, None] = {}
     for site in sites:  # not 'all', the only row of a run at trust 'sums'
@@ -39,14 +38,16 @@ def sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[
 def over_sites(summaries: Iterable[Summary], metric: str) -> str:
     """Describe the sites of a mean: "over sites", or "over 3 of 4 sites, without va".
 
+    A site is left out of the mean if the metric is missing at this site in any of the summaries. If
+    more than five sites are left out, they are counted but not named.
+
     Args:
-        summaries: the summaries of runs on one data set, each with ``lacking``, metric -> sites
-            without it, and ``site_count``, the number of all sites. A site is left out if any of
-            them lacks ``metric`` there. More than five left-out sites are counted, but not named.
+        summaries: the summaries of runs on one data set. Each has ``lacking`` (metric -> the sites
+            without it) and ``site_count`` (the number of all sites).
         metric: the metric's name.
 
     Returns:
-        The text; "over sites" if no site is left out, also without summaries.
+        The description. It is "over sites" if no site is left out, or if there are no summaries.
     """
     without: dict[str, None] = {}
     most_sites = 0
@@ -91,7 +92,7 @@ def find_hidden(
 ) -> dict[str, list[str]]:
     """Return metric -> the sites that have it but must not show it, for the ``chosen`` metrics.
 
-    ``shown`` is the part of ``metrics`` that may be shown. A metric that is hidden nowhere is left
+    ``shown`` is the part of ``metrics`` that may be shown. A metric that no site must hide is left
     out.
     """
     hidden: dict[str, list[str]] = {}

@@ -66,7 +66,10 @@ class PrivacyHook(Hook):
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store each site's reported epsilon, unless it is below the stored one."""
+        """Store each site's reported epsilon if it is above the stored one.
+
+        A reply without an epsilon counts as 0.
+        """
         for site, reply in replies.items():
             said = float(reply.metrics.get(DP_EPSILON, 0.0))
             self.spent_by[site] = max(said, self.spent(site))
@@ -74,8 +77,8 @@ class PrivacyHook(Hook):
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return the reason to end the run normally because a site's epsilon is spent, or None.
 
-        The result is None unless ``error`` is a TooFewSitesError, at least one site failed because
-        its epsilon is spent, and a round has finished. Before the first finished round, there is no
+        There is a reason if ``error`` is a TooFewSitesError, at least one site failed because its
+        epsilon is spent, and a round has finished. Before the first finished round, there is no
         model to keep, so the run fails with the error.
 
         Args:

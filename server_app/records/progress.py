@@ -121,23 +121,22 @@ def read_progress(folder: Path) -> Progress | None:
             was written by another version of fedsilo.
     """
     path = folder / FILE
-    # Reading a pipe would wait forever, and a link may lead to any file of the reader
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        fault = "is a link or not a regular file: restore the run's own file"
-    else:
-        try:
+    fault = "is a link or not a regular file: restore the run's own file"
+    try:
+        # Reading a pipe would wait forever, and a link may lead to any file of the reader
+        if not path.is_symlink() and (path.is_file() or not path.exists()):
             return Progress.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            fault = f"cannot be read: {error.strerror}"
-        except ValidationError as error:
-            fault = _describe_fault(error)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}"
+    except ValidationError as error:
+        fault = _describe_fault(error)
     raise RunDirectoryError(f"{path} {fault}")
 
 
 def _describe_fault(error: ValidationError) -> str:
-    """Describe why a progress file is invalid, and the remedy; the text follows its name.
+    """Describe why a progress file is invalid, with the remedy, as a predicate for its name.
 
     If the JSON is invalid, the run may just be writing the file, so the remedy is to wait. Any
     other fault means that another version wrote the file, or that somebody altered it.
@@ -189,10 +188,11 @@ def metrics_text(progress: Progress) -> str:
 
 
 def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
-    """Format metrics in Prometheus's text format; each sample has the ``common`` labels too.
+    """Format metrics in Prometheus's text format, and add the labels ``common`` to each sample.
 
-    A metric without samples is left out. A metric whose name ends with "_total" is a counter, and
-    every other metric is a gauge. The text ends with a line feed.
+    A sample's own label replaces a common label of the same name. A metric without samples is left
+    out. A metric whose name ends with "_total" is a counter, and every other metric is a gauge. The
+    text ends with a line feed.
     """
     lines: list[str] = []
     for name, meaning, samples in metrics:
@@ -211,9 +211,12 @@ def format_metrics(metrics: Iterable[Metric], common: Mapping[str, str]) -> str:
 
 
 def _list_metrics(progress: Progress) -> Iterator[Metric]:
-    """Yield (name, help text, samples) for each Prometheus metric; a sample is (labels, value).
+    """Yield the Prometheus metrics of a run's progress, each as (name, help text, samples).
 
-    A cost that no site has reported has an empty list of samples, and so has an unknown time left.
+    A sample is (labels, value). The metrics are the run's method, data set and state, its rounds,
+    the sites of its phase, failures, bytes, the costs of each site, the server's memory, the time
+    left, and the time of writing. A cost that no site has reported, and an unknown time left, have
+    no samples.
     """
     about = {"method": progress.method, "dataset": progress.dataset, "state": progress.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]

@@ -138,8 +138,8 @@ class ProgressHook(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Print the title, the sites, the number of rounds and, when resuming, the last round.
 
-        The numbers of rounds are also noted in the progress. No error is raised: ``report`` gets
-        it.
+        The numbers of rounds are also noted in the progress. An error is passed to ``report`` and
+        is not raised.
         """
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
@@ -158,14 +158,14 @@ class ProgressHook(Hook):
 
     @_never_raises
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Record the sites that are asked in this phase."""
+        """Record the phase and the sites that it asks. No site has answered or failed yet."""
         here = self.progress
         here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
         here.asked, here.answered, here.away, here.failed = sites, [], [], {}
 
     @_never_raises
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Add a site to the sites that have answered."""
+        """Add a site to the sites that have answered, and remove it from the disconnected sites."""
         self.progress.answered.append(site)
         if site in self.progress.away:
             self.progress.away.remove(site)
@@ -192,10 +192,10 @@ class ProgressHook(Hook):
     def round_ended(self, state: State) -> None:
         """Print one line about the round: metrics, the method's remark, and the time left.
 
-        The metrics are unweighted means over sites. They are the training loss of this round, and
-        the validation metrics of the model that the round started with, because the new model has
-        not been measured yet. A validation metric is left out unless every site with validation
-        metrics has sent it.
+        The line has the training loss of this round, and the validation metrics of the model that
+        the round started with, because the new model has not been measured yet. All are unweighted
+        means over sites. A validation metric is shown only if every site with validation metrics
+        has sent it.
 
         Args:
             state: the method's state after the round, which also has the round's number.
@@ -238,8 +238,9 @@ class ProgressHook(Hook):
         """Rewrite the files after each event, at least every 15 s, and once more at the end.
 
         Nothing is written while the run directory is missing. After each write the thread rests for
-        at least 1 s, and at least 400 times the CPU time of the write, unless the run ends. Events
-        during the rest lead to one write. Errors are passed to ``report``, and are not raised.
+        at least 1 s, and at least 400 times the CPU time of the write. The end of the run ends the
+        rest. Events during the rest lead to one write. Errors are passed to ``report``, and are not
+        raised.
         """
         ended = False
         while not ended:
@@ -258,8 +259,8 @@ class ProgressHook(Hook):
     def _build_snapshot(self) -> Progress:
         """Return a copy of the progress with current times, memory, and costs of the sites.
 
-        The time left is set only while the run is running and has finished a round in this process.
-        It is estimated from the mean duration of those rounds.
+        The time left is set only if the run is running and has finished a round in this process.
+        The mean duration of those rounds gives the estimate.
         """
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:

@@ -182,9 +182,8 @@ class Recorder(Hook):
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
         """Record the traffic of each site's hello (its introduction), and each refused node.
 
-        A refused node is recorded as a failure of a site "unknown".
-
-        Nothing is written to the CSV files yet. ``total_rounds`` is ignored.
+        A refused node is recorded as a failure of a site "unknown". Nothing is written to the CSV
+        files yet. ``total_rounds`` is not used.
         """
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
@@ -199,7 +198,7 @@ class Recorder(Hook):
         Args:
             round_: the round that begins. The traffic belongs to the round before.
             participants: all sites, with the new ones.
-            joined: the names of the new sites.
+            joined: the names of the sites that are new or came back on another node.
         """
         for site in joined:
             down, up = participants.traffic[site]
@@ -274,7 +273,7 @@ class Recorder(Hook):
                 self._new_metrics.append([round_, site, UPDATE, "cosine", part.cosine])
 
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append a failure to ``failures.jsonl``, unless an equal failure is already there."""
+        """Append a failure to ``failures.jsonl``, if there is no equal failure yet."""
         self.failures.add(round_, phase, site, code, cause)
 
     def round_ended(self, state: State) -> None:

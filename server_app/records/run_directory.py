@@ -170,9 +170,9 @@ def refuse_links(run_dir: Path) -> None:
 
 
 def runs_folder(out: str) -> Path:
-    """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
+    """Return the folder of run directories: ``out``, $FEDSILO_RUNS or ~/.fedsilo/runs.
 
-    An empty ``out`` or an empty variable counts as not set. The folder is not created.
+    The first of these that is not empty is used. The folder is not created.
 
     Raises:
         RunDirectoryError: the path is relative. A Flower app runs in another working folder, so a
@@ -262,8 +262,9 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
     Raises:
         RunDirectoryError: the name is invalid, or the directory contains a link that leads out of
-            it. For a new run: the path exists, even as an empty folder. Only the remains of a run
-            that died before its start are accepted. For a resumed run: the directory is missing.
+            it. A resumed run's directory is missing. A new run's directory exists, even if it is
+            empty. A directory with only the remains of a run that died before its start is
+            accepted (see ``_is_taken``).
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name is checked first, because '../x' would lead to another folder
@@ -409,10 +410,11 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 @contextmanager
 def _explain_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Replace the OSError of a full disk by a RunDirectoryError with the remedy.
+    """Turn the OSError of a full disk or quota in the block into an error that names the remedy.
 
-    The remedy is to make room, and to start the run again or, if there is a checkpoint, to resume
-    it. Other errors pass through.
+    The RunDirectoryError names the file, and asks the user to make room. If the run has a
+    checkpoint, it gives the command to resume the run. Otherwise it asks to start the run again.
+    Other errors pass through.
     """
     try:
         yield

@@ -57,7 +57,7 @@ class Floors:
     Attributes:
         common: the run's settings, with the floor and the level of trust.
         silos: site -> its facts in silos.json, nothing hidden.
-        rounds: how many rounds the run had.
+        rounds: the number of rounds that the run had.
         last: split -> the metrics of the last round, nothing hidden.
     """
 
@@ -259,8 +259,8 @@ class Floors:
         result is True if this number or the number of wrong samples is 0 or 1.
 
         In the last round, the metrics by class are shown too. Subtracting them from the metric
-        'accuracy' reveals the number of right samples in the ``hidden`` classes. So the same rule
-        is then applied to these samples, unless no class is shown or a shown class has no metric.
+        'accuracy' reveals the number of right samples in the ``hidden`` classes. The same rule is
+        then applied to these samples, if some class is shown and every shown class has its metric.
 
         Args:
             at: the round of the accuracy.

@@ -78,7 +78,7 @@ def means(values: Values) -> dict[str, float]:
     """Return the unweighted mean of each metric over the sites that reported the metric.
 
     A site does not report a metric that its labels leave undefined, such as the AUC with one class.
-    If no site reported a metric, the result is {}.
+    If no site reported a metric, the result is empty.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -123,15 +123,17 @@ def privacy_document(
         method: the method's name.
         trust: the run's level of trust.
         task: the run's task.
-        leaves: the method's sentences on the data that leave a site.
+        leaves: the method's own sentences on the data that leave a site.
         totals: the total bytes, "down" and "up"; only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
         perturbation: a description of noise that gives no privacy guarantee. If it is empty, the
             document has no such entry.
 
     Returns:
-        The keys "method", "trust", "leaves each site", "bytes up", "guarantee" and "epsilon" (a
-        number, or "none"), and perhaps "perturbation".
+        The keys "method", "trust" (the level and its promise), "leaves each site", "bytes up",
+        "guarantee" and "epsilon" (a number, or "none"), and perhaps "perturbation". "leaves each
+        site" has the sentences for every method, those for the level of trust, and then ``leaves``.
+        With differential privacy, a last sentence says that replies state the epsilon.
     """
     # The package of the ClientApp brings Flower, which commands that only list do not need
     from fedsilo.client_app.site.trust import MEANINGS
@@ -234,7 +236,10 @@ def title_of_results(summary: Mapping[str, Any]) -> str:
 
 
 def mean_line(mean: Mapping[str, float]) -> str:
-    """Format the means over all sites as one line, with three decimals, sorted by metric."""
+    """Format the means over all sites as one line, with three decimals, sorted by metric.
+
+    Without any mean, the line ends with "none".
+    """
     values = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
     return f"mean over the test samples of all sites: {values or 'none'}"
 

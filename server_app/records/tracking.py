@@ -60,10 +60,10 @@ Tracker = Generator[None, Sequence[Scalar], None]
 def _open_tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision.
 
-    The tracker is a generator: ``send`` gives it a list of (name, round, value), which it writes at
-    once, and closing it closes the files. The settings are written first, as a Markdown table.
-    TensorBoard hides the events of an earlier attempt in the same folder, but their files stay.
-    ``resumed`` is ignored.
+    The tracker is a generator. Its first step writes the settings, as a Markdown table. Its
+    ``send`` takes a list of (name, round, value), which is written at once. Closing the tracker
+    closes the files. TensorBoard hides the events of an earlier attempt in the same folder, but
+    their files stay. ``resumed`` is not used.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -283,9 +283,10 @@ class TrackingHook(Hook):
                 self.tracker.send(means(self._select_shown(metrics, last_round), traffic))
 
     def _select_shown(self, rows: Iterable[Row], last_round: int | None = None) -> Iterator[Row]:
-        """Yield the rows of metrics.csv that may be shown; ``last_round`` is None before the end.
+        """Yield the rows of metrics.csv that may be shown.
 
-        In the last round the rules are stricter, because metrics by class are shown too.
+        ``last_round`` is None before the end of the run. In the last round the rules are stricter,
+        because metrics by class are shown too.
         """
         last: dict[str, Any] = {split: {} for split in SPLITS}
         if last_round is not None:
@@ -298,7 +299,11 @@ class TrackingHook(Hook):
 
     @contextmanager
     def _stop_on_failure(self) -> Iterator[None]:
-        """Run the block. If it raises, log a warning, stop tracking for good, and do not raise."""
+        """Run the block. If it fails, log a warning, and send nothing more in this run.
+
+        The exception is not raised again, so the run continues. ``tracker`` becomes None. If a
+        library is missing, the warning names the extra to install.
+        """
         try:
             yield
         except Exception as error:  # libraries and servers may fail in any way

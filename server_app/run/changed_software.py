@@ -45,7 +45,7 @@ def changed_software(directory: RunDirectory) -> str:
 
 
 def _read_versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions and the processor in config.toml's environment: name -> text.
+    """Return name -> version for the software, and the processor, in config.toml's environment.
 
     The names are those of packages, "fedsilo", "fedsilo's revision", "Python" and "the processor".
     A missing entry is left out. A version is cut to 20 characters, and the processor to 80.
@@ -65,8 +65,9 @@ def changed_site_software(directory: RunDirectory, participants: Participants) -
     """Yield a line for each set of software changes at sites since silos.json was written.
 
     A line lists all changes at a site, and names every site with exactly the same changes. Sites
-    without a change have no line. Neither have new sites, sites that do not answer now, and sites
-    that state no software, such as simulated sites. Without silos.json nothing is yielded.
+    without a change have no line. New sites, sites that do not answer now, and sites that state no
+    software, such as simulated sites, have no line either. If there is no silos.json, nothing is
+    yielded.
 
     Args:
         directory: the directory of a resumed run, before silos.json is written anew.
@@ -91,8 +92,8 @@ def changed_site_software(directory: RunDirectory, participants: Participants) -
 def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Describe the versions that differ, such as "torch 2.6 is now 2.7", sorted by name.
 
-    The descriptions are joined by commas; the text is empty if no version differs. A package that
-    only one side has is left out. Each version is cut to 80 characters.
+    The descriptions are joined by commas. The text is empty if no version differs. A package that
+    only ``before`` or only ``now`` has is left out. Each version is cut to 80 characters.
     """
     parts = []
     for name in sorted(before.keys() & now.keys()):

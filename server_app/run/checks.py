@@ -100,9 +100,9 @@ def check_purpose(plan: Plan) -> Problem:
 def check_weights(plan: Plan) -> Problem:
     """Check that the weight files that the run needs exist. The result is always None.
 
-    The file in 'train.initial-weights' must exist unless the setting is empty or begins with
-    "timm:". Network "vit" needs the file in 'vit.backbone-weights', unless that is "timm" or
-    "random". Network "resnet22" needs it only if the setting is not empty.
+    If 'train.initial-weights' names a file, the file must exist. An empty setting, or one that
+    begins with "timm:", names no file. Network "vit" needs 'vit.backbone-weights': "timm", "random"
+    or an existing file. Network "resnet22" needs this file only if the setting is not empty.
 
     Raises:
         SettingError: a file is missing, or network "vit" has no 'vit.backbone-weights'.
@@ -135,7 +135,7 @@ def check_cut(plan: Plan) -> Problem:
 def check_vectorised(plan: Plan) -> Problem:
     """Return a SettingError if 'machine.vectorised' is above 1 but the engine is not "inline".
 
-    Engine "auto" counts as "inline" unless the plan has a Ray address. The result is None if the
+    Engine "auto" counts as "inline" if the plan has no Ray address. The result is None if the
     engine and the setting fit.
     """
     count = plan.common.vectorised
@@ -157,16 +157,15 @@ def check_ray_address(plan: Plan) -> Problem:
 
 
 def check_first_silo(plan: Plan) -> Problem:
-    """For engine Ray, check that the first silo's data and the initial weights load; return None.
+    """Check that the first silo's data and the initial weights load. The result is always None.
 
-    Inside a Ray process, the same error would come late and be hard to read. Nothing is checked for
-    another engine, for a made-up data set, or if the data set does not know its silos' names.
-    Initial weights are loaded only if 'train.initial-weights' is set, or if network "resnet22" has
-    backbone weights.
+    Only a plan that uses Ray is checked, because inside a Ray process the same error would come
+    late and be hard to read. Nothing is checked if the data set is made up, or if it does not know
+    the names of its silos. Initial weights are loaded only if 'train.initial-weights' is set, or if
+    network "resnet22" has 'vit.backbone-weights'.
 
     Raises:
-        FedsiloError: the data or the weights cannot be loaded. The error is raised and not
-            returned.
+        FedsiloError: the data or the weights cannot be loaded.
     """
     common = plan.common
     if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
@@ -185,10 +184,9 @@ def check_first_silo(plan: Plan) -> Problem:
 def check_memory(plan: Plan) -> Problem:
     """Return a SettingError if the processes that Ray starts need more than the free memory.
 
-    The number of processes is that of the sites, but at most cores / 'client-resources-num-cpus'.
-
-    Each process is assumed to need 0.4 GB. The result is None if the processes fit, if the plan
-    does not use Ray, or if it has the address of a running Ray cluster.
+    There are as many processes as sites, but at most cores / 'client-resources-num-cpus'. Each is
+    assumed to need 0.4 GB. The result is None if the processes fit, if the plan does not use Ray,
+    or if it has the address of a running Ray cluster.
     """
     if not plan.uses_ray() or plan.ray_address:
         return None

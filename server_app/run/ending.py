@@ -337,8 +337,8 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json: metric family -> site -> bin number -> count, right and mean.
 
-    The families are "reliability" and "certainty". A site without bins is left out, and so is a
-    family without sites, so the document is empty if no site reported bins.
+    The families are "reliability" and "certainty". A site without bins is left out, and a family
+    without sites too. The document is therefore empty if no site reported bins.
 
     Args:
         values: site -> metric -> value, on the test samples.

@@ -118,7 +118,11 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 
 def terms_of(settings: RunSettings) -> Terms:
-    """Return the operator's and the method's conditions for a site to take part in the run."""
+    """Return the conditions for a site to take part: the operator's files and the method's rule.
+
+    Raises:
+        SettingError: a file of the operator cannot be used.
+    """
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 

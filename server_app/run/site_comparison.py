@@ -68,8 +68,8 @@ def unlike_columns_document(
 def unlike_columns(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield one line for each column whose mean at one site is far from the other sites' means.
 
-    At most ten columns are described. If there are more, a last line says how many. Nothing is
-    yielded unless the level of trust is 'server'.
+    At most ten columns are described. If there are more, a last line says how many. There are lines
+    only at trust 'server'.
     """
     found = find_unlike_columns(participants, common)
     shown = found[:_SHOWN]
@@ -97,12 +97,12 @@ def _column_titles(columns: Sequence[UnlikeColumn], common: CommonSettings) -> l
 
 
 def equal_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line with the number of samples that more than one site has; nothing if it is 0.
+    """Yield one line with the number of samples that more than one site has, if it is above 0.
 
-    The line names neither samples nor sites. Real sites are compared by the digests of whole
-    splits. Simulated sites with the user's own data are also compared sample by sample, and the
-    larger of the two numbers counts. Nothing is yielded unless the level of trust is 'server',
-    because at other levels sites send no digests.
+    The line names neither samples nor sites. Sites are compared by the digests of whole splits.
+    Simulated sites with the user's own data are also compared sample by sample, and the larger of
+    the two numbers counts. The line is yielded only at trust 'server', because at other levels
+    sites send no digests.
     """
     if common.trust != SERVER:
         return
@@ -118,10 +118,11 @@ def equal_samples(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _count_in_equal_splits(participants: Participants) -> int:
-    """Count the samples that two or more sites have in identical splits (the same digest).
+    """Count the samples in splits that two or more sites share, by the splits' digests.
 
-    Such a split is counted once, however many sites have it, and also if one site has it as train
-    and another as test. Empty splits are ignored.
+    The samples of a shared split are counted once, however many sites have it. The split counts as
+    shared even if it is the training data of one site and the test data of another. Empty splits
+    are ignored.
     """
     owners: dict[str, set[str]] = {}
     sizes: dict[str, int] = {}
@@ -137,8 +138,8 @@ def _count_in_equal_splits(participants: Participants) -> int:
 def _count_equal_samples(participants: Participants, common: CommonSettings) -> int:
     """Count the distinct samples that more than one simulated site has, in any of their splits.
 
-    If the inputs of all sites together exceed 1 GiB, or if a site's files cannot be read, nothing
-    is counted and the result is 0.
+    Two samples are equal if their inputs and their labels are. If the inputs of all sites together
+    exceed 1 GiB, or if a site's files cannot be read, the result is 0.
     """
     counts: Counter[bytes] = Counter()
     left = _MOST_BYTES

@@ -154,7 +154,7 @@ def distance(
 
     Args:
         counts: for each of the two sites, the counts of the same cells, with None for a suppressed
-            cell; or None for a site that sent no counts.
+            cell. The entry of a site that sent no counts is None.
         totals: the number of samples at each of the two sites, or None if unknown.
     """
     from scipy.spatial.distance import jensenshannon
@@ -182,17 +182,18 @@ def distance(
 def _cell_shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
-    """Return the cells' shares of the total: (cells,), or (cells + 1,) if cells were merged.
+    """Return each cell's share of the samples. Merged cells count as one more cell, at the end.
 
     Args:
         counts: the counts of the cells that were not merged.
-        total: the number of samples, or None if unknown. If ``merged`` is False, this argument is
-            not used, because the total is the sum of ``counts``.
-        merged: whether to add a last cell with the rest of ``total``.
+        total: the number of samples, or None if unknown. It is used only if ``merged`` is True.
+        merged: whether some cells were merged. If so, the last cell has the samples of ``total``
+            that are not in ``counts``. If not, the shares are those of the sum of ``counts``.
 
     Returns:
-        The shares, or None if the total is 0. If cells were merged, the result is also None if
-        ``total`` is unknown or below the sum of ``counts``.
+        The shares, (cells,) or, if ``merged``, (cells + 1,). The result is None if there are no
+        samples. If ``merged``, it is also None if ``total`` is unknown or below the sum of
+        ``counts``.
     """
     cells, every = list(counts), sum(counts)
     if merged:

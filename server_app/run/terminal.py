@@ -149,10 +149,10 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
 
 
 def _measure_widest_part(column: Column, split: Callable[[str], list[str]]) -> int:
-    """Return the width, in characters, of the widest part in a column's header and cells.
+    """Return the width of the widest part of a column's header and cells, at least 1.
 
-    ``split`` cuts each text into its parts, such as lines or numbers. A wide character, such as a
-    Chinese one, counts as 2. The result is at least 1.
+    ``split`` returns the parts of a text to measure, such as its lines or its numbers. The width is
+    in characters. A wide character, such as a Chinese one, counts as 2.
     """
     widest = 1
     for text in (column.header, *column.cells):
@@ -164,7 +164,7 @@ def _measure_widest_part(column: Column, split: Callable[[str], list[str]]) -> i
 def _measure_table(widths: Sequence[int]) -> int:
     """Return the width of a table from the widths of its columns.
 
-    Each column has a blank on both sides and a border after it, and one border is at the left.
+    Each column has a space on both sides and a border after it, and one border is at the left.
     """
     return 1 + sum(width + 3 for width in widths)
 
@@ -179,7 +179,8 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
 
     Args:
         console: the console. The bars are drawn below the lines that it prints.
-        read: returns the run's progress, or None before the run has begun; None changes nothing.
+        read: returns the run's progress, or None before the run has begun. The bars do not change
+            at None.
     """
     if not console.is_terminal:
         yield

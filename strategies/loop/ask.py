@@ -95,10 +95,10 @@ def weighted_mean(
     site.
 
     Args:
-        replies: the replies by site, at least one; each must have all the named arrays. Without
-            ``equal``, their samples must not all be 0.
+        replies: the replies by site, at least one. Each must have all the named arrays. If
+            ``equal`` is False, their samples must not all be 0.
         names: the names of the arrays to average; other arrays are ignored.
-        equal: give each site the same weight instead of its number of samples.
+        equal: whether each site has the same weight instead of its number of samples.
     """
     sites = sorted(replies)
     weights = [replies[site].examples for site in sites]
@@ -124,7 +124,8 @@ def weighted_sums(
     Sums are float64, also after a secret sum. Each site counts by the samples that it reports.
 
     Args:
-        replies: the replies, at least one; each must have the named arrays, or all a secret sum.
+        replies: the replies, at least one. Each must have the named arrays, unless the arrays were
+            summed in secret.
         names: the names of the arrays to sum.
     """
     if replies.exact is not None:
@@ -254,7 +255,7 @@ def first_question(
         stateful_sites: the sites that keep private state of the run.
 
     Returns:
-        The question; if the method asks none, a question with an empty phase and no sites.
+        The question. If the method asks none, it has an empty phase and no sites.
     """
     try:
         asks(_FirstQuestion(sites, stateful_sites))

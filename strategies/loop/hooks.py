@@ -30,7 +30,10 @@ class Hook:
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Called when sites joined before ``round_``, or came back on another node."""
+        """Called when sites joined before ``round_``, or came back on another node.
+
+        ``participants`` has all sites, and ``joined`` the names of those that joined or came back.
+        """
 
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
         """Called before messages are sent to ``sites``."""
@@ -60,11 +63,14 @@ class Hook:
         """Called with the means over all sites of the metrics that were summed in secret."""
 
     def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Called for each site without a usable answer, before the run continues or ends.
+        """Called for each failure to get a usable answer, before the run continues or ends.
+
+        Usually this is one call per site and phase. A node that is not admitted, and failures that
+        secure aggregation cannot attribute to a site, are calls with site "unknown".
 
         Args:
             round_: the round.
-            phase: the phase whose message has no usable answer; "hello" for an introduction.
+            phase: the phase whose message has no usable answer; "hello" if a node was not admitted.
             site: the site's name, or "unknown".
             code: the kind of failure, from the list in docs/run-directory.md.
             cause: the cause, in one line.
@@ -89,7 +95,7 @@ class Hook:
     def why_end(self, state: State, error: SiteError) -> str | None:
         """Return the reason to end the run normally after a failed round.
 
-        None means that this hook does not end the run; if no hook does, the error is raised.
+        None means that this hook does not end the run. If no hook ends it, the error is raised.
 
         Args:
             state: the state before the failed round.

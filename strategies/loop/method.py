@@ -46,6 +46,9 @@ class State:
     round: int = 0  # finished rounds; 0 before the first
     # The newest state that each site reports to keep (``state_key``), by site; the loop sets it
     kept: Mapping[str, int] = field(default_factory=dict)
+    # The proof of the newest secret sum, which the sites check (``SumProof.to_values``); empty
+    # unless the method proves its sums. The loop sets it
+    proof: Mapping[str, list[str]] = field(default_factory=dict, kw_only=True)
 
     @property
     def stateful_sites(self) -> tuple[str, ...]:
@@ -55,7 +58,8 @@ class State:
     def facts(self) -> dict[str, Any]:
         """Return all fields but the arrays as JSON values, for a checkpoint.
 
-        Keys are "round", "keepers" (``kept``) and "extras", the method's own fields.
+        Keys are "round", "keepers" (``kept``) and "extras", the method's own fields. If there is a
+        proof, it is under "proof".
 
         Raises:
             CheckpointError: JSON would change the value of a field.
@@ -71,7 +75,10 @@ class State:
                     f"'{name}' of {type(self).__name__} has values that JSON would change, so a "
                     "resumed run would differ: use lists, numbers and texts, and texts as keys"
                 )
-        return {"round": self.round, "extras": own, "keepers": dict(self.kept)}
+        stored = {"round": self.round, "extras": own, "keepers": dict(self.kept)}
+        if self.proof:  # checkpoints of other methods stay as they were
+            stored["proof"] = dict(self.proof)
+        return stored
 
     @classmethod
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
@@ -95,17 +102,17 @@ class State:
             kept[site] = key
             if key < ROUND_KEYS:  # older runs numbered states with 100 keys per round
                 kept[site] = state_key(*divmod(key, 100))
-        return cls(arrays, facts["round"], kept, **extras)
+        return cls(arrays, facts["round"], kept, proof=facts.get("proof", {}), **extras)
 
 
-_SHARED = {"arrays", "round", "kept"}
+_SHARED = {"arrays", "round", "kept", "proof"}
 
 
 def _survives_json(value: Any) -> bool:
     """Return whether JSON gives a value back unchanged, apart from tuples, which become lists.
 
-    The result is True for None, bool, int, float and text. It is also True for lists, tuples and
-    dicts of such values, if all keys of the dicts are texts. NaN and infinity count as floats.
+    The result is True for None, bool, int, float and str. It is also True for lists, tuples and
+    dicts of such values, if all keys of the dicts are strings. NaN and infinity count as floats.
     """
     if isinstance(value, dict):
         has_text_keys = all(isinstance(key, str) for key in value)
@@ -179,11 +186,11 @@ class Method(ABC):
         return initial_weights(starting_network(self.common, self.shape))
 
     def initial_state(self) -> Any:
-        """Return the state before round 1: here one without arrays."""
+        """Return the state before round 1. The default is a state without arrays."""
         return self.state_class()
 
     def notices(self) -> Iterable[str]:
-        """Return remarks on these settings and sites, to print before the run begins; here none."""
+        """Return remarks on the settings and sites, to print before the run. Default: none."""
         return ()
 
     @abstractmethod
@@ -199,13 +206,16 @@ class Method(ABC):
         ask(EVALUATE, send, expect={})
 
     def model_for(self, site: str, state: Any) -> Arrays:
-        """Return the arrays that ``site`` needs to measure the final model: here all of them."""
+        """Return the arrays that ``site`` needs to measure the final model.
+
+        The default is the whole model.
+        """
         return self.model(state)
 
     def model(self, state: Any) -> Arrays:
         """Return the arrays that a finished run stores as its model, by name.
 
-        These are all arrays of the state except those with a name that starts with a prefix in
+        The model is all arrays of the state except those with a name that starts with a prefix in
         ``beside``.
         """
         arrays: Arrays = state.arrays
@@ -225,9 +235,9 @@ class Method(ABC):
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
         """Combine the replies' arrays by 'server.aggregation'.
 
-        'mean' weighs each site by its training samples, unless ``equal`` is True. The other
-        aggregations limit the influence of a few faulty sites. After a secure sum only the
-        sample-weighted mean is known, so that mean is returned even if ``equal`` is True.
+        'mean' and 'auto' weigh each site by its training samples, or equally if ``equal`` is True.
+        The other aggregations limit the influence of a few faulty sites. After a secure sum only
+        the sample-weighted mean is known, so that mean is returned even if ``equal`` is True.
 
         Args:
             replies: the replies to combine.
@@ -252,10 +262,10 @@ class Method(ABC):
     def share(self, replies: Replies) -> float:
         """Return the fraction of all training samples that the sites in ``replies`` have, 0 to 1.
 
-        No replies give 0. An agreed number of samples ('run.site-weights') replaces the number that
-        a site reported. A site that reports no number counts as one sample. After a secure sum the
-        fraction is reduced by the proportion of sites that could not answer, because nobody knows
-        which sites those are.
+        Without replies the fraction is 0. An agreed number of samples ('run.site-weights') replaces
+        the number that a site reported. A site that reports no number counts as one sample. After a
+        secure sum the fraction is reduced by the proportion of sites that could not answer, because
+        nobody knows which sites those are.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -292,9 +302,10 @@ class Method(ABC):
         """
 
     def leaves(self) -> list[str]:
-        """Return sentences on the data that a site sends during a run; empty ones are dropped.
+        """Return the sentences on the data that a site sends during a run.
 
-        In this order: the introduction before round 1, the method's own data, and any compression.
+        The first are on sums of features before round 1, if sites send any. Then come those of the
+        method and, if updates are compressed, one on the rounding. Empty sentences are left out.
         """
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
@@ -305,7 +316,7 @@ class Method(ABC):
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the method's own files for the end of a run: file name -> content for JSON.
 
-        The mapping is empty unless the method overrides this function.
+        The default is an empty mapping.
 
         Args:
             state: the state after the last round.
@@ -315,12 +326,12 @@ class Method(ABC):
 
     @classmethod
     def marks(cls, state: Any) -> dict[int, str]:
-        """Return events of the method, round -> text, for the log and the curves; here none."""
+        """Return the method's events, round -> text, for the log and the curves. Default: none."""
         return {}
 
 
 def initial_weights(network: nn.Module) -> dict[str, NDArray]:
-    """Return the exchanged arrays of a new network; equal seeds give equal arrays."""
+    """Return the exchanged arrays of a network, by name. They share memory with the network."""
     return {name: tensor.numpy() for name, tensor in exchanged_arrays(network).items()}
 
 

@@ -123,8 +123,8 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
 
     Entropy may be from 0 to log(classes). Other shares, losses and named metrics have fixed ranges.
     A metric without a range of its own may be from -1e12 to 1e12. A count of samples must be a
-    whole number from 0 to the size of its split in ``most``; a split that is missing there has size
-    0.
+    whole number from 0 to the size of its split in ``most``. If ``most`` lacks the split, the count
+    must be 0.
 
     Args:
         key: the metric's key, such as ``incoming.test.accuracy``.
@@ -188,8 +188,8 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 
     A metric may name only classes and sites that exist, and a calibration bin needs all of its
     parts. A reply may have at most 500 metrics that are not for one class, bin or site, and name at
-    most 100 operations that are not repeatable. This is checked now, because checkpoints keep the
-    metrics, and reports read them much later. Values are not checked here.
+    most 100 operations that are not repeatable. The names are checked when a reply arrives, because
+    checkpoints keep the metrics, and reports read them much later. Values are not checked here.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).

@@ -77,6 +77,9 @@ class Round(Ask):
     compression: Compression | None = None  # compresses updates; None if sites send whole arrays
     ends: bool = False  # whether this is the final evaluation of the run
     spill: Spill = field(default_factory=Spill)  # keeps the replies' arrays until the round is over
+    # The proof of the newest secret sum (``SumProof.to_values``): of the round before or, once
+    # there is one, of this round; empty unless the method proves its sums
+    proof: Mapping[str, list[str]] = field(default_factory=dict)
     # The phases that have sites measure the weights they receive
     measuring: Collection[str] = field(init=False, default=(EVALUATE,))
     # The sites that gave the current question no usable reply: their reasons, and the codes of the
@@ -227,15 +230,17 @@ class Round(Ask):
         return replies
 
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
-        """Decode the reply in a message, and move its arrays to ``spill``.
+        """Decode the reply in a message, and store its arrays in ``spill``.
 
-        The reply counts in means by its reported number of samples (0 if it has none), or by the
-        site's agreed number if the run has agreed numbers. If the site answered with an error, its
-        code is stored in ``codes`` and ``kinds``.
+        The reply's ``examples``, its weight in means, is the site's number of samples in
+        'run.site-weights'. If the run has no such file, it is the reported number of samples, or 0
+        if none is reported. If the message is an error, ``codes`` gets the site's error code and
+        ``kinds`` the kind of failure.
 
         Raises:
-            SiteError: the site answered with an error, the reply is malformed, or an array has
-                impossible values; one line.
+            SiteError: the message is an error, the reply is malformed, or an array has impossible
+                values. The error is one line.
+            RunDirectoryError: ``spill`` cannot write the arrays to its file.
         """
         if message.has_error():
             self.codes[site] = _CODES.get(message.error.code, "")
@@ -342,14 +347,13 @@ class Round(Ask):
     def _needed_metrics(self, phase: str, splits: Collection[str]) -> Iterable[str]:
         """Yield the keys of the metrics that a reply to ``phase`` must have.
 
-        In a training phase this is the training loss. If sites measure in the phase, these are also
-        the metrics of the received model that the task always has, on 'val' and 'test'. Other
-        phases need none.
+        A training phase needs ``trained.train.loss``. A phase in which sites measure the received
+        model needs ``incoming.<split>.<metric>`` for the splits val and test and for each metric
+        that the task always has. A phase can be of both kinds or of neither.
 
         Args:
             phase: the phase of the question.
-            splits: the splits that the site has samples for; metrics on other splits are not
-                needed.
+            splits: the splits that the site measures. Metrics on other splits are not needed.
         """
         if phase in TRAINING and "train" in splits:
             yield measurement(TRAINED, "train", "loss")
@@ -372,8 +376,8 @@ class Round(Ask):
 
         Raises:
             TooFewSitesError: too few replies are usable. The message gives each failed site's
-                reason, the number of replies and the number needed; the error also has the sites'
-                error codes.
+                reason, the number of replies and the number needed. The error has the sites' error
+                codes as an attribute.
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)

@@ -38,10 +38,10 @@ class RoundLoop:
 
     @cached_property
     def state(self) -> State:
-        """The state after the newest round; computed once, then stored.
+        """The state after the newest round.
 
-        Before round 1 it is the method's initial state. A resumed run sets it to the state in the
-        checkpoint.
+        Before round 1 this is the method's initial state, which is computed at the first access. A
+        resumed run sets it to the state in the checkpoint.
         """
         state: State = self.method.initial_state()
         return state
@@ -49,8 +49,8 @@ class RoundLoop:
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the remaining rounds, let the sites measure the model, and return the final state.
 
-        A resumed run continues after ``self.state``; if that is the last round already, the sites
-        only measure. The method or a hook may end the run early; the sites then measure too.
+        A resumed run continues after ``self.state``. If that is the last round already, the sites
+        only measure. The method or a hook may end the run early, and the sites then measure too.
 
         Args:
             grid: connects the server with the sites.
@@ -113,7 +113,8 @@ class RoundLoop:
         if method.common.sites_per_round:
             sites = draw_sites(method.common, sites, number)
         spill = Spill(self.run_dir)
-        asked = self._open_round(number, sites, dict(before.kept), spill=spill)
+        kept = dict(before.kept)
+        asked = self._open_round(number, sites, kept, spill=spill, proof=before.proof)
         ask: Ask = asked
         if method.common.secure_aggregation != "none":
             ask = SecureAsk(asked)
@@ -124,11 +125,11 @@ class RoundLoop:
         finally:
             spill.close()
         kept = dict(sorted(asked.stateful_sites.items()))
-        self.state = replace(after, round=number, kept=kept)
+        self.state = replace(after, round=number, kept=kept, proof=asked.proof)
         self.hooks.call("round_ended", self.state)
 
     def evaluate(self) -> None:
-        """Let all sites measure the model of ``self.state``; the hooks receive the metrics.
+        """Let all sites measure the model of ``self.state``, and pass the metrics to the hooks.
 
         At trust 'sums' the server learns only the metrics' sums. The state does not change.
         """
@@ -147,10 +148,10 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, round_: int) -> None:
-        """Admit sites that connected after the last round.
+        """Admit sites that connected after the last round, and replace the method's participants.
 
-        The hooks are called for all sites that joined or came back on another node, if there are
-        any, and for each refused node. A refusal does not stop the run.
+        The hooks are called for each refused node, and once for all sites that joined or came back
+        on another node, if there are any. A refusal does not stop the run.
         """
         known = self.method.participants
         away_timeout = self.method.common.away_timeout

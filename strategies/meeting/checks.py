@@ -45,10 +45,11 @@ _FEW = 3  # sites; nobody can tell which one of only two sites is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Return a fault if a text of a hello has an invisible character or is too long, or else None.
+    """Return a fault if a string in a hello is too long or not visible; otherwise None.
 
-    A text may have at most 200 characters; empty texts pass. It is also a fault if 'software' has
-    more than 10 entries. The site's name is checked elsewhere (``find_hello_fault``).
+    A string may have at most 200 characters, all of them visible, and may be empty. It is also a
+    fault if 'software' has more than 10 entries. The site's name is checked elsewhere
+    (``find_hello_fault``).
     """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
@@ -67,7 +68,7 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Return a fault if the distribution or a class name would break tables or plots, or else None.
+    """Return a fault if the distribution or a class name breaks tables or plots; otherwise None.
 
     "all" is refused as a distribution, because tables use it for the mean over sites. Dollar signs
     and backslashes are refused, because plots would read them as formulas.
@@ -82,7 +83,7 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Return a fault if a fingerprint is not the hex SHA-256 of a known split, or else None.
+    """Return a fault if a fingerprint is not the hex SHA-256 of a known split; otherwise None.
 
     A hello without fingerprints has no fault.
     """
@@ -94,7 +95,7 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Return a fault if the input shape is impossible or does not fit the features, or else None.
+    """Return a fault if the input shape is impossible or does not fit the features; otherwise None.
 
     A shape must have one dimension (a row) or three (an image). No length may be below 1 or above
     2^20, and their product must not be above 2^28. If the hello names features, the shape must be
@@ -111,7 +112,7 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Return a fault if the number of outputs is not from 1 to 10,000, or else None.
+    """Return a fault if the number of outputs is not from 1 to 10,000; otherwise None.
 
     A task with classes needs at least 2. It is also a fault if the hello has class names, but not
     one for each output. A hello without any class names is accepted.
@@ -125,10 +126,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Return a fault if the label counts, dropped samples or floor are impossible, or else None.
+    """Return a fault if the label counts, dropped samples or floor are impossible; otherwise None.
 
-    The floor is the smallest number of samples that the site lets a mean cover. It must be at least
-    1. Missing label counts are accepted here, because a site does not report them at trust 'sums'.
+    The floor, the smallest number of samples that the site lets a mean cover, must be at least 1.
+    Missing label counts are accepted here, because a site does not report them at trust 'sums'.
     """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' may be only for {', '.join(SPLITS)}"
@@ -143,7 +144,7 @@ def check_counts(facts: SiteFacts) -> str | None:
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Return a fault if a table's feature sums cannot come from its training rows, or else None.
+    """Return a fault if a table's feature sums cannot come from its training rows; otherwise None.
 
     Feature sums are, for each feature, the number of values, their sum, and the sum of their
     squares. Counts must be whole and at most the number of training rows. Absolute sums must be at
@@ -179,7 +180,7 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 
 
 def find_hello_fault(facts: SiteFacts) -> str | None:
-    """Return the first fault of a hello, as a sentence that names the site, or else None.
+    """Return the first fault of a hello, as a sentence that names the site; None if it has none.
 
     The site's name is checked first, then the texts and numbers, in the order of ``HELLO_CHECKS``.
     """
@@ -257,7 +258,7 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 
     Args:
         facts: the hellos by site.
-        pooled: not used; all checks of sites together have it.
+        pooled: not used; every check that compares the sites has this argument.
     """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -283,7 +284,7 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
     Args:
         facts: the hellos by site.
-        pooled: not used; all checks of sites together have it.
+        pooled: not used; every check that compares the sites has this argument.
     """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
@@ -303,11 +304,12 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites whose feature sums contradict 'data.standardise', each with the reason.
+    """Return the sites that were set up with another 'data.standardise', each with the reason.
 
-    If ``pooled`` is True ('data.standardise' is "pooled"), these are the sites that send no sums.
-    Otherwise they are the sites that send sums. If no site sends sums, no site is returned, because
-    the data are not tables.
+    A site with a table sends feature sums if its own setting is "pooled". If ``pooled`` is True,
+    because the run's setting is "pooled", the sites without sums are returned. If ``pooled`` is
+    False, the sites with sums are returned. If no site has sums, the result is empty in both cases,
+    because the data may be images.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -328,8 +330,8 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
 
     A feature's scale at a site is the larger of its absolute mean and its standard deviation. A far
     smaller scale is not a fault. If the median is 0, it is taken over the sites with a scale above
-    0. A feature is compared only if at least three sites have values for it, and at least two a
-    scale above 0. If fewer than three sites send sums, the result is {}.
+    0. A feature is compared only if at least three sites have values for it, and at least two of
+    them a scale above 0. If fewer than three sites send sums, the result is empty.
 
     Args:
         facts: the hellos by site.

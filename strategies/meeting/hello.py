@@ -1,13 +1,14 @@
 """Ask nodes who they are, and read their hellos: valid facts, or the reason for a refusal.
 
 A hello is read before the server knows who sent it. So nothing in a hello may stop a run: at most
-its own node is left out. A table's sums are compared with the training rows that the
-same hello reports. Counts are whole and at most those rows, and squares must satisfy the
-Cauchy-Schwarz inequality, up to rounding.
+its own node is left out. A table's sums are compared with the training rows that the same hello
+reports. Counts must be whole and at most the number of those rows, and sums of squares must satisfy
+the Cauchy-Schwarz inequality, up to rounding.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,7 +19,7 @@ from fedsilo.core.errors import SiteError
 from fedsilo.core.messages import CONFIG
 from fedsilo.core.one_line import one_line, site_reason
 from fedsilo.core.site_facts import SiteFacts
-from fedsilo.core.versions import own_versions
+from fedsilo.core.versions import installed_software, own_versions
 from fedsilo.strategies.meeting.checks import find_hello_fault
 from fedsilo.strategies.wire.messaging import send_and_receive
 from fedsilo.strategies.wire.records import record_bytes
@@ -37,6 +38,8 @@ class NodeAnswer(Generic[T]):
 
 _TIMEOUT = 600.0  # seconds: at its first start a site may have to decode its data
 _BYTES = 2**22  # the largest hello or survey; names and counts of thousands of classes fit in it
+_NAMED = ("fedsilo", "revision", "flower")  # keys of a hello's 'software'
+_LONGEST_SOFTWARE = 2000  # characters
 
 
 def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
@@ -50,7 +53,7 @@ def read_hello(content: RecordDict, needs_counts: bool = True) -> SiteFacts:
             'sums'.
 
     Raises:
-        SiteError: the hello cannot be read, or a value in it is impossible; one line.
+        SiteError: the hello cannot be read, or a value in it is impossible. The error is one line.
     """
     with reading("its hello", content):
         facts = SiteFacts.from_config(content.config_records[CONFIG])
@@ -127,6 +130,26 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
         yield
     except Exception as error:  # untrusted data can make a reader fail in any way
         reason = one_line(f"{type(error).__name__}: {error}", 200)
-        raise SiteError(
-            f"{what} cannot be read ({reason}): compare the versions of fedsilo at server and site"
-        ) from None
+        raise SiteError(f"{what} cannot be read ({reason}); {_name_software(content)}") from None
+
+
+def _name_software(content: RecordDict) -> str:
+    """Name what the server and the site run, in a clause that ends with what to do.
+
+    The site's versions are those of its hello ('software'), which is untrusted and may be damaged.
+    A simulated site and a survey send none.
+    """
+    theirs: object = None
+    with suppress(Exception):  # untrusted data can make a reader fail in any way
+        theirs = json.loads(str(content.config_records[CONFIG]["software"])[:_LONGEST_SOFTWARE])
+    site = "the site does not say what it runs"
+    if isinstance(theirs, dict) and theirs.keys() & set(_NAMED):
+        site = f"the site runs {_list_versions(theirs)}"
+    server = _list_versions(installed_software())
+    return f"the server runs {server}; {site}: install the same release at both if they differ"
+
+
+def _list_versions(software: Mapping[str, object]) -> str:
+    """List the versions of fedsilo and Flower and the git revision, each cut to 12 characters."""
+    known = [f"{name} {one_line(software[name], 12)}" for name in _NAMED if name in software]
+    return ", ".join(known)

@@ -98,8 +98,8 @@ class Participants:
     def standardisation(self) -> FeatureStatistics | None:
         """Pool the sites' feature sums into the mean and standard deviation of each feature.
 
-        Sites without sums are skipped. Returns None if no site sent sums. It is computed at each
-        call.
+        Sites without sums are skipped. If no site sent sums, the result is None. The statistics are
+        computed at each call.
         """
         pooled = []
         for site in self.sites():  # sorted, because sums of floats depend on the order
@@ -114,15 +114,15 @@ class Participants:
 def meet_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
-    """Ask every connected node who it is, and require enough participants.
+    """Ask the connected nodes who they are, and return the sites that can take part.
 
-    The arguments, the result and the other errors are those of ``hear_sites``: the sites that can
-    take part, and the reasons against the others.
+    The arguments, the result and the other errors are those of ``hear_sites``. Too few sites are an
+    error only if a node was refused, or if a site that the run names is missing.
 
     Raises:
-        SiteError: fewer than 'run.min-sites' sites can take part, because nodes were refused (the
-            message has the reasons), or because no node is a site that the run names. If
-            'run.min-sites' is 0, all sites that the run names must take part, or all nodes.
+        SiteError: fewer sites than ``needed_sites`` can take part, and at least one node was
+            refused or at least one named site is missing. The message has the reasons against the
+            refused nodes or, if there are none, the missing names.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
@@ -157,10 +157,10 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
 
 
 def needed_sites(met: Participants, settings: CommonSettings) -> int:
-    """Return the number of sites that a run needs.
+    """Return the number of sites that a run needs: 'run.min-sites', if that is above 0.
 
-    This is 'run.min-sites'. If that is 0, it is the number of sites that the run names, or of all
-    asked nodes if it names none.
+    If the setting is 0, every site that the run names is needed, or every asked node if the run
+    names no sites.
     """
     return settings.min_sites or len(met.terms.sites) or len(met.asked)
 
@@ -173,8 +173,9 @@ def hear_sites(
     A node that cannot take part, by itself or together with the other nodes, is left out, and the
     result's ``refused`` has the reason. The result may have no sites at all.
 
-    If the run names its sites ('server.sites'), other sites do not take part and are no refusal.
-    With a registry they are not even asked. Without one their hellos tell who they are.
+    If the run names its sites ('server.sites'), other sites do not take part, and ``refused`` has
+    no line about them. If there is a registry, these sites are not even asked. Otherwise their
+    hellos tell who they are.
 
     Args:
         grid: connects the server with the nodes.
@@ -219,7 +220,7 @@ def _admit(hellos: list[Hello], refused: list[str], terms: Terms, simulated: boo
         hellos: the readable hellos.
         refused: the reasons against the other hellos are appended to it.
         terms: the conditions, such as registered names and agreed sample numbers.
-        simulated: whether all sites of the run are simulated; registered names are then not
+        simulated: whether all sites of the run are simulated. If so, registered names are not
             checked.
     """
     admitted = []
@@ -297,8 +298,8 @@ def meet_latecomers(
     is disconnected for ``away_timeout`` seconds is given up.
 
     Returns:
-        All participants, old and new, and the new refusals, one line each. Without new nodes,
-        ``participants`` unchanged and an empty list.
+        All participants, old and new, and the new refusals, one line each. If there are no new
+        nodes, these are ``participants`` and an empty list.
     """
     connected = set(grid.get_node_ids())
     new_nodes = participants.terms.choose_nodes(

@@ -54,11 +54,11 @@ class SimulatedSites(Grid):
         return [_FIRST_NODE + partition for partition in range(self._sites)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message to a SuperNode that answers for its site; return the message ids.
+        """Send each message to a SuperNode that answers for its site, and return the message ids.
 
-        A record in the message names the simulated site. Site k goes to SuperNode k modulo their
-        number. Any SuperNode can answer for any site, because a simulated site keeps its state in
-        files under its own name, never in the SuperNode's context.
+        A record in the message names the simulated site. With n SuperNodes, the message to site k
+        goes to SuperNode k modulo n. Any SuperNode can answer for any site, because a simulated
+        site keeps its state in files under its own name, never in the SuperNode's context.
         """
         supernodes = sorted(self._grid.get_node_ids())
         sent = []

@@ -51,7 +51,8 @@ def survey_sites(
     Raises:
         SiteError: too few or too many nodes are connected, or no answer is usable. If no answer is
             usable, the message gives the reasons.
-        SettingError: 'server.sites' has an invalid name, or a name twice.
+        SettingError: 'server.sites' has an invalid name, a name twice, or a name that the registry
+            lacks.
     """
     terms = Terms(registry, sites=split_sites(settings.sites))
     nodes = wait_for_nodes(grid, settings, silos, terms)
@@ -69,7 +70,7 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 
     Raises:
         SiteError: the answer cannot be read, is about another data set than ``dataset``, or holds
-            an impossible value; one line.
+            an impossible value. The error is one line.
     """
     with reading("its answer to the survey", content):
         if set(content) != {SURVEYED}:
@@ -86,7 +87,7 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     received: Sequence[NodeAnswer[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the usable answers by site; append a reason to ``refused`` for each other answer.
+    """Return the usable answers by site, and append the reason against each other to ``refused``.
 
     If two nodes claim one name, neither answer is used. The registry is not checked if all sites
     are simulated or if it is None. ``received`` are the readable answers with their nodes.

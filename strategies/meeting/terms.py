@@ -19,9 +19,9 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take the name ``site``; None if registered with it.
+        """Explain why ``node`` may not take the name ``site``; None if it is registered under it.
 
-        Either the node is registered under another name, or the node is not registered at all.
+        Otherwise the node is registered under another name, or is not registered at all.
         """
         if self.nodes.get(site) == node:
             return None
@@ -94,10 +94,10 @@ class Terms:
         return fault
 
     def refuse_unregistered(self) -> None:
-        """Check that all sites of the run are in the registry, if both are named.
+        """Check that all sites that the run names are in the registry, if there is a registry.
 
         Raises:
-            SettingError: a site is missing there, for example because its name is misspelt.
+            SettingError: the registry lacks a site, for example because its name is misspelt.
         """
         if not self.registry:
             return
@@ -112,8 +112,8 @@ class Terms:
     def choose_nodes(self, nodes: Iterable[int]) -> list[int]:
         """Return the nodes that may be a site of the run, sorted.
 
-        The registry tells whose a node is. Without a registry, or if the run takes all sites, all
-        nodes are returned.
+        The registry tells which site a node belongs to. All nodes are returned if there is no
+        registry, or if the run takes all sites.
         """
         if not self.sites or not self.registry:
             return sorted(nodes)
@@ -121,7 +121,10 @@ class Terms:
         return sorted(own.intersection(nodes))
 
     def of_sites(self) -> str:
-        """Return " of " and the names of the run's sites, for a message; empty if it takes all."""
+        """Return " of " and the names of the run's sites, for a message.
+
+        The string is empty if the run takes all sites.
+        """
         if not self.sites:
             return ""
         return f" of {', '.join(self.sites)}"
@@ -132,10 +135,10 @@ class Terms:
 
 
 def split_sites(text: str) -> tuple[str, ...]:
-    """Split the value of 'server.sites' into names of sites, in the order of the text.
+    """Split the value of 'server.sites' into names of sites, in their given order.
 
-    The names are separated by commas; blanks around a name are ignored. An empty text gives an
-    empty tuple.
+    The names are separated by commas, and spaces around a name are ignored. An empty string gives
+    an empty tuple.
 
     Raises:
         SettingError: a name is empty or not valid, or occurs twice.

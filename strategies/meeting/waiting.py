@@ -16,9 +16,9 @@ def wait_for_nodes(
 ) -> list[int]:
     """Wait up to a minute until enough nodes are connected, and return their ids, sorted.
 
-    Enough are 'run.min-sites' nodes. If that is 0, enough is one node for each site that the run
-    names, or one node if it names none. Nodes that connect later are not waited for. With a
-    registry, nodes of other sites than those that the run names are neither counted nor returned.
+    The run needs 'run.min-sites' nodes. If that is 0, it needs one node for each site that it
+    names, or one node if it names none. The function does not wait for further nodes. If there is
+    a registry and the run names sites, nodes of other sites are neither counted nor returned.
 
     Args:
         grid: connects the server with the nodes.

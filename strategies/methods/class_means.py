@@ -40,8 +40,8 @@ class ClassMeans(Local):
         """Return the classes whose means ``site`` sends: class -> number of its training samples.
 
         The site sends the mean of a class if it has at least 'class-min-count' training samples of
-        the class, and at least as many as its own minimum ('privacy.sums-min-count'). No such class
-        gives an empty mapping.
+        the class, and at least as many as its own minimum ('privacy.sums-min-count'). If there is
+        no such class, the mapping is empty.
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
@@ -143,8 +143,8 @@ class FedProto(ClassMeans):
     def means_that_leave(self) -> list[str]:
         """Return one or two sentences on the prototypes that leave a site.
 
-        The first names the prototype with the fewest samples; at least one site must send a mean.
-        The second, for network "logistic", warns that a prototype is an exact mean of rows.
+        The first names the prototype with the fewest samples. The second, for network "logistic",
+        warns that a prototype is an exact mean of rows. At least one site must send a mean.
         """
         sentences = [
             f"each round: for each class that {self.sample_condition()}, the mean "
@@ -182,10 +182,11 @@ class FedProto(ClassMeans):
         return replace(state, arrays=arrays)
 
     def merge_prototypes(self, replies: Replies, arrays: dict[str, NDArray]) -> None:
-        """Replace each class's prototype in ``arrays`` by the mean of the returned ones (eq. 6).
+        """Replace each class's prototype in ``arrays`` by the replies' mean prototype (eq. 6).
 
-        A site's weight is its number of training samples of the class (``_prototype_weight``); the
-        mean is float32. A class that no replying site sends is left unchanged.
+        ``arrays`` is changed in place. A site's weight in the mean is its number of training
+        samples of the class (``_prototype_weight``). The mean is float32. If no reply has a
+        prototype of a class, ``arrays`` is not changed for that class.
         """
         for label in range(self.shape.outputs):
             name = f"{PROTOTYPE}{label}"

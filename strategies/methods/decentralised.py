@@ -53,9 +53,10 @@ class Decentralised(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind: the method's setting 'topology', or else the method's name.
+        """Return the topology's kind: the method's setting 'topology', or the method's name.
 
-        "star" becomes "hub", a star with one of the silos in the middle.
+        The name counts if the method has no such setting. "star" becomes "hub", a star with one of
+        the silos in the middle.
         """
         return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
@@ -130,7 +131,7 @@ class Decentralised(Method):
     def neighbours_models(self, site: str, state: State) -> dict[str, NDArray]:
         """Return the models that ``site`` receives from its in-neighbours in the next round.
 
-        They are named ``neighbour/<site>/<array>``. A neighbour that has no model yet is left out.
+        The arrays are named ``neighbour/<site>/<array>``. A neighbour without a model is left out.
         """
         arrays: dict[str, NDArray] = {}
         for other in self.topology.in_neighbours(site, state.round + 1):
@@ -165,7 +166,7 @@ class Decentralised(Method):
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return each site's seconds to train one visiting model; here None, without visits."""
+        """Return site -> seconds to train one visiting model. The default is None: no visits."""
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -223,7 +224,7 @@ class CDL(Decentralised):
     settings: CDLSettings
 
     def kind(self) -> str:
-        """Return the kind of the topology."""
+        """Return the topology's kind, 'cdl.divergence-topology', with "hub" in place of "star"."""
         return among_silos(self.settings.divergence_topology)
 
 
@@ -259,7 +260,7 @@ class Star(Decentralised):
         return replace(state, arrays=with_prefix(MODEL, mean))
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a silo: its weights; other silos get only the mean of all."""
+        """List the data sent by a silo: its weights. Other silos get only the mean over silos."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; "
             "their mean over all silos goes to all silos"

@@ -50,11 +50,16 @@ class SCAFFOLD(FedAvg):
     def round(self, state: State, ask: Ask) -> State:
         """Step towards the sites' mean weights, and update the server's control variate c.
 
-        The update y_i - x of site i is weighted by w_i = n_i / K_i, its number of samples over its
-        number of steps, so that the corrections of all sites add up to 0
-        (``models.methods.scaffold``). The model moves by 'server-learning-rate' times the weighted
-        mean of the updates. c moves by the mean change of the sites' variates, times the share of
-        training samples at the sites that replied.
+        The reply of site i, with n_i samples and K_i steps, holds x + (y_i - x) / K_i, which is its
+        mean update per step added to the received weights x. It also holds c plus the change of the
+        site's own variate, and the metric 1 / K_i. All of these are averaged with the weights n_i.
+        The mean update per step, divided by the mean of 1 / K_i, is the mean of y_i - x with the
+        weights n_i / K_i. With these weights the sites' corrections add up to 0
+        (``models.methods.scaffold``).
+
+        The model moves by 'server-learning-rate' times this mean. Running statistics of batch norm
+        become their mean. c moves by the mean change of the variates, times the share of training
+        samples at the sites that replied.
         """
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -80,8 +85,8 @@ class SCAFFOLD(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a reply's 1 / K cannot be true, or return None if it is plausible.
 
-        K is the site's number of steps. It must be from 1 to ``most_steps`` for the site's samples,
-        up to a small rounding error. K need not be whole.
+        K, the site's number of steps, must be from 1 to ``most_steps`` for the site's samples, up
+        to a small rounding error. K need not be whole.
         """
         share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
         if share <= 1 and share * most >= 1 - _ROUNDING:
@@ -150,7 +155,7 @@ class FedNova(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a reply's number of steps cannot be true, or return None if it is plausible.
 
-        It must be from 1 to ``most_steps`` for the site's samples. It is not checked to be whole.
+        The number must be from 1 to ``most_steps`` for the site's samples. It need not be whole.
         """
         steps, most = reply.metrics[STEPS], most_steps(self.common, reply.examples)
         if 1 <= steps <= most:
@@ -165,9 +170,9 @@ class FedNova(FedAvg):
 def most_steps(common: CommonSettings, samples: int) -> int:
     """Return the largest number of optimiser steps that a site can take in a round.
 
-    If 'train.epoch-steps' and a pace are set, this is the pace. If only 'train.local-steps' is set,
-    it is that number. Otherwise it is the number of epochs times the batches per epoch, where a
-    last, smaller batch counts.
+    If 'train.epoch-steps' and 'train.pace' are set, the result is the pace. If only
+    'train.local-steps' is set, it is that number. Otherwise it is the number of epochs times the
+    batches per epoch, including a last, smaller batch.
 
     Args:
         common: the run's settings.

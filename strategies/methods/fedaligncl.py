@@ -98,10 +98,13 @@ class FedAlignCL(FedAvg):
         return Disclosures(*sentences, noise=noise)
 
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
-        """Average the noisy weights, and store the embeddings that the next round sends out.
+        """Let sites train, average their noisy weights, and collect data for the next round.
 
-        All sites have the same weight in the average (algorithm 1). Sites are asked for embeddings
-        only if the next round aligns. A site that did not reply has no embeddings in the new state.
+        Each site gets the weights, and the other sites' embeddings and discriminators of the round
+        before. All sites have the same weight in the average (algorithm 1). If the next round
+        aligns, the new state has the embeddings of each site that replied and, with 'align-target'
+        "others", its discriminator. Otherwise it has none. The replies' shares of forgotten samples
+        are added to ``forgotten``.
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}
@@ -144,8 +147,8 @@ class FedAlignCL(FedAvg):
     ) -> dict[str, Any]:
         """Return forgotten.json: the variant, and epoch -> site -> share of forgotten samples.
 
-        The keys are "variant" and "epochs"; epochs are text. ``values`` is not used. Returns an
-        empty mapping if no site reported a share.
+        The keys are "variant" and "epochs", and epochs are strings. ``values`` is not used. The
+        mapping is empty if no site reported a share.
         """
         if not state.forgotten:
             return {}
@@ -154,9 +157,9 @@ class FedAlignCL(FedAvg):
     def _embedding_count(self, site: str, state: State) -> int:
         """Return the number of embeddings to request from ``site`` in the round after ``state``.
 
-        It is 'shared-embeddings', or fewer if the site has fewer training samples. Embeddings are
-        used one round after they are requested, so it is 0 if that later round does not align or is
-        after the run's last round.
+        The number is 'shared-embeddings', or the number of the site's training samples if that is
+        smaller. Embeddings are used one round after they are requested. The number is therefore 0
+        if that later round does not align, or if it is after the run's last round.
         """
         asks = state.round + 2  # embeddings that arrive in a round are used in the next one
         if asks > self.common.rounds or not self.settings.aligns(epoch_of(asks, self.common)):
@@ -166,8 +169,8 @@ class FedAlignCL(FedAvg):
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
         """Return the specs of the arrays that a site sends in addition to the weights.
 
-        These are ``count`` embeddings (count, channels) and, with 'align-target' "others", the
-        weights of the site's discriminator. If ``count`` is 0, the mapping is empty.
+        The site sends ``count`` embeddings (count, channels) and, with 'align-target' "others", the
+        weights of its discriminator. If ``count`` is 0, the mapping is empty.
         """
         if not count:
             return {}

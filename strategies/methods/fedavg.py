@@ -35,7 +35,10 @@ class FedAvg(Method):
         return self.state_class(self.starting_weights())
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Send the weights to all sites, let them train, and average the results."""
+        """Let all sites train the weights, and average the results by 'server.aggregation'.
+
+        If no reply is usable, the weights do not change.
+        """
         trained = ask(TRAIN, dict.fromkeys(ask.sites, state.arrays))
         return replace(state, arrays=self.average(trained, state.arrays))
 

@@ -29,8 +29,8 @@ class FedAvgM(FedAvg):
         """Average like FedAvg, then let the server's optimiser step towards the mean.
 
         The optimiser gets mean - model as its gradient, and its step is added to the model. Running
-        statistics of batch norm become the mean. The state also holds each array's moments,
-        ``moments/<array>``; there are none before round 1.
+        statistics of batch norm become the mean. After round 1 the state also holds each array's
+        moments, ``moments/<array>``.
         """
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))

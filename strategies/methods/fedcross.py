@@ -107,7 +107,7 @@ class FedCross(Method):
         return with_prefix(MODEL, self.model(state))
 
     def _models(self, state: State) -> list[dict[str, NDArray]]:
-        """Return all models, by their numbers."""
+        """Return all models, in the order of their numbers."""
         count = len(self.participants.sites())
         return [arrays_below(f"{_MIDDLEWARE}{place}/", state.arrays) for place in range(count)]
 

@@ -1,8 +1,8 @@
 """FedDBE at the server: FedAvg, and in round 1 the mean of the sites' mean features.
 
-Messages, both ways: FedAvg's, and ``mean/tokens`` (l, c), float32: zeros until the mean is known.
-Sites return their own mean then, and later what they received. So all that the server needs is a
-mean over sites, which can be a secret sum.
+Messages in both directions: FedAvg's, and ``mean/tokens`` (l, c), float32. The server sends zeros
+until it knows the mean. Sites return their own mean in that round, and later the mean that they
+received. So the server needs only a mean over sites, which can be a secret sum.
 """
 
 from dataclasses import replace
@@ -23,13 +23,13 @@ class FedDBE(FedAvg):
     capabilities = replace(FedAvg.capabilities, some_sites=False, paced_epochs=False)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and a mean feature of zeros: unknown."""
+        """Return the network's initial weights, and zeros for the mean feature, not yet known."""
         network = self.blueprint
         mean = np.zeros((network.tokens, network.channels), np.float32)
         return State(self.starting_weights() | {MEAN: mean})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the networks by samples; until the mean feature is known, average that too.
+        """Average the networks and, until it is known, the mean feature, weighted by samples.
 
         The mean feature counts as known if it is not all zeros. From then on it does not change.
         """

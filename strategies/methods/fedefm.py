@@ -106,7 +106,7 @@ class FedEFM(Decentralised):
     def _visitors_of(self, host: str, state: State) -> dict[str, NDArray]:
         """Return the models that ``host`` trains in the next round, as ``visitor/<owner>/<array>``.
 
-        They belong to the silos that have ``host`` as an in-neighbour. A silo that has no model yet
+        The owners are the silos that have ``host`` as an in-neighbour. A silo that has no model yet
         is left out.
         """
         models: dict[str, NDArray] = {}
@@ -149,7 +149,8 @@ class FedEFM(Decentralised):
     def visit_seconds(self) -> Mapping[str, float] | None:
         """Return each site's mean seconds per visiting model, never None.
 
-        A site that trained no visitor gets the mean over the sites that did; 0 if no site did.
+        A site that trained no visitor gets the mean over the sites that trained some. If no site
+        did, all values are 0.
         """
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))

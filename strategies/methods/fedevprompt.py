@@ -103,13 +103,13 @@ class FedEvPrompt(Method):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the averaged arrays; each site adds its own prompts."""
+        """Return the averaged arrays, to which each site adds its own prompts."""
         return _averaged_arrays(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the attention maps that ``site`` sends, by name ``maps/<class>``.
 
-        A class with n training samples has an array (min(n, 'buffer-maps'), cells); a class without
+        A class with n training samples has an array (min(n, 'buffer-maps'), cells). A class without
         samples has no array. The mapping is empty if 'distillation-weight' is 0, because maps are
         not used then.
         """
@@ -154,8 +154,8 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 def _fault_of_maps(reply: Reply) -> str | None:
     """Describe the first fault in the attention maps of a reply; None if all maps are valid.
 
-    Each map must be finite, not negative, and sum to 1 within 0.001. The text begins with the name
-    of the array. Other arrays are not checked, and a reply without maps is valid.
+    Each map must be finite, not negative, and sum to 1 within 0.001. The description begins with
+    the name of the array. Other arrays are not checked, and a reply without maps is valid.
     """
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):

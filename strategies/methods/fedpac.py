@@ -77,7 +77,11 @@ class FedPAC(FedProto):
         return {**self._common_part(state), **arrays_below(f"{HEAD}{site}/", state.arrays)}
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the class means that ``site`` sends, before and after training."""
+        """Return the specs of the class statistics that ``site`` sends.
+
+        These are ``prototype/<class>`` by the trained network, and ``received/<class>`` by the
+        received network.
+        """
         specs = super().specs(site)
         for label in self.sent_classes(site):
             specs[f"{RECEIVED}{label}"] = ArraySpec((self.size + 1,))
@@ -106,7 +110,7 @@ class FedPAC(FedProto):
     def _common_part(self, state: State) -> dict[str, NDArray]:
         """Return the state's arrays that all sites share.
 
-        These are all arrays except the sites' own classifiers and the prototypes.
+        All arrays are shared except the sites' own classifiers and the prototypes.
         """
         shared = {}
         for name, array in state.arrays.items():
@@ -117,8 +121,8 @@ class FedPAC(FedProto):
     def _mix_heads(self, replies: Replies) -> dict[str, NDArray]:
         """Return the classifier for each site that replied, as ``head/<site>/<array>`` (eq. 8).
 
-        ``mixing_weights`` chooses each site's weights from all sites' class statistics. A site that
-        sends no class mean is in no other site's mix, and keeps its own classifier.
+        ``mixing_weights`` chooses each site's weights from the class statistics of all sites. A
+        site that sends no class means keeps its own classifier, which no other site's mix contains.
         """
         arrays: dict[str, NDArray] = {}
         # Without statistics nothing says whose classifiers would help a site, or whom its own

@@ -46,7 +46,7 @@ class FedPer(FedAvg):
     def evaluate(self, state: State, ask: Ask) -> None:
         """Let each site measure the shared arrays together with the arrays that it has kept.
 
-        A site that has kept none yet uses initial values for them. Sites return only metrics.
+        A site that has not kept any yet uses their initial values. Sites return only metrics.
         """
         ask(EVALUATE, self._with_starts(state, ask), expect={})
 
@@ -55,7 +55,7 @@ class FedPer(FedAvg):
         return {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
 
     def disclosures(self) -> Disclosures:
-        """List the data sent by a site: the shared weights; the arrays that stay are named."""
+        """List the data sent by a site: all weights except the arrays that stay there."""
         shared, *more = super().disclosures().leaves
         return Disclosures(f"{shared}, except {', '.join(self._personal)}, which stay", *more)
 

@@ -24,9 +24,9 @@ class Local(Method):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train its own model; no arrays come back, and the state does not change.
+        """Let each site train its own model, and return the state unchanged.
 
-        The first message to a site may hold initial weights. Sites still send their metrics.
+        The first message to a site may hold initial weights. Sites return metrics but no arrays.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         ask(TRAIN, send, expect={})
@@ -48,10 +48,10 @@ class Ensemble(Method):
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train its own model; in the run's last round also collect the models.
+        """Let each site train its own model, and in the run's last round collect the models.
 
-        Collected models are stored as ``expert/<site>/<array>``, without those of sites that did
-        not reply. Before the last round the state has no arrays.
+        A collected model is stored as ``expert/<site>/<array>``. A site that did not reply has no
+        stored model. Before the last round the state has no arrays.
         """
         send = {site: self.start(site, ask) for site in ask.sites}
         if state.round + 1 != self.common.rounds:
@@ -102,10 +102,10 @@ class Cross(Ensemble):
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return cross.json: for each metric, a matrix of test values of all models at all sites.
 
-        A row belongs to the site that trained the model, and a column to the site that tested it;
-        both follow the order of the sites. A value is None if the metric is undefined for the
-        tester's labels, or if one of the two sites did not reply. A metric without any value is
-        left out. If no metric is left, the mapping is empty.
+        A row belongs to the site that trained the model, and a column to the site that tested it.
+        Rows and columns follow the order of the sites. A value is None if the metric is undefined
+        for the tester's labels, or if one of the two sites did not reply. A metric without any
+        value is left out. If no metric is left, the mapping is empty.
 
         Args:
             state: ignored.

@@ -33,8 +33,8 @@ class PersonalState(State):
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
         """Return a copy of the state with the sites that trained a personal model added.
 
-        These are the sites whose reply says that they keep state. ``personal`` stays sorted and
-        without duplicates; sites that did not reply remain in it.
+        A site is added if its reply says that it keeps state. ``personal`` stays sorted and without
+        duplicates. Sites that did not reply remain in it.
         """
         personal = set(self.personal)
         for site, reply in replies.items():
@@ -65,9 +65,10 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights for a site without a personal model.
+        """Return the global weights for a site to fine-tune or to measure.
 
-        A site with a personal model gets no arrays, because it measures that model.
+        A site with a personal model (``state.personal``) gets no arrays, because it fine-tunes or
+        measures that model.
         """
         if site in state.personal:
             return {}

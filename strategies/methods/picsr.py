@@ -95,10 +95,13 @@ class PICSR(Method):
         return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Run the next round's stage: warm up like FedAvg, train experts, or train the router.
+        """Run the next round in its stage: warm-up, experts or router.
 
-        In the warm-up and router stages the trained arrays are averaged over the sites, weighted by
-        samples. All sites have the same weight for the router if 'router-average' is "equal".
+        The number of finished rounds decides the stage. In a warm-up round the sites train the
+        network like FedAvg. In an experts round each site trains its own expert
+        (``_experts_round``). In a router round the sites train only the router. The warm-up and
+        router rounds average the trained arrays over the sites, weighted by samples. If
+        'router-average' is "equal", all sites have the same weight for the router.
         """
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
@@ -115,11 +118,11 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train its own expert; in the last of these rounds also collect the experts.
+        """Let each site train its own expert, and in the last of these rounds collect the experts.
 
-        The replies of the last round hold the expert and the site's prototype. A reply whose expert
-        has no finite output for that prototype is unusable. Before, no arrays are returned, and
-        only the sites that keep an expert are recorded.
+        In the rounds before the last, no arrays are returned, and the new state only records the
+        sites that keep an expert. The replies of the last round hold the expert and the site's
+        prototype. Such a reply is unusable if the expert has no finite output for that prototype.
         """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
@@ -132,10 +135,10 @@ class PICSR(Method):
         return replace(state, arrays=self._collect_experts(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
-        """Let sites measure the mixture of all experts; their metrics go to the hooks.
+        """Let sites measure the mixture of all experts, and send back only metrics.
 
-        In a run that stopped before the experts were collected, each site measures its own expert,
-        or the global weights if it has none.
+        If the run stopped before the experts were collected, a site with an expert measures that
+        expert. A site without one measures the global weights.
         """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -147,9 +150,9 @@ class PICSR(Method):
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
         """Return the arrays to send as the start of a site's expert.
 
-        Returns no arrays if the site already trains an expert. Finetuned experts start from the
-        global weights. Local experts start from 'train.initial-weights'. If that setting is empty,
-        the site draws the weights from the seed and no arrays are sent.
+        If the site already trains an expert, there are no arrays to send. Otherwise finetuned
+        experts start from the global weights, and local experts from 'train.initial-weights'. If
+        that setting is empty, no arrays are sent, because the site draws the weights from the seed.
         """
         if self.settings.experts == "local":
             return self.start(site, ask)
@@ -191,10 +194,11 @@ class PICSR(Method):
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
     def _collect_experts(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        """Return the experts and prototypes of the replies, and the weights of a new router.
+        """Return the arrays that the router rounds begin with, from the last experts round.
 
-        The arrays are named ``expert_array(site, ...)``, ``PROTOTYPE<site>`` and ``ROUTER...``. The
-        router's weights are drawn from the seed, and the router has one output per reply.
+        Each reply's expert becomes ``expert/<site>/<array>``, and its prototype
+        ``prototype/<site>``. A new router is added as ``router/<array>``. The router has one output
+        per reply, and its weights are drawn from the seed.
         """
         # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.shape.input_shape, len(replies), self.common.seed)
@@ -208,7 +212,7 @@ class PICSR(Method):
     def _trained_arrays(self, state: PersonalState) -> Arrays:
         """Return the arrays that the sites train in the next round.
 
-        In a warm-up round these are all arrays of the state, and in the router's rounds only the
+        In a warm-up round all arrays of the state are trained, and in a router round only the
         router's arrays.
         """
         if self.settings.stage(state.round) == WARMUP:

@@ -5,6 +5,10 @@ from fedsilo.strategies.loop.method import Method
 
 
 def strategy_class(name: str) -> type[Method]:
-    """Return the class of method ``name`` for the server."""
+    """Return the server's class of the method ``name``, built-in or a plugin's.
+
+    Raises:
+        SettingError: no method has that name, or its class is not usable.
+    """
     method: type[Method] = server_class(name)
     return method

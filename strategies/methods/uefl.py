@@ -105,13 +105,13 @@ class UEFL(Method):
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
-        """Train and average the network and the books; at the end of an iteration extend the books.
+        """Train and average network and codebooks, and extend these at the end of an iteration.
 
         Before round 1, K-means fills the first book if 'uefl.first-book' is 'kmeans'.
 
         An iteration ends with a check: all sites measure their uncertainty, and uncertain sites get
-        a new book. With 'uefl.refresh' the certain sites' features re-initialise the first book,
-        unless the run ends here.
+        a new book. If 'uefl.refresh' is 'kmeans' and the run continues, the certain sites' features
+        also re-initialise the first book.
         """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._request_codewords(state, ask, ask.sites)
@@ -134,7 +134,7 @@ class UEFL(Method):
         return self._refresh_first_book(self._extend_books(state, found), found)
 
     def _request_codewords(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
-        """Ask ``sites`` for centroids of their features; return the replies that have codewords.
+        """Ask ``sites`` for centroids of their features, and return the replies with codewords.
 
         Each site runs K-means (section 3.2). The reply of a site that found no codeword is left
         out.
@@ -159,7 +159,7 @@ class UEFL(Method):
     def model_for(self, site: str, state: UEFLState) -> Arrays:
         """Return the network and the codebooks that ``site`` has access to, sorted by name.
 
-        A site without access to a codebook does not get it; every site has the first one.
+        Every site has access to the first codebook.
         """
         arrays: dict[str, NDArray] = {}
         for name, array in sorted(state.arrays.items()):
@@ -201,11 +201,11 @@ class UEFL(Method):
         )
 
     def _extend_books(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Add a codebook for the uncertain sites that found codewords; record it in ``extended``.
+        """Add a codebook for the uncertain sites that found codewords, and record these sites.
 
-        Only these sites have access to the new codebook. If no uncertain site found codewords, the
-        round is recorded with an empty list and no codebook is added. If no site is uncertain, the
-        state is unchanged.
+        Only these sites have access to the new codebook. ``extended`` records them under the round.
+        If no uncertain site found codewords, the round is recorded with an empty list, and no
+        codebook is added. If no site is uncertain, the state is unchanged.
         """
         if not state.uncertain:
             return state
@@ -258,10 +258,10 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Return the reason to end the run early, or None if the run continues.
+        """Return the reason to end the run before its last round; None if the run continues.
 
-        A run ends early only if 'uefl.stop-when-certain' is set and the last check found no
-        uncertain site. After the last round the result is always None.
+        There is a reason only if 'uefl.stop-when-certain' is set, and the newest check of the
+        sites' uncertainty found no uncertain site. After the last round the result is always None.
         """
         if not self.settings.stop_when_certain or not state.certain:
             return None
@@ -276,7 +276,7 @@ class UEFL(Method):
 
     @classmethod
     def marks(cls, state: UEFLState) -> dict[int, str]:
-        """Return the codebook events of a run, for the log and the curves: round -> text.
+        """Return the codebook events of a run, for the log and the curves: round -> description.
 
         There are three events: a new codebook for some sites, a new codebook that got no codewords
         because no cluster was large enough, and a re-initialised first codebook. If a round has two

@@ -83,7 +83,7 @@ def cycle_time(
     compute_seconds: Mapping[str, float],
     visit_seconds: Mapping[str, float] | None = None,
 ) -> float:
-    """Return the seconds of one round; for matcha the expected seconds over its random rounds.
+    """Return the seconds of one round or, for matcha, the expected seconds over random rounds.
 
     Args:
         topology: the neighbours of each site.
@@ -128,11 +128,11 @@ class _Seconds:
     visits: NDArray[np.float64] | None = None
 
     def round(self, arcs: Arcs) -> float:
-        """Return the seconds of a synchronous round, which ends with its slowest arc.
+        """Return the seconds of a synchronous round, which ends when the slowest site is done.
 
-        If models visit other sites, these are the seconds of the slowest visit plus the seconds of
-        the slowest site's own computing. A visit is the way to the host, the training of all the
-        host's visitors, and the way back.
+        If no models visit other sites, every site computes and then sends its model (``mixing``).
+        If models visit, the round takes the longest visit plus the longest computing time. A visit
+        is the way to the host, the training of all the host's visitors, and the way back.
         """
         if self.visits is None:
             return self.mixing(arcs)
@@ -143,14 +143,17 @@ class _Seconds:
         return float(away.max() + self.compute.max())
 
     def mixing(self, arcs: Arcs) -> float:
-        """Return the seconds until every site has computed and then sent over its arcs."""
+        """Return the seconds until every site has computed and then sent its model over its arcs.
+
+        A site without arcs only computes.
+        """
         delays = self.compute[:, None] + self.transfer(arcs)
         return float(np.where(_without_self_arcs(arcs), delays, self.compute[:, None]).max())
 
     def star(self, arcs: Arcs) -> float:
         """Return the seconds to compute, send all models to the hub, and send the mean back.
 
-        The hub is the site with the most incoming arcs; with equal numbers it is the first.
+        The hub is the site with the most incoming arcs. If several have the most, it is the first.
         """
         arcs = _without_self_arcs(arcs)
         # Every arc of a star leads to or from the hub, so most arcs enter there

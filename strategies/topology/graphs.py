@@ -43,7 +43,7 @@ class Topology:
     matcha: Matcha | None = None
 
     def matrix(self, round_: int) -> Matrix:
-        """Return the mixing matrix of a round, (sites, sites); row i has the weights of site i."""
+        """Return the mixing matrix of a round, (sites, sites). Row i has the weights of site i."""
         if self.matcha:
             return self.matcha.matrix(self.matcha.active(round_))
         return self.weights
@@ -104,8 +104,8 @@ def build_topology(
 def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
     """Return the silo set's links as an undirected graph over the positions of ``names``.
 
-    Each edge has ``latency`` in milliseconds and ``gbps``; either is None if the silo set does not
-    state it. If ``silo_set`` is None, the graph has nodes but no edges.
+    Each edge has ``latency`` in milliseconds and ``gbps``. A value that the silo set does not state
+    is None. If ``silo_set`` is None, the graph has nodes but no edges.
     """
     graph = nx.Graph()
     graph.add_nodes_from(range(len(names)))
@@ -171,8 +171,8 @@ def _complete(base: nx.Graph) -> _Built:
 def _build_ring(base: nx.Graph) -> _Built:
     """Connect the sites to a directed ring along a short tour, and return arcs and weights.
 
-    Arcs are pairs (from, to) of positions; weights are (sites, sites). A site's own model and the
-    model of its only in-neighbour have weight 1/2 each.
+    Arcs are pairs (from, to) of positions, and weights are (sites, sites). A site's own model and
+    the model of its only in-neighbour have weight 1/2 each.
     """
     order = _find_tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
@@ -183,9 +183,10 @@ def _build_ring(base: nx.Graph) -> _Built:
 
 
 def _build_star(base: nx.Graph) -> _Built:
-    """Connect all sites to a centre, which stands for the server; return arcs and weights.
+    """Connect all sites to a centre, which stands for the server, and return arcs and weights.
 
-    All weights are 1 / n for n sites, because the server computes the mean of all models.
+    The arcs are those of ``_build_hub``. All weights are 1 / n for n sites, because the server
+    computes the mean of all models.
     """
     arcs, _ = _build_hub(base)
     return arcs, np.full((len(base), len(base)), 1 / len(base))
@@ -251,9 +252,9 @@ def _path_latencies(base: nx.Graph) -> Matrix | None:
 def _find_tour(base: nx.Graph) -> list[int]:
     """Return the positions of the sites in the order of a short round tour that begins at 0.
 
-    It is the shorter of Christofides' tour and the greedy tour. It runs in the direction in which
-    the second site has the lower position. If latencies are not known, the sites are in the order
-    of their names.
+    The tour is the shorter of Christofides' tour and the greedy tour. Its direction is the one in
+    which the second site has the lower position. If latencies are not known, the sites are in the
+    order of their names.
     """
     latencies = _path_latencies(base)
     if latencies is None:

@@ -71,8 +71,8 @@ class Matcha:
         """Yield the possible choices of matchings in a round: pairs (probability, used matchings).
 
         A choice with probability 0 is left out. If there are more than 12 matchings, the draws of
-        rounds 1 to 1000 are yielded instead, each with probability 1/1000; a choice may then occur
-        again.
+        rounds 1 to 1000 are yielded instead, each with probability 1/1000. A choice may then occur
+        more than once.
         """
         if len(self.matchings) > _ENUMERATED:
             for round_ in range(1, _DRAWN + 1):
@@ -100,10 +100,14 @@ class Matcha:
 def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
     """Compute MATCHA's matchings, probabilities and step size for a graph.
 
+    The graph's edges are split into matchings (``decompose``). Each matching gets the probability
+    that a round uses it (``activation_probabilities``). The step size, by which models are mixed,
+    makes the sites agree fastest (``step_size``). Two semidefinite programs find the last two.
+
     Args:
-        graph: the base graph, connected, with nodes 0, 1, ....
+        graph: the links between sites, connected, with the nodes 0, 1, ....
         budget: the mean share of matchings that a round uses, above 0 and at most 1.
-        seed: seeds the draws of each round.
+        seed: stored in the result, where it seeds the draws of each round.
 
     Raises:
         SettingError: the budget is so small that some sites would never meet, or the solver found
@@ -119,7 +123,7 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
     """Return the graph Laplacian of each matching, (size, size): degrees minus adjacency.
 
-    No edge may share a site with another edge of its matching; this is not checked.
+    No two edges of a matching may share a site, which is not checked.
     """
     matrices = []
     for edges in matchings:
@@ -134,9 +138,10 @@ def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
     """Split ``graph`` into matchings by two heuristics, and return the result with fewer matchings.
 
-    If both have the same number, the edge colouring is returned. A matching is a sorted tuple of
-    edges (a, b) with a < b. Nodes must be numbers, because sets of texts have a different order in
-    each process.
+    One heuristic is a greedy edge colouring, and the other removes matchings of maximum weight. If
+    both find equally many, those of the edge colouring are returned. A matching is a sorted tuple
+    of edges (a, b) with a < b. Nodes must be numbers, because the order of strings in a set differs
+    between processes.
     """
     matchings = min([_split_by_colour(graph), _split_by_matching(graph)], key=len)
     return tuple(tuple(sorted(edges)) for edges in matchings)
@@ -156,11 +161,11 @@ def _split_by_colour(graph: nx.Graph) -> list[list[Edge]]:
 
 
 def _split_by_matching(graph: nx.Graph) -> list[list[Edge]]:
-    """Split a graph's edges into matchings.
+    """Split a graph's edges into matchings by removing maximum-weight matchings one after another.
 
-    Maximum-weight matchings are removed until no edge is left. The weights make each matching cover
-    as many sites of the largest degree d as possible, because d decides the number of matchings
-    that a graph needs, d or d + 1 (Vizing). Without edges, the list is empty.
+    The weights make each matching cover as many sites of the largest degree d as possible, because
+    d decides the number of matchings that a graph needs, d or d + 1 (Vizing). A graph without edges
+    gives an empty list.
     """
     left = nx.Graph(graph.edges)
     matchings = []
@@ -313,7 +318,7 @@ def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
 
 
 def _solve(problem: Any) -> None:
-    """Solve a semidefinite program with SCS; its variables then hold the optimum.
+    """Solve a semidefinite program with SCS, which stores the optimum in the program's variables.
 
     The accuracies 1e-9 and 1e-7 are tried in this order until one gives an optimum. Interior-point
     solvers fail or warn if several eigenvalues are equal at the optimum, which is common here.

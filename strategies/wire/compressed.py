@@ -59,10 +59,10 @@ class Compression:
     down: str = "fp32"
 
     def disclosure(self) -> str:
-        """Return a sentence on the rounding of updates, which gives no privacy.
+        """Return a sentence for privacy.json: updates are rounded, but this gives no privacy.
 
-        The text is empty if 'server.wire-precision' is "fp32", because updates are then not
-        rounded.
+        The sentence is empty if 'server.wire-precision' is "fp32", because sites then send their
+        updates without rounding.
         """
         if self.precision == "fp32":
             return ""
@@ -102,16 +102,16 @@ class Compression:
     def pack_updates(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
         """Return a site's arrays in their wire format: updates as bytes, other arrays unchanged.
 
-        An update is a float32 weight minus the received array of the same name and shape, in
-        'server.wire-precision'; its bytes are a uint8 vector. Batch norm's statistics are never
-        updates.
+        An update is a float32 weight minus the received array of the same name and shape. It is
+        converted to 'server.wire-precision', and its bytes become a uint8 vector. Batch norm's
+        statistics are never updates.
 
         Args:
             leaving: the arrays that the site returns, by name.
             sent: the arrays that the site received.
 
         Raises:
-            ArrayError: an update is not finite; names the array.
+            ArrayError: an update is not finite. The error names the array.
         """
         travelling: dict[str, NDArray] = {}
         for name, array in sorted(leaving.items()):
@@ -145,7 +145,8 @@ class Compression:
             sent: the arrays that the server sent to the site.
 
         Raises:
-            SiteError: the reply is malformed, or a restored array is not finite; one line.
+            SiteError: the reply is malformed, or a restored array is not finite. The error is one
+                line.
         """
         kind = _VALUES[self.precision]
         travelling = dict(expected)

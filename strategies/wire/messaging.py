@@ -31,8 +31,8 @@ def send_and_receive(
 ) -> Iterator[tuple[int, Message]]:
     """Send ``messages`` and yield (node, reply) as each reply arrives.
 
-    The iterator ends when all nodes have replied, or at the timeout. A node that has not replied by
-    then yields nothing. If Flower rejects a message, or if a node is disconnected for
+    The iterator ends when all nodes have replied, or at the timeout. Nothing is yielded for a node
+    that has not replied by then. If Flower rejects a message, or if a node is disconnected for
     ``away_timeout``, an error message is yielded as the node's reply.
 
     Args:
@@ -90,8 +90,7 @@ def retry_soon() -> bool:
     wait, so the default arguments of Flower's functions are replaced in this process.
 
     Returns:
-        True if the waits were replaced; False for an unknown version of Flower, which stays as it
-        is.
+        True if the waits were replaced; False for an unknown version of Flower, whose waits stay.
     """
     try:
         module = importlib.import_module(_OBJECTS)

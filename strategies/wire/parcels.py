@@ -65,13 +65,13 @@ class Packing:
         self._shared: Tensor | None = None
 
     def pack(self, message: Message) -> Parcel:
-        """Pickle a message so that another process can unpack it; large parts go to shared memory.
+        """Pickle a message for another process, with its large parts in shared memory.
 
         Bytes objects of 64 KiB or more are large. If the large parts are the same objects as in the
         last packed message, their shared memory is used again.
 
         Returns:
-            The pickle, and the tensor in shared memory; None instead of a tensor without large
+            The pickled message, and the tensor in shared memory, or None if there are no large
             parts.
 
         Raises:

@@ -220,10 +220,11 @@ class Spill:
     _file: IO[bytes] | None = field(init=False, default=None)
 
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-        """Store the arrays of one reply in memory if the round's budget allows it, else in a file.
+        """Store the arrays of one reply in memory or, beyond the round's budget, in a file.
 
         ``in_memory``, the rest of the budget in bytes, is reduced by arrays kept in memory. The
-        file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist.
+        file is in ``folder``, or in the system's temporary folder if ``folder`` does not exist. All
+        replies of the round that do not fit into memory share the file.
 
         Returns:
             The same ``arrays``, or a mapping that reads them from the file, one at each access.
@@ -249,7 +250,7 @@ class Spill:
             ) from None
 
     def close(self) -> None:
-        """Close the file, which deletes it, because it has no name. Without a file, do nothing."""
+        """Close the file, if there is one. This deletes it, because it has no name."""
         if self._file:
             self._file.close()
 

@@ -145,7 +145,7 @@ def refuse_invalid_key(public: bytes) -> None:
 
 
 def seal_shares(shares: Shares, key: bytes, positions: tuple[int, int]) -> bytes:
-    """Encrypt shares, together with the positions of both sites; only ``key`` can decrypt them.
+    """Encrypt shares, together with the positions of both sites. Only ``key`` can decrypt them.
 
     Args:
         shares: the shares.
@@ -210,10 +210,10 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
 
 
 def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
-    """Read a list of texts from a record of secure aggregation. The list may be empty.
+    """Read a list of strings from a record of secure aggregation. The list may be empty.
 
     Raises:
-        SiteError: the value under ``key`` is missing, or is not a list of texts.
+        SiteError: the value under ``key`` is missing, or is not a list of strings.
     """
     values = record.get(key)
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
@@ -250,7 +250,7 @@ def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Read a whole number, of any sign, from a record of secure aggregation.
+    """Read a whole number, which may be negative, from a record of secure aggregation.
 
     A bool or a float does not count as a whole number.
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -39,11 +39,12 @@ _KEY_CODE = re.compile(r"[0-9a-f]{4}(-[0-9a-f]{4}){7}")
 def words(purpose: str, *parts: object) -> bytes:
     """Encode a purpose and values as unambiguous JSON, for signing or hashing.
 
-    Bytes become hexadecimal text, so at a given position pass always bytes or always text.
+    Bytes become hexadecimal strings. For one purpose, a part must therefore always be bytes or
+    always be a string.
 
     Args:
-        purpose: keeps texts for different uses apart; it follows a fixed prefix.
-        parts: texts, numbers, lists and bytes.
+        purpose: distinguishes texts for different uses. A fixed prefix comes before it.
+        parts: strings, numbers, lists and bytes.
     """
     # JSON quotes every part, so no two different lists give the same text
     return json.dumps(["fedsilo secure sum", purpose, *parts], default=bytes.hex).encode()
@@ -68,6 +69,20 @@ def key_words(
         splits: the splits that the site measures, joined by commas.
     """
     return words("keys", run, round_, site, *keys, terms, splits)
+
+
+def list_words(context: bytes, sites: Sequence[str], seals: Sequence[str] = ()) -> bytes:
+    """Build the text that a site signs to confirm which sites are in a sum.
+
+    Args:
+        context: the context of the round, from ``context_of``.
+        sites: the sites whose masked arrays arrived, sorted.
+        seals: the seal of each of these sites' parts, in the same order, if the method proves its
+            sums (``part_seal``); otherwise empty.
+    """
+    if seals:
+        return words("answered", context, list(sites), list(seals))
+    return words("answered", context, list(sites))
 
 
 def common_splits(listed: Iterable[str]) -> list[str]:
@@ -118,6 +133,9 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
 def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
     """Return a 32-byte hash of the values that two sites must share for their masks to cancel.
 
+    The sites derive their masks with this hash, so the masks cancel only if both sites received the
+    same arrays and mask the same names. The order of arrays and names does not matter.
+
     Args:
         context: the context of the round, from ``context_of``.
         received: all arrays that a site received, named ``<record>/<array>``.
@@ -150,8 +168,8 @@ def _fingerprint_bytes(public: bytes) -> bytes:
 def key_code(public: bytes) -> str:
     """Return a code of a public key that people can read aloud: 128 bits of its SHA-256.
 
-    It has eight groups of four hexadecimal digits. A fingerprint has upper- and lower-case letters,
-    which would not survive a telephone call.
+    The code has eight groups of four hexadecimal digits. A fingerprint has upper- and lower-case
+    letters, which would not survive a telephone call.
 
     Raises:
         SiteError: the bytes are not a public key in OpenSSH's form.
@@ -161,7 +179,7 @@ def key_code(public: bytes) -> str:
 
 
 def is_key_code(text: str) -> bool:
-    """Tell whether a text has the form of a key code."""
+    """Tell whether a string has the form that ``key_code`` returns."""
     return bool(_KEY_CODE.fullmatch(text))
 
 

@@ -19,12 +19,13 @@ def test_throughput_writes_a_row_for_each_step(
     monkeypatch.setattr(attention, "training_step", lambda *_: (None, compute))
     monkeypatch.setattr(attention, "seconds_of", lambda *_: 0.25)
     path = tmp_path / "attention.csv"
-    attention.throughput(Console(quiet=True), path, batches=(2,))
+    given = argparse.Namespace(batches=[2], repeats=1, device="cpu", small=True, csv=path)
+    attention.throughput(Console(quiet=True), given)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [(row["precision"], row["step"]) for row in rows] == [
         (precision, kind)
         for precision in ("fp32", "bf16")
-        for kind in ("plain", "rollout", "distillation")
+        for kind in ("plain", "rollout", "distillation", "maps apart")
     ]
     assert {row["images/s"] for row in rows} == {"8"}
 

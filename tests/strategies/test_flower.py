@@ -13,7 +13,8 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies import UEFL, FedAvg
-from fedsilo.strategies.flower import FlowerStrategy
+from fedsilo.strategies.flower import FlowerStrategy, _MeanMetrics
+from fedsilo.strategies.wire.reply import Reply
 from tests.support.errors import refuses
 
 Tiny = Callable[..., dict[str, Value]]
@@ -91,3 +92,13 @@ def test_every_method_is_a_flower_strategy() -> None:
 def test_unknown_method_is_no_attribute() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'FedNothing'"):
         fedsilo.strategies.FedNothing  # noqa: B018
+
+
+def test_a_metric_of_sites_without_samples_has_no_mean() -> None:
+    means = _MeanMetrics()
+    replies = {}
+    for site, examples in {"empty": 0, "full": 4}.items():
+        metrics = {"incoming.test.accuracy": 0.5 * examples, f"incoming.test.{site}": 1.0}
+        replies[site] = Reply(site, {}, metrics=metrics, examples=examples)
+    means.phase_ended(1, "train", replies)
+    assert dict(means.record()) == {"incoming.test.accuracy": 2.0, "incoming.test.full": 1.0}

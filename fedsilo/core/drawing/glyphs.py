@@ -56,9 +56,9 @@ def _list_texts(figure: Figure) -> list[Text]:
 
 
 def _find_missing(text: str) -> frozenset[str]:
-    """Return the printable characters of a text that matplotlib's usual font lacks.
+    """Return the printable characters of a string that matplotlib's usual font lacks.
 
-    An ASCII text gives an empty set.
+    An ASCII string gives an empty set.
     """
     if text.isascii():
         return frozenset()

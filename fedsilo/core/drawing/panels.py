@@ -20,7 +20,7 @@ _LUMA = (0.299, 0.587, 0.114)  # weights for red, green and blue (ITU-R BT.601)
 
 
 def literal(text: str) -> str:
-    """Escape a text so that matplotlib does not read it as a formula. A backslash becomes '/'."""
+    """Escape '$' in a string, so that matplotlib shows no formula. A backslash becomes '/'."""
     return text.replace("\\", "/").replace("$", r"\$")
 
 

@@ -19,6 +19,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)  # the numbers of an OSError if a disk or a 
 _DISK = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS)
 _NOT_REGULAR = "it is not a regular file"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)  # a folder is renamed to one that has content
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
@@ -276,7 +277,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
 
     Missing parent folders are made. With ``replace``, an existing ``target`` is removed before the
     renaming. If the renaming fails because ``target`` is a folder with content, another process was
-    faster. Its folder then stays, the new folder is deleted, and no error is raised.
+    faster. Its folder then stays, the new folder is deleted, and no error is raised. If the
+    renaming fails for any other reason, the removed ``target`` comes back.
 
     Args:
         target: the new folder's path.
@@ -284,8 +286,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
         replace: whether to remove an existing ``target``.
 
     Raises:
-        OSError: the folder cannot be written. If the disk is full or fails, the error names
-            ``target``.
+        OSError: the folder cannot be written or renamed. If the disk is full or fails, the error
+            names ``target``.
         Exception: any error that ``fill`` raises. The unfinished folder is removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -299,10 +301,11 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
                 target.rename(scratch / "before")
         try:
             work.rename(target)
-        except OSError:
+        except OSError as error:
             # Another process was faster; both built the same content from the same key
-            if not target.is_dir():
-                # The folder of before comes back, because nothing took its place
-                with suppress(OSError):
-                    (scratch / "before").rename(target)
-                raise
+            if error.errno in _OCCUPIED:
+                return
+            # The folder of before comes back, unless another process has made one since
+            with suppress(OSError):
+                (scratch / "before").rename(target)
+            raise

@@ -31,7 +31,7 @@ Stamps = dict[str, list[int]]
 
 
 def json_digest(facts: Any) -> str:
-    """Return the SHA-256 of JSON-serialisable ``facts``, as hexadecimal digits."""
+    """Return the SHA-256 of ``facts`` as JSON, in hexadecimal. The order of keys counts."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

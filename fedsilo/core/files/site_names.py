@@ -45,7 +45,7 @@ def normalise_name(text: str) -> str:
 
 
 def is_visible(text: str) -> bool:
-    """Return whether every character of a text can be seen.
+    """Return whether every character of a string can be seen.
 
     Control characters, characters that change the direction of writing, and characters that show
     nothing are not visible. A space counts as visible.
@@ -54,19 +54,20 @@ def is_visible(text: str) -> bool:
 
 
 def is_site_name(text: str) -> bool:
-    """Return whether a text has the form of a site's name; see ``site_name_fault``.
+    """Return whether a string has the form of a site's name, by the rules of ``_find_fault``.
 
-    The reserved name 'all' has the form.
+    The reserved name 'all' has this form.
     """
     return bool(_PLAIN.fullmatch(text)) or not _find_fault(text)
 
 
 def site_name_fault(name: str) -> str | None:
-    """Explain in a sentence why a text cannot be a site's name; None if it is valid.
+    """Explain in a sentence why a string cannot be a site's name; None if it can.
 
-    The rules are those of ``_find_fault``, such as 1 to 64 visible characters. The name 'all' is
-    refused too, because it stands for the mean over sites. So are other forms of the same letters
-    (NFKC), such as full-width ones.
+    A name has 1 to 64 visible characters in the Unicode form NFC. It begins with a letter, a digit
+    or '_', and has no character such as '/' or '$'. ``_find_fault`` has all rules. The name 'all'
+    is refused too, because it stands for the mean over sites. The same letters in another form
+    (NFKC), such as full-width letters, are refused as well.
     """
     if is_site_name(name):
         # Another form of the same letters, such as full-width ones, would look like it

@@ -210,11 +210,9 @@ def _find_header_fault(
 ) -> str | None:
     """Describe all faults in a CSV file's column names as a clause; None if there are none.
 
-    A needed column may be missing, a column may be unknown (unless ``optional`` is None), or a name
-    may occur twice.
-
-    Column names that are neither needed nor optional are counted but not quoted, because in a file
-    without a header they would be a patient's values.
+    A needed column may be missing, or a name may occur twice. If ``optional`` is not None, a column
+    that is neither needed nor optional is a fault too. Such columns are counted but not quoted,
+    because in a file without a header they would be a patient's values.
     """
     missing = [name for name in needed if name not in header]
     # Surplus names are only counted: without a header they would be a patient's values

@@ -30,8 +30,8 @@ PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 def most_unpacked(path: Path) -> int:
     """Return the largest allowed size, in bytes, of the unpacked content of a file.
 
-    It is 1 GiB, or the value of FEDSILO_MOST_UNPACKED if that is set, but at least 16 times the
-    size on disk. The size on disk is that of the allocated blocks, so a sparse file counts as
+    The size is 1 GiB, or the value of FEDSILO_MOST_UNPACKED if that is set, but at least 16 times
+    the size on disk. The size on disk is that of the allocated blocks, so a sparse file counts as
     small. A missing file counts as 0 bytes.
 
     Raises:
@@ -52,7 +52,7 @@ def unpacked_fault(path: Path, size: int) -> str | None:
     """Explain why unpacking a file to ``size`` bytes is refused; None if it is allowed.
 
     The limit is ``most_unpacked(path)``: 1 GiB or $FEDSILO_MOST_UNPACKED, but at least 16 times the
-    file's size on disk. The text continues a sentence that begins with the path.
+    file's size on disk. The explanation is a predicate for the file's path.
     """
     most = most_unpacked(path)
     if size <= most:

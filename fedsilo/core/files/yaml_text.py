@@ -54,8 +54,8 @@ def read_yaml(
     Args:
         path: the file.
         error: the class of the error that is raised if the file cannot be used.
-        parse: parses a text, given the text and the file's path for errors; None for
-            ``parse_yaml``.
+        parse: parses the file's content, and gets the content and the file's path for errors. None
+            stands for ``parse_yaml``.
 
     Raises:
         FedsiloError: an ``error``, if the file cannot be read, has more than 1 GiB, is not UTF-8,
@@ -83,14 +83,14 @@ def read_own_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, file: str = "it") -> Any:
-    """Parse a YAML text. An empty text gives None.
+    """Parse a YAML string. An empty string gives None.
 
     Args:
-        text: the text.
-        file: the origin of the text, which begins each error.
+        text: the string.
+        file: the file or setting that has the string, which begins each error.
 
     Raises:
-        YamlError: the text is not valid YAML, has a key twice in a mapping, has a forbidden
+        YamlError: the string is not valid YAML, has a key twice in a mapping, has a forbidden
             character, refers to itself, or is too large for a declaration. The limits are 2^19
             characters, 300 in a single string, 32 levels and 1,000,000 values.
     """
@@ -231,18 +231,18 @@ def _line_of(node: yaml.Node | yaml.NodeEvent) -> int:
 
 
 def parse_structure(key: str, text: str, example: str) -> Any:
-    """Parse the text of the setting ``key`` as YAML into a mapping or a list.
+    """Parse the value of the setting ``key``, a YAML string, into a mapping or a list.
 
     Strings such as "1e-3", which YAML 1.1 does not read as numbers, become floats at any depth. An
-    empty text gives an empty mapping or list. The keys and values are not checked.
+    empty value gives an empty mapping or list. The keys and values are not checked.
 
     Args:
         key: the setting, for errors.
-        text: its value.
-        example: a valid text. The result has the same type, a mapping or a list.
+        text: the value of the setting.
+        example: a valid value. The result has the same type, a mapping or a list.
 
     Raises:
-        SettingError: the text is not valid YAML, or its content has another type.
+        SettingError: the value is not valid YAML, or its content has another type.
     """
     # The example serves two purposes: it has the wanted type, and errors show it to the user
     kind: type = type(parse_yaml(example))

@@ -163,7 +163,7 @@ class _Notes:
         self._said: set[str] = set()
 
     def add(self, former: str, key: str) -> None:
-        """Record that a former name was read, unless a note has already named it."""
+        """Record that a former name was read, if no note has named it yet."""
         if former not in self._said:
             self._unsaid[former] = key
 

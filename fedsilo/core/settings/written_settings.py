@@ -22,9 +22,9 @@ def flat_values(
 ) -> dict[str, Value]:
     """Convert a file's settings, which may be grouped, to flat settings with keys ``group.key``.
 
-    Keys that are already flat are kept, and so are unknown settings. If a setting takes a YAML
-    string, the file may have a mapping or a list instead, which becomes JSON. Today's keys replace
-    former names of settings.
+    Keys that are already flat and unknown settings are kept. If a setting takes a YAML string, the
+    file may have a mapping or a list instead, which becomes JSON. Today's keys replace former names
+    of settings.
 
     Args:
         content: the content of a file, or a part of it.

@@ -168,9 +168,10 @@ def _copy_database(deployment: Deployment, writer: SealedWriter, scratch: Path) 
 
 
 def _copy_plan(deployment: Deployment, writer: SealedWriter, scratch: Path) -> None:
-    """Add deployment.json without the ids of processes, which mean nothing elsewhere.
+    """Add a copy of deployment.json to the backup, without the ids of processes.
 
-    The deployment's own file is not changed.
+    The ids mean nothing on another machine. The copy is first written to ``scratch``. The
+    deployment's own file is not changed.
     """
     plan = json.loads((deployment.folder / FILE).read_text(encoding="utf-8"))
     plan["started"] = {}
@@ -283,7 +284,8 @@ def _refuse_used(folder: Path, manifest: Manifest) -> None:
 def _move(folder: Path, before: str, now: str) -> None:
     """Change the paths in a restored deployment.json that lead into the deployment's old folder.
 
-    Paths elsewhere, such as that of the data, stay.
+    The path of the deployment itself is changed too. Paths elsewhere, such as that of the data,
+    stay.
 
     Args:
         folder: the folder with deployment.json, which may still have a temporary name.
@@ -301,10 +303,10 @@ def _move(folder: Path, before: str, now: str) -> None:
 
 
 def _list_notes(deployment: Deployment, manifest: Manifest) -> list[str]:
-    """List the sentences that the operator of a restored deployment must know.
+    """List sentences that the operator of a restored deployment must know.
 
-    They are about other versions of fedsilo and Flower, the address that hospitals use, and the
-    epsilon that local sites spent after the backup. The list may be empty.
+    The sentences are about other versions of fedsilo and Flower, the address that hospitals use,
+    and the epsilon that local sites spent after the backup. The list may be empty.
     """
     # Other versions may refuse the hospitals' messages, or number them differently
     notes = []

@@ -38,8 +38,8 @@ class BackupCopy:
 
         Returns:
             True if the copy is consistent. False if it must be made again, because a site's files
-            changed meanwhile, a run replaced all its checkpoints, or, with sites on this machine, a
-            run has a newer checkpoint than the copy.
+            changed meanwhile or a run replaced all its checkpoints. With sites on this machine, it
+            is also False if a run has a newer checkpoint than the copy.
         """
         folder = self.deployment.folder
         for part in (self.deployment.secrets, folder / "kits"):
@@ -59,7 +59,10 @@ class BackupCopy:
         return True
 
     def _runs(self) -> list[RunDirectory]:
-        """Return all run directories at the server, sorted by name."""
+        """Return all run directories at the server, sorted by name.
+
+        Symbolic links are left out. If the folder of runs does not exist, the list is empty.
+        """
         if not self.deployment.runs.is_dir():
             return []
         folders = [path for path in self.deployment.runs.iterdir() if _is_own_folder(path)]
@@ -80,7 +83,7 @@ class BackupCopy:
         return max(copied, default="")
 
     def _copy_site(self, site: str) -> bool:
-        """Copy the files of a site on this machine; return whether none changed meanwhile.
+        """Copy the files of a site on this machine, and return whether none changed meanwhile.
 
         Flower's folder and the cache of decoded data are left out.
         """
@@ -102,7 +105,10 @@ class BackupCopy:
                 self._copy_file(path)
 
     def _copy_file(self, path: Path) -> bool:
-        """Copy a file, and return True; return False if it no longer exists."""
+        """Copy a file into the backup, and return True.
+
+        If the file no longer exists, nothing is copied and the result is False.
+        """
         name = path.relative_to(self.deployment.folder).as_posix()
         # A run and a site delete their older states while they work
         with suppress(FileNotFoundError):

@@ -37,7 +37,12 @@ def read_passphrase(file: Path | None, *, is_new: bool) -> str:
 
 
 def _read_file(file: Path) -> tuple[str, str]:
-    """Return the passphrase in a file and "", or "" and why the file is refused."""
+    """Read the passphrase, the first line of a file.
+
+    Returns:
+        The passphrase and an empty string. If other users may read the file, an empty string and
+        the reason of the refusal.
+    """
     with os.fdopen(open_regular(file, os.O_RDONLY), encoding="utf-8", errors="replace") as opened:
         mode = os.fstat(opened.fileno()).st_mode & 0o777
         if mode & 0o077:
@@ -46,7 +51,12 @@ def _read_file(file: Path) -> tuple[str, str]:
 
 
 def _ask(is_new: bool) -> tuple[str, str]:
-    """Ask at the terminal; return the passphrase and "", or "" and why the answers are refused."""
+    """Ask for the passphrase at the terminal; for a new backup, ask twice.
+
+    Returns:
+        The passphrase and an empty string. If the two answers differ, an empty string and the
+        reason of the refusal.
+    """
     passphrase = getpass.getpass("Passphrase of the backup: ")
     if is_new and getpass.getpass("The same again: ") != passphrase:
         return "", "the two passphrases differ: repeat the command"

@@ -116,12 +116,19 @@ def derive_keys(passphrase: str, salt: str, cost: int) -> Keys:
 
 
 def _nonce(number: int, chunk: int, is_last: bool) -> bytes:
-    """Return the 12 bytes that identify a chunk among all chunks of a backup."""
+    """Return the 12 bytes that identify a chunk among all chunks of a backup.
+
+    They hold the number of the file, whether the chunk is its last one, and the number of the
+    chunk.
+    """
     return struct.pack(">I?xxxI", number, is_last, chunk)
 
 
 def _chunks(source: IO[bytes], size: int) -> Iterator[tuple[bytes, bool]]:
-    """Yield pieces of ``size`` bytes and whether each is the last; an empty file has one piece."""
+    """Yield pieces of ``size`` bytes, each with whether it is the last piece.
+
+    The last piece may be shorter. An empty file has one piece, which is empty.
+    """
     # One piece is read ahead, because the last one is sealed as such
     piece = source.read(size)
     while True:
@@ -234,7 +241,11 @@ class SealedReader:
             raise BackupError(f"{path} was altered or damaged: {fault}; {_ANOTHER}")
 
     def _find_damage(self) -> str:
-        """Describe the first file that is missing, extra or unlike the manifest, or return ""."""
+        """Describe the first fault of the backup's files; an empty string if there is none.
+
+        A file is faulty if only one of manifest and zip has it, if its name leads out of the
+        folder, if its SHA-256 is not the manifest's, or if it cannot be read.
+        """
         listed = {_FILES + name for name in self.manifest.files}
         present = {entry.filename for entry in self._zip.infolist()} - {MANIFEST}
         # An extra file would be harmless, but nobody made such a backup

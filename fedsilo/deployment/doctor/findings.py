@@ -92,8 +92,8 @@ Verdict = str | Passed | Failed  # only a sentence means that the check has pass
 class Check(Generic[S]):
     """One check of a setup of type ``S``.
 
-    ``look`` returns its verdict, or a finding for each site. If it raises ``Skipped``, the check is
-    skipped; any other error fails the check.
+    ``look`` returns its verdict, or a finding for each site. If ``look`` raises ``Skipped``, the
+    check is skipped. Any other error fails the check.
     """
 
     name: str  # a word or two, used by ``needs`` and in JSON

@@ -15,7 +15,7 @@ def check_gpu(device: str) -> Passed | Failed:
     """Check the GPU that a node config names, and describe it.
 
     The result is ``Failed`` if PyTorch does not find that GPU, or if a convolution on it differs
-    from the CPU's result by 1 % or more. The convolution's test data seed Torch's global generator
+    from the CPU's result by 1 % or more. For the convolution, Torch's global generator is seeded
     with 0.
 
     Args:

@@ -71,10 +71,10 @@ class HospitalRequest:
 
 
 def refuse_failing(setup: SiteSetup) -> None:
-    """Run the doctor's checks of a hospital until one fails, then check that it is not connected.
+    """Run the doctor's checks of a hospital, then check that the hospital is not connected.
 
-    Skipped checks count as passed. If a check fails, the server is told its name, if possible, and
-    later checks are not run.
+    The checks end at the first failure. Skipped checks count as passed. If a check fails, the
+    server is told the name of the check, if the server can be reached.
 
     Raises:
         KitError: a check failed, or the hospital is already connected to the server. The message
@@ -250,7 +250,7 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
 
     The text is read from the requested site file. If none is requested, it is read from the site
     file in ``home``. If ``home`` does not have one either, the rules are made from the options. A
-    file must state a level of trust, unless the node config does.
+    level of trust must be in the file or in the node config.
 
     Raises:
         RulesError: the rules cannot be used, the file is for another site or has no level of trust,

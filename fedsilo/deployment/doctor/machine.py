@@ -153,9 +153,10 @@ def has_site_file(path: Path) -> bool:
 
 
 def check_disk_space(folders: Iterable[Path], least: float) -> str:
-    """Check the space in each folder and write a test file of 1 MiB there; describe the free space.
+    """Check the free space of each folder, by size and with a test file, and describe it.
 
-    The test file is removed again. Without folders the result is empty.
+    A test file of 1 MiB is written into each folder and removed again. Without folders the result
+    is empty.
 
     Raises:
         Refused: a folder has less than ``least`` gigabytes (10^9 bytes) free, or no file can be

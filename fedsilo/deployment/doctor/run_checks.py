@@ -1,11 +1,13 @@
 """``fedsilo doctor run``: asks the sites for their facts as a run would, but trains nothing."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import FedsiloError
 from fedsilo.core.one_line import as_word, format_count, one_line
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployed_run import meet
@@ -25,6 +27,7 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.checks import PLAN_CHECKS, Plan, find_problems
 from fedsilo.server_app.run.meeting import Meeting
 from fedsilo.server_app.run.meeting import meet as meet_simulated
+from fedsilo.strategies.meeting.terms import split_sites
 
 _REFUSED = (
     "fix it at that site, where 'fedsilo doctor site' says more, or lower 'run.min-sites' and run "
@@ -118,20 +121,29 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
 
 
 def _members(setup: RunSetup) -> Passed | Failed:
+    """Check that the server and the run's sites on this machine are online.
+
+    If the run names its sites ('server.sites'), no other site is looked at. Settings that cannot be
+    read name none: the check 'settings' reports them.
+    """
     deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
     if not deployment.process(SERVER):
         return Failed(f"the server of {deployment.folder} is down", again)
+    wanted: Collection[str] = ()
+    with suppress(FedsiloError):
+        wanted = split_sites(setup.plan[0].common.sites)
+    wanted = wanted or (*deployment.sites, *deployment.hospitals)
     seen = list_online_sites(deployment)
-    gone = list_missing_sites(deployment, seen)
+    gone = [site for site in list_missing_sites(deployment, seen) if site in wanted]
     if gone:
         return Failed(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
     # Only reported, because this machine cannot start a process at another hospital
-    away = [site for site in deployment.hospitals if site not in seen]
+    away = [site for site in deployment.hospitals if site in wanted and site not in seen]
     details = []
     if away:
         details.append(f"not online: {', '.join(away)}")
-    sites = format_count(len(seen), "site")
+    sites = format_count(len(set(seen).intersection(wanted)), "site")
     return Passed(f"the server and {sites} of {deployment.folder} are online", tuple(details))
 
 
@@ -155,9 +167,9 @@ def _sites(setup: RunSetup) -> Sequence[Finding]:
 def _content(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software in one line.
 
-    The line begins with the distribution if its name differs from the site's name. Then follow the
-    number of samples in each split, the number of samples left out if there are any, the label
-    counts of each split, and the software versions, each cut to 12 characters.
+    If the name of the distribution differs from the site's name, the line begins with it. Then
+    follow the number of samples in each split, the number of samples left out (if any), and the
+    label counts of each split. Last come the software versions, each cut to 12 characters.
 
     Args:
         site: the site's name, which is not part of the line.

@@ -69,9 +69,10 @@ class ServerSetup:
 
     @property
     def mark(self) -> str:
-        """The path of the server's key as text, which identifies the SuperLink's process.
+        """The path of the server's key as a string, which identifies the SuperLink's process.
 
-        The path is a word in the process's command line. The text is empty if no key is named.
+        The path is an argument in the process's command line. The string is empty if no key is
+        named.
         """
         return str(self.key or "")
 
@@ -131,8 +132,8 @@ def _database(setup: ServerSetup) -> Verdict:
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:
         return Failed(
-            f"a commit next to {database} takes {slowest:.0f} ms, which is so slow that Flower's "
-            "database would lock",
+            f"a commit next to {database} takes {1000 * median:.0f} ms, which is so slow that "
+            "Flower's database would lock",
             "put the database on a local disk, not on a network drive",
         )
     said = f"commits next to {database} take {1000 * median:.1f} ms"

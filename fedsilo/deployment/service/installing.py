@@ -22,9 +22,9 @@ def install(unit: Unit) -> str:
     An older unit that fedsilo wrote is replaced.
 
     Raises:
-        ServiceError: systemd does not run here, the user is root, does not exist or does not own
-            the folder, the unit's name is not allowed or belongs to another program's unit, this
-            user may not write the unit, or systemd refuses it.
+        ServiceError: systemd does not run here or refuses the unit; the service's user is root,
+            does not exist or does not own the folder; the unit's name is not allowed or another
+            program's; or this user may not write the unit.
     """
     path = _find_path(unit.name)
     _refuse_user(unit)
@@ -71,7 +71,11 @@ def _find_path(name: str) -> Path:
 
 
 def _refuse_user(unit: Unit) -> None:
-    """Check that the service's user is not root, exists and owns the folder."""
+    """Check that the service's user is not root, exists and owns the folder.
+
+    Raises:
+        ServiceError: one of these is not so. The message has the command that corrects it.
+    """
     fault = ""
     try:
         found = pwd.getpwnam(unit.user)

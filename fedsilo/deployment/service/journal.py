@@ -36,7 +36,9 @@ _FAILED = re.compile(r"fedsilo: error")  # a command's own one-line error
 
 @dataclass
 class LogLines:
-    """Formats lines of output; a line without a level gets the level of the line before.
+    """Formats lines of output for a log.
+
+    A line without a level, as in a traceback, gets the level of the line before.
 
     Args:
         tell_run: returns the run and round that the lines belong to, or an empty text.
@@ -139,9 +141,9 @@ class RunningRuns:
     _read: float = float("-inf")
 
     def __call__(self) -> str:
-        """Return, for example, ``hearts round 3``; several runs are separated by commas.
+        """Return the runs that go on, each with its round, such as ``hearts round 3``.
 
-        The string is empty if no run goes on.
+        Several runs are separated by commas. If no run goes on, the result is an empty string.
         """
         if time.monotonic() - self._read > 1.0:
             self._read, self._text = time.monotonic(), self._find()

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedsilo.core.errors import FedsiloError, error_line
+from fedsilo.core.errors import FedsiloError, SettingError, error_line
+from fedsilo.core.one_line import format_count
 from fedsilo.deployment.commands import make_secrets
 from fedsilo.deployment.deployment import SERVER, DeploymentError, open_locked
 from fedsilo.deployment.service.journal import LogLines, RunningRuns, run_logged
@@ -55,10 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The server's exit code when it ends; 1 after a FedsiloError, which is printed to stderr.
+        Not exactly one argument is such an error.
     """
     if arguments is None:
         arguments = sys.argv[1:]
     try:
+        if len(arguments) != 1:
+            raise SettingError(
+                "the server's command takes the deployment's folder as its only argument, but got "
+                f"{format_count(len(arguments), 'argument')}: name the folder"
+            )
         return serve(Path(arguments[0]))
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)

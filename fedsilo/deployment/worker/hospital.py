@@ -81,8 +81,9 @@ def build_commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[li
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, wait for the SuperNode, and return the exit code.
 
-    The code is the SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An
-    error at the start is printed, and the code is then 2.
+    The secret that both processes share is written to a temporary folder. The code is the
+    SuperNode's, 0 after a signal to end, or 3 if the worker would fail again. An error at the start
+    is printed, and the code is then 2.
 
     Args:
         arguments: those of ``flower-supernode``; None for the process's own.
@@ -121,9 +122,9 @@ def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
 
-    The wait before a restart is 2 s at first, doubles each time up to 30 s, and is 1 s if the
-    worker has run for a minute. SIGTERM and SIGINT are handled from then on. Before the function
-    returns, it ends both processes.
+    The first restart waits for 2 s. The wait doubles with each restart, up to 30 s. If the worker
+    has run for a minute, it falls to 1 s. From here on SIGTERM and SIGINT end both processes in
+    order. Before the function returns, it ends both processes.
 
     Returns:
         The SuperNode's exit code, 0 after SIGTERM or SIGINT, or ``CANNOT`` if the worker ended with

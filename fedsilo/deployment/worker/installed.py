@@ -49,11 +49,10 @@ class InstalledApp:
     def refuse_other(self, bundle: bytes) -> None:
         """Check that a run's app, the zip ``bundle``, equals the installed app.
 
-        All files in fedsilo's own folders (``ROOMS``) must be equal, and so must the table
-        ``tool.flwr`` of pyproject.toml, which has the app's components and the defaults of all
-        settings. A Python file elsewhere is refused too, because it could replace an installed
-        package, unless its folder is one that fedsilo has or knows, such as tests. Other files are
-        ignored, and so is the version.
+        The app is refused if a file in fedsilo's own folders (``ROOMS``) differs. It is refused if
+        the table ``tool.flwr`` of pyproject.toml differs, which has the app's components and the
+        defaults of all settings. It is also refused if it has a Python file elsewhere that could
+        replace an installed package (``_is_strange``). Other files and the version may differ.
 
         Raises:
             RefusedError: files differ (the message names up to three), or the bundle cannot be
@@ -82,10 +81,10 @@ class InstalledApp:
     def _is_strange(self, name: str) -> bool:
         """Return whether a bundle's file is a Python file outside all folders of fedsilo.
 
-        Such a file, for example ``torch.py``, could replace an installed package. The result is
-        False for three kinds of path: a path whose first part is in ``ROOMS`` or exists in the
-        installed fedsilo, a path in a checkout's folders benchmarks, docker, docs, release and
-        tests, and a path that begins with a dot. It is also False if the name does not end in .py.
+        Such a file, for example ``torch.py``, could replace an installed package. A file is not
+        strange if its name does not end in .py. It is not strange either if the first part of its
+        path is in ``ROOMS``, exists in the installed fedsilo, begins with a dot, or is a folder of
+        a checkout: benchmarks, docker, docs, release or tests.
         """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
@@ -95,7 +94,8 @@ class InstalledApp:
     def _refusal(self, other: Sequence[str], version: str) -> str:
         """Describe a refused app: both versions, the files that differ, and what to do.
 
-        ``version`` is that of the run's app.
+        At most three files are named. If some of them were changed on this machine, they are named
+        too. ``version`` is that of the run's app.
         """
         # The names come from the server, so control characters must not reach a terminal
         names = ", ".join(_printable(name) for name in other[:_NAMED])
@@ -198,8 +198,8 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the table ``tool.flwr`` of ``project``, the parsed content of a pyproject.toml.
 
     The entry "federations" is left out, because Flower removes it from a bundle. The content may
-    come from a server, so nothing is assumed about it: if ``tool`` or ``tool.flwr`` is missing or
-    is not a table, the result is an empty mapping.
+    come from a server, so any form is accepted. If ``tool`` or ``tool.flwr`` is missing or is not a
+    table, the result is an empty mapping.
     """
     tools = project.get("tool")
     table = None
@@ -211,7 +211,11 @@ def _flower_table(project: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _version_of(project: Mapping[str, Any]) -> str:
-    """Return the version in a pyproject.toml, which may be a server's, or "unknown"."""
+    """Return the version of fedsilo in the content of a pyproject.toml, or "unknown" without one.
+
+    The content may come from a server. So the version is cut to 20 characters, and characters that
+    cannot be printed are escaped.
+    """
     try:
         return _printable(str(project["project"]["version"])[:_LONGEST_VERSION])
     except (KeyError, TypeError):

@@ -92,7 +92,8 @@ class HospitalWorker:
     def start(self, token: str) -> None:
         """Fork a process that answers the task of ``token``, and add the process to ``running``.
 
-        The call returns at once in this process. The new process never returns from it.
+        In this process, the call returns without waiting for the answer. The new process never
+        returns from it.
         """
         # Unflushed text would be in both processes and be printed twice
         sys.stdout.flush()
@@ -107,7 +108,7 @@ class HospitalWorker:
         self.started += 1
 
     def reap(self) -> None:
-        """Remove the processes that have ended from ``running``; log an error for each killed one.
+        """Remove the processes that have ended from ``running``, and log each that was killed.
 
         The function does not wait for processes that still run.
         """
@@ -135,8 +136,8 @@ class HospitalWorker:
         """Return whether the worker should be restarted before the next task.
 
         The result is True after 1000 tasks. It is also True if the worker has started a task and
-        its process has more than one thread, because a fork copies only the thread that calls it
-        and the child would lack the others. Every thread counts. OpenBLAS's threads do no harm,
+        its process has more than one thread. A fork copies only the thread that calls it, so the
+        child would lack the other threads. Every thread counts. OpenBLAS's threads do no harm,
         because OpenBLAS ends them before the fork of the first task.
         """
         threads = psutil.Process().num_threads()
@@ -161,8 +162,9 @@ def preload() -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Take tasks until the hospital's process ends, and return the exit code.
 
-    The code is ``CANNOT`` if the secret or the installation cannot be used, because a restart would
-    fail again. Otherwise it is 0. SIGTERM ends the process with code 0.
+    If the secret or the installation cannot be used, the error is printed and the code is
+    ``CANNOT``, because a restart would fail again. Otherwise the code is 0. SIGTERM ends the
+    process with code 0.
 
     Args:
         arguments: the worker's arguments; None for the process's own.

@@ -38,7 +38,10 @@ _QUICK_FOR = 10.0  # seconds of short intervals after an arrival
 
 @dataclass
 class PollInterval:
-    """The seconds between two polls: ``short`` for ten seconds after an arrival, else ``long``."""
+    """The seconds between two polls.
+
+    The interval is ``short`` for ten seconds after an arrival, and ``long`` at any other time.
+    """
 
     short: float = _SHORT
     long: float = _LONG
@@ -72,9 +75,9 @@ class ShortWaits:
     def sleep(self, seconds: float) -> None:
         """Sleep for less than ``seconds``, the time that Flower's loop asks for.
 
-        Below 3 seconds, the loop waits for a reply: the sleep takes 0.05 s, counts as an arrival,
-        and first calls ``look`` if the last call was more than a second ago. From 3 seconds on, the
-        loop waits for a message, and the sleep takes at most the polling interval.
+        Below 3 seconds, the loop waits for a reply. The sleep then takes 0.05 s and counts as an
+        arrival. At most once a second, ``look`` is called before it. From 3 seconds on, the loop
+        waits for a message, and the sleep takes at most the polling interval.
         """
         if seconds < _IDLE:
             self.interval.note_arrival()

@@ -103,9 +103,10 @@ def _size(known: Mapping[str, Any], split: str) -> int:
 
 
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
-    """Format the number of samples in a split; "n/a" if the site does not report the split.
+    """Format the number of a site's samples in a split.
 
-    A number that is hidden because it is small is shown as below ``floor``.
+    If the site does not report the split, the result is "n/a". A number that is hidden because it
+    is small is shown as below ``floor``.
     """
     if split not in known["sizes"]:
         return NONE
@@ -115,8 +116,8 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 def _size_rows(run: Shown) -> list[list[str]]:
     """Build a row per site: name, distribution, samples by split, and number of left-out samples.
 
-    The site with most training samples comes first. The number of left-out samples is "n/a" unless
-    the trust level is ``server``.
+    The site with most training samples comes first. The number of left-out samples is shown at
+    trust level ``server``. At other levels it is "n/a".
     """
     rows = []
     # Sites of equal size stay in the order of the run
@@ -216,7 +217,7 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 
 
 def _terms_of(name: str) -> str:
-    """Describe a data set's licence and terms; without a licence, the origin of its data."""
+    """Describe a data set's licence and terms, or without a licence the origin of its data."""
     data = data_set(name)
     licence = data.licence
     if licence:
@@ -227,7 +228,10 @@ def _terms_of(name: str) -> str:
 
 
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
-    """Describe the spent epsilon in Markdown, or why it is missing if ``guarantee`` is a text."""
+    """Describe the spent epsilon and its delta in Markdown.
+
+    If ``guarantee`` is a string, there is no epsilon, and the string is shown as the reason.
+    """
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
     spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]

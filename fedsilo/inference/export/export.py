@@ -29,6 +29,7 @@ from fedsilo.core.versions import installed_software
 from fedsilo.inference.export.card import card_text
 from fedsilo.models.maths.standardisation import standardise
 from fedsilo.models.networks.probability_model import ProbabilityModel
+from fedsilo.models.tasks.task import Task
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
 
@@ -36,8 +37,10 @@ CARD = "model-card.md"
 VECTORS_FILE = "test-vectors.safetensors"
 VECTORS = 8
 _SIZES = (VECTORS, 1, 3)  # batch sizes that a program is tested with
-TOLERANCE = 1e-4  # largest allowed difference of a probability
-INPUTS, PROBABILITIES = "inputs", "probabilities"
+# The largest allowed difference of an answer; a numeric outcome's is counted in its standard
+# deviations
+TOLERANCE = 1e-4
+INPUTS = "inputs"
 _CPU = Compute(torch.device("cpu"), bf16=False)
 
 
@@ -46,30 +49,38 @@ class Program:
     """A model on the CPU, ready to be exported, with test vectors and fedsilo's answers."""
 
     model: TrainedModel
-    module: ProbabilityModel  # maps inputs to class probabilities
+    module: ProbabilityModel  # maps inputs to the task's predictions
     vectors: Tensor  # (8, *input_shape), made-up inputs
-    answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
+    answers: Tensor  # (8, ...), fedsilo's own predictions for them, without dropout
+
+    @property
+    def task(self) -> Task:
+        """The run's task, which says what the answers are."""
+        return self.model.lab.task
 
     def difference(self, answers: Tensor, count: int = VECTORS) -> float:
-        """Compare an exported program's probabilities with fedsilo's on the first test vectors.
+        """Compare an exported program's answers with fedsilo's on the first test vectors.
 
         Args:
-            answers: the program's probabilities (count, classes).
+            answers: the program's answers (count, ...).
             count: the number of test vectors.
 
         Returns:
-            The largest absolute difference of a probability.
+            The largest absolute difference of an answer; for a numeric outcome, in its standard
+            deviations over the training samples.
 
         Raises:
             ExportError: the difference is above ``TOLERANCE``, or NaN.
         """
-        most = (answers.double() - self.answers[:count].double()).abs().max().item()
+        _, deviation = self.task.scale
+        apart = (answers.double() - self.answers[:count].double()).abs()
+        most = (apart / deviation).max().item()
         # Not `most > TOLERANCE`, which would accept NaN
         if not most <= TOLERANCE:
             raise ExportError(
-                f"the exported program's probabilities differ by {most:.2g} from fedsilo's, but "
-                f"only {TOLERANCE:g} is allowed: nothing was written; report it with the versions "
-                "of 'fedsilo settings'"
+                f"the exported program's answers differ by {most:.2g} from fedsilo's, but only "
+                f"{TOLERANCE:g} is allowed: nothing was written; report it with the versions of "
+                "'fedsilo settings'"
             )
         return most
 
@@ -87,17 +98,17 @@ class Program:
         return {
             "inputs": inputs,
             "outputs": {
-                "name": PROBABILITIES,
+                "name": self.task.output_name,
                 "type": "float32",
-                "shape": ["batch", len(self.model.classes)],
+                "shape": ["batch", *self.answers.shape[1:]],
                 "classes": list(self.model.classes),
-                "meaning": "class probabilities of one pass without dropout",
+                "meaning": f"{self.task.output_meaning}, by one pass without dropout",
             },
         }
 
 
 def open_program(model: TrainedModel) -> Program:
-    """Prepare a model for export: a copy on the CPU that returns probabilities, with test vectors.
+    """Prepare a model for export: a copy on the CPU that returns predictions, with test vectors.
 
     The test vectors are made up, and come with the copy's answers. Nothing is exported yet.
     """
@@ -109,8 +120,8 @@ def open_program(model: TrainedModel) -> Program:
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
     # Prepared by the silo's code, not the module's, because the two answers are compared
-    logits = over_batches(network, _prepare(model, vectors), _CPU, network)
-    return Program(model, module, vectors, torch.softmax(logits, dim=1))
+    outputs = over_batches(network, _prepare(model, vectors), _CPU, network)
+    return Program(model, module, vectors, model.lab.task.predict(outputs).float())
 
 
 def made_up_inputs(model: TrainedModel) -> Tensor:
@@ -186,7 +197,7 @@ def write_pt2(program: Program, path: Path) -> float:
     """Write the program as a PyTorch file, read it again, and compare its answers with ours.
 
     Returns:
-        The largest difference of a probability, over batches of 8, 1 and 3 test vectors.
+        The largest difference of an answer, over batches of 8, 1 and 3 test vectors.
 
     Raises:
         ExportError: the program cannot be exported, or the difference is too large.
@@ -205,7 +216,7 @@ def write_onnx(program: Program, path: Path) -> float:
     """Write the program as an ONNX file, run it by ONNX Runtime, and compare the answers.
 
     Returns:
-        The largest difference of a probability, over batches of 8, 1 and 3 test vectors.
+        The largest difference of an answer, over batches of 8, 1 and 3 test vectors.
 
     Raises:
         SettingError: the extra 'onnx' is not installed.
@@ -223,7 +234,7 @@ def write_onnx(program: Program, path: Path) -> float:
                 (program.vectors,),
                 path,
                 input_names=[INPUTS],
-                output_names=[PROBABILITIES],
+                output_names=[program.task.output_name],
                 dynamo=True,
                 external_data=False,
                 verbose=False,
@@ -233,7 +244,7 @@ def write_onnx(program: Program, path: Path) -> float:
         answers = []
         for size in _SIZES:
             inputs = {INPUTS: program.vectors[:size].numpy()}
-            answers.append(session.run([PROBABILITIES], inputs)[0])
+            answers.append(session.run([program.task.output_name], inputs)[0])
     # Converter and runtime raise errors of nearly any type
     except Exception as error:
         raise ExportError(_cannot("onnx", error)) from error
@@ -277,7 +288,7 @@ class Export:
     """The result of an export: the folder, the largest difference, and the program's interface."""
 
     folder: Path
-    difference: float  # largest difference of a probability from fedsilo's, on the test vectors
+    difference: float  # largest difference of an answer from fedsilo's, on the test vectors
     interface: Mapping[str, Any]  # types, shapes and meanings of the inputs and outputs
 
     def lines(self) -> list[str]:
@@ -327,7 +338,7 @@ def _write_about(program: Program, folder: Path, own_site: str | None, differenc
     """Write program.json, which describes the program, and the file of test vectors.
 
     ``own_site`` is the site that the personal model belongs to, or None. ``difference`` is the
-    largest measured difference of a probability.
+    largest measured difference of an answer.
     """
     model = program.model
     about = program.interface() | {
@@ -343,7 +354,10 @@ def _write_about(program: Program, folder: Path, own_site: str | None, differenc
         "software": installed_software(),
     }
     (folder / "program.json").write_text(json.dumps(about, indent=2) + "\n")
-    tensors = {INPUTS: program.vectors.contiguous(), PROBABILITIES: program.answers.contiguous()}
+    tensors = {
+        INPUTS: program.vectors.contiguous(),
+        program.task.output_name: program.answers.contiguous(),
+    }
     save_file(tensors, folder / VECTORS_FILE)
 
 

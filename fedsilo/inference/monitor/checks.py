@@ -165,8 +165,8 @@ def _levels(rows: Array) -> Array:
 def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
     """Merge neighbouring cells until each has at least ``floor`` training samples.
 
-    A cell that is too small joins the cell before it; a first cell that is too small absorbs the
-    next ones.
+    A cell that is too small is added to the cell before it. If the first cell is too small, the
+    next cells are added to it until it is large enough.
 
     Returns:
         The training and the new counts by cell; None if fewer than two cells remain.

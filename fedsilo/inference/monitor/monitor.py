@@ -54,7 +54,11 @@ class Monitored:
         return [check for check in self.checks if check.alarm]
 
     def verdict(self) -> str:
-        """Summarise the checks in one sentence that names the checks with an alarm."""
+        """Summarise the checks in one sentence.
+
+        If there are alarms, the sentence names these checks. Otherwise it says that all checks are
+        within their limits, or that nothing could be checked.
+        """
         if not self.checks:
             return "Nothing could be checked."
         if not self.alarms:
@@ -230,8 +234,8 @@ def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | 
     """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
 
     Returns:
-        The calibration and an empty text. If ``path`` is None and the run directory does not
-        contain a calibration: None, and a sentence with the command that makes one.
+        The calibration and an empty string. If ``path`` is None and the run directory does not
+        contain a calibration, None and a sentence with the command that makes one.
 
     Raises:
         FedsiloError: the calibration cannot be used, or the file ``path`` is missing.

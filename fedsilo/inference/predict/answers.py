@@ -78,8 +78,8 @@ class Predictions:
     def answered(self) -> list[bool]:
         """Tell for each readable input whether it has an answer, as a list of bool (k).
 
-        An unusual input does not have one, unless ``answers_all`` is set. If novelty is unknown,
-        every input has an answer.
+        If ``answers_all`` is set, or if novelty is unknown, every input has an answer. Otherwise
+        every input has one that is not unusual.
         """
         # If novelty is unknown, every case is answered, but the page marks it as doubtful
         if self.answers_all or isinstance(self.novelty, str):
@@ -124,7 +124,7 @@ class Predictions:
         return frame
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return title -> values for each column of the table; one value per readable input (k)."""
+        """Return title -> values for each column of the table, one value per readable input (k)."""
         columns = self.task.answer_columns(self.probabilities, self.classes)
         if "entropy" in self.task.always:
             columns["entropy"] = predictive_entropy(self.own).tolist()

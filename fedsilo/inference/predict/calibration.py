@@ -118,8 +118,8 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     """Calibrate a model on the validation rows of its site: fit the temperature, store the scores.
 
-    ``coverage`` is the highest that prediction sets will be asked for; it decides how many rows are
-    needed, at least ten.
+    ``coverage`` is the highest coverage that prediction sets will be asked for. It decides how many
+    rows are needed. At least ten are always needed.
 
     Raises:
         DataError: the site has too few validation rows, or the rows have changed since the run.

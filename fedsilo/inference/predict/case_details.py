@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -114,10 +114,17 @@ class ValueTexts:
         return places
 
     def _text(self, column: Column, values: Floats, mean: float) -> str:
-        """Format the value of a column from the values (f,) of its features: a number, or a level.
+        """Format the value of a column: a number, or the name of a level.
 
-        For a missing value, it states what the model uses instead: ``mean``, or a mixture of all
-        levels.
+        For a missing value, the text says so and names what the model uses instead: the mean of a
+        numeric column, or the mixture of all levels.
+
+        Args:
+            column: the column.
+            values: the values (f,) of the column's features: one number, or 0 and 1 for each level
+                except the first. NaN stands for a missing value. If all are 0, the level is the
+                first.
+            mean: the mean of a numeric column in training.
         """
         if np.isnan(values).any():
             used = f"{mean:.4g}, the mean,"
@@ -132,12 +139,14 @@ class ValueTexts:
         return column.words().level(level)
 
     def _usual(self, column: Column, rows: Floats) -> str:
-        """Describe the usual values of a column in training; empty if too few patients support it.
+        """Describe the usual values of a column in training, from its features' ``rows`` (n, f).
 
-        For a numeric column with more than five values, it is the range of 90 % of the patients, or
-        of 50 % if fewer than ``floor`` patients would lie beyond each end. For other columns, it
-        lists the common values with their shares. ``rows`` (n, f) are the values of the column's
-        features.
+        For a numeric column with more than five different values, the text is the range of 90 % of
+        the patients. If fewer than ``floor`` patients lie beyond each end of that range, it is the
+        range of 50 %. If that range has too few beyond its ends too, the text is empty.
+
+        For any other column, ``_common`` lists the values that enough patients have, with the
+        shares of these patients. The list may be empty.
         """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:
@@ -158,7 +167,10 @@ class ValueTexts:
 
     @cached_property
     def _secret(self) -> int:
-        """The key that chooses a further count to hide; equal training rows have an equal key."""
+        """The number that decides which further count is hidden.
+
+        Equal training rows give equal numbers.
+        """
         return secret_of(self.training.tobytes())
 
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
@@ -187,8 +199,8 @@ class Reasons:
     def picture(self, index: int) -> dict[str, str]:
         """Build the template variables of a case's picture: a data URL and its description.
 
-        ``index`` is the case's index among the readable inputs. Both texts are empty without a
-        picture.
+        ``index`` is the case's index among the readable inputs. If the case has no picture, both
+        are empty strings.
         """
         if index not in self.pictures:
             return {"image": "", "image_text": ""}
@@ -199,8 +211,9 @@ class Reasons:
 def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[int]) -> Reasons:
     """Explain the answers of some cases.
 
-    ``shown`` has the indices of these cases among all inputs. A table's rows get the contributions
-    of their columns; the first 50 images get maps. A case without an answer is not explained.
+    ``shown`` has the indices of these cases among all inputs. For rows of a table, the
+    contributions of the columns are computed. For images, maps of the first 50 are drawn. A case
+    without an answer is not explained.
     """
     kept = {place: index for index, place in enumerate(predictions.inputs.kept())}
     answered = predictions.answered()
@@ -295,9 +308,12 @@ def data_url(png: bytes) -> str:
 
 def as_png(figure: Figure) -> bytes:
     """Render a figure as a PNG, the same bytes for equal figures."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    figure.set_dpi(110)
     buffer = io.BytesIO()
-    options: dict[str, Any] = {"format": "png", "dpi": 110, "metadata": {"Software": None}}
-    figure.savefig(buffer, **options)
+    # 'savefig' would draw all of it twice
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -215,14 +215,15 @@ class CaseNovelty:
         return _column_names(beyond | (self.gaps[:, :count] > 0), features)
 
     def reasons(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case why it is unusual; an empty text if it is not."""
+        """Explain for each case why it is unusual; the string is empty if it is not."""
         return self._explain(self.unusual(), features)
 
     def doubts(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case why it is doubtful; an empty text if it is unusual or not doubtful.
+        """Explain for each case why it is doubtful.
 
-        A case is doubtful if one of its values is a code, such as 0 for "not measured", or if its
-        score is above 1 and no limit exists.
+        A case is doubtful if it is not unusual and one of its values is a code, such as 0 for "not
+        measured". It is also doubtful if its score is above 1 and no limit exists. The string of
+        any other case is empty.
         """
         unusual = self.unusual()
         beyond = np.zeros(len(unusual), bool)
@@ -237,9 +238,10 @@ class CaseNovelty:
         return doubts
 
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
-        """Explain the scores of the cases that ``marked`` (k,) selects, in a text for each case.
+        """Explain the scores of the cases that ``marked`` (k,) selects, one string for each case.
 
-        The text of an unselected case is empty.
+        The string names the columns beyond the training values, and says whether the case is unlike
+        all samples or lacks unusual values. For a case that is not selected, it is empty.
         """
         limit = self.reference.limit or 1.0
         texts = []
@@ -258,7 +260,10 @@ class CaseNovelty:
 
 
 def _column_names(marks: Booleans, features: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the columns of the marked features, for each row of ``marks`` (k, f)."""
+    """Return the columns of the marked features, for each row of ``marks`` (k, f).
+
+    A column with several marked features is named once.
+    """
     names = [name.partition("=")[0] for name in features]
     # A column of levels has several features, but is named once
     return [tuple(dict.fromkeys(compress(names, row))) for row in marks]

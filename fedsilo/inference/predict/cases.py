@@ -134,8 +134,8 @@ def _states(
 def _order(answers: CaseAnswers, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
     """Sort the indices of all inputs by state, in the order of ``STATES``.
 
-    Within "unusual", the most novel case comes first. Within the other states the task decides; for
-    classes, the case with the least probable answer comes first.
+    Within the state "unusual", the case with the highest novelty comes first. Within the other
+    states the task decides; for classes, the case with the least probable answer comes first.
     """
     predictions = answers.predictions
     novelty = np.zeros(len(predictions.own))

@@ -157,10 +157,10 @@ class FileInputs(Inputs):
     numbers: int  # about how many numbers an image has, which decides the size of a batch
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield the images in full batches; add files that cannot be read to ``faults``.
+        """Yield the images in full batches.
 
-        Such a file is skipped, so the batches are the same as for the readable files only. The last
-        batch may be smaller.
+        A file that cannot be read is skipped and added to ``faults``. So the batches are the same
+        as for the readable files only. The last batch may be smaller.
 
         Raises:
             DataError: no file can be read. The message has the fault of the first file.
@@ -188,9 +188,9 @@ class FileInputs(Inputs):
             yield torch.from_numpy(np.stack(batch))
 
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
-        """Yield for each file its image, or the reason (a text) why it cannot be decoded, in order.
+        """Yield for each file, in order, its image, or the reason why it cannot be decoded.
 
-        A thread decodes ahead; at most ``_AHEAD`` images wait in memory.
+        One thread decodes files ahead. At most ``_AHEAD`` images wait in memory.
         """
         with ThreadPoolExecutor(1) as pool:
             paths, waiting = iter(self.paths), list[Future[npt.NDArray[Any] | str]]()
@@ -229,10 +229,11 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
 def file_inputs(
     source: CaseSource, reader: ImageReader, numbers: int, labels: Sequence[str] = ()
 ) -> FileInputs:
-    """Find the image files of a source; ``batches`` of the result decodes them with ``reader``.
+    """Find the image files of a source. The result's ``batches`` decodes them with ``reader``.
 
     ``numbers`` is roughly the count of numbers in an image, which decides the size of a batch.
     ``labels`` are further columns that a manifest may have; they are not read.
+
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
@@ -364,7 +365,8 @@ def _find_files(folder: Path) -> dict[str, Path]:
 def as_cell(name: str) -> str:
     """Write ``./`` before a file name or patient id that a spreadsheet would read as a formula.
 
-    Such a text begins with ``=``, ``+``, ``-`` or ``@``. Other texts are returned unchanged.
+    A spreadsheet reads a string as a formula if it begins with ``=``, ``+``, ``-`` or ``@``. Other
+    strings are returned unchanged.
     """
     if name[:1] in ("=", "+", "-", "@"):
         return f"./{name}"

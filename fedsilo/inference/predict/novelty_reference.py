@@ -32,7 +32,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Build the reference for novelty from a model's training samples on this machine.
 
     The limit is computed from the validation samples or, if these are too few, from the test
-    samples. It is None if both are too few.
+    samples. If the test samples are too few as well, there is no limit.
 
     Args:
         model: the model.
@@ -122,7 +122,10 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
 
 
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    """Return the samples of a split of all silos."""
+    """Return the samples of a split of all silos, in the form that novelty compares.
+
+    Rows of a table are standardised. Images are replaced by features of the network.
+    """
     if model.silo.standardisation is not None:
         return _table_samples(silos, model.silo.standardisation, split)
     return _image_samples(model, silos, split)
@@ -170,11 +173,11 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Say that the training data of the model's other sites are unknown here, and how many sites.
+    """Name the number of the model's sites whose training data are unknown here, in one sentence.
 
-    The other sites are those that are not in ``sites``. The text also says what the run has stored
-    about them, which depends on 'standardise'. It is empty if ``sites`` has all sites of the model,
-    or if the model is a site's own.
+    These are the sites that are not in ``sites``. The sentence also says what the run has stored
+    about them, which depends on 'standardise'. If ``sites`` has all sites of the model, or if the
+    model is a site's own, the result is an empty string.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

@@ -190,10 +190,10 @@ def _calibrate(
 def _novelty(
     inputs: Inputs, reference: Reference | str, features: Tensor | None
 ) -> CaseNovelty | str:
-    """Score the novelty of inputs; if ``reference`` is a text, return that text.
+    """Score the novelty of inputs.
 
-    A text is the reason why novelty is unknown. ``features`` (k, f) are the network's features of
-    images; None for rows of a table.
+    If ``reference`` is a string, it is the reason why novelty is unknown, and is returned.
+    ``features`` (k, f) are the network's features of images; None for rows of a table.
     """
     if isinstance(reference, str):
         return reference

@@ -40,8 +40,8 @@ def predict_run_masks(
 ) -> MaskPredictions:
     """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
-    The stored value of a pixel is the number of its class, 0 for the background; a palette gives
-    each class a colour.
+    The stored value of a pixel is the number of its class, 0 for the background. A palette shows
+    each class in a colour.
 
     Args:
         run: a run whose task is segmentation.

@@ -55,7 +55,10 @@ class SurveyDocument(BaseModel):
     columns: dict[str, ColumnTitle] = {}  # column -> its words, if the server has a schema
 
     def title(self, feature: str) -> str:
-        """Return the title of a feature, with its name and unit; only the name without a title."""
+        """Return the title of a feature, with its name and unit.
+
+        If the schema gives no title, the result is the feature's name.
+        """
         if feature in self.columns:
             return self.columns[feature].title
         return feature
@@ -96,8 +99,8 @@ def read_survey_document(path: Path) -> SurveyDocument:
 def cell_names(feature: MeasuredFeature) -> list[str]:
     """Return the names of the cells in a feature's histogram, in order.
 
-    They are levels or ranges, then "no value" if values may be missing. The list is empty for a
-    feature that declares neither edges nor levels.
+    The names are levels or ranges. If values may be missing, the last name is "no value". The list
+    is empty for a feature that declares neither edges nor levels.
     """
     if not feature.cells:
         return []

@@ -87,7 +87,11 @@ def survey_page(document: SurveyDocument) -> str:
 
 
 def _sites(document: SurveyDocument) -> Iterator[Table]:
-    """Yield a table of samples by split, and one of the rows left out, if any are known."""
+    """Yield a table of the sites' samples by split, and a table of the rows that were left out.
+
+    The second table has the columns whose values are missing or out of range. If no such count is
+    known, it is left out.
+    """
     rows = []
     for site, answer in document.sites.items():
         samples = answer.samples or {}
@@ -112,7 +116,8 @@ def _sites(document: SurveyDocument) -> Iterator[Table]:
 def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
     """Return site -> title of a column -> number of rows left out because of the column's value.
 
-    A column is left out if its counts are suppressed at all sites.
+    A column is left out if its counts are suppressed at all sites. If no column remains, the result
+    is empty.
     """
     # Otherwise a hundred columns with only suppressed counts would have a row each
     missing = {}

@@ -168,7 +168,10 @@ def _bars(
 
 
 def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
-    """Return a site's number of training samples; if unknown, the sum of the counts it sent."""
+    """Return a site's number of training samples.
+
+    If the site did not send the number, it is the sum of the counts that the site sent.
+    """
     total = (answer.samples or {}).get("train")
     return total or sum(count for count in counts if count)
 

@@ -15,7 +15,8 @@ from fedsilo.runs.finished_run import Shown
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean AUC over findings on test samples in one sentence.
 
-    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no AUC may
+    be shown, it says so.
     """
     values, where = values_of(run, site)
     if "auc" not in values:
@@ -69,7 +70,10 @@ def meaning(run: Shown) -> str:
 
 
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:
-    """Return a finding's AUC, with its 95 % interval if the number of test samples is known."""
+    """Return a finding's AUC, with its 95 % interval if the number of test samples is known.
+
+    If the AUC or the number of samples with the finding is hidden, the result is None.
+    """
     if outcome.auc is None or outcome.count is None:
         return None
     if total <= outcome.count:

@@ -15,7 +15,8 @@ _ERRORS = {"mae": "MAE", "rmse": "RMSE", "r2": "R²"}
 def result(run: Shown, site: str | None) -> str:
     """Summarise the mean absolute error on test samples in one sentence, in the outcome's unit.
 
-    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no error
+    may be shown, it says so.
     """
     values, where = values_of(run, site)
     if "mae" not in values:

@@ -25,7 +25,8 @@ _MEANING = (
 def result(run: Shown, site: str | None) -> str:
     """Summarise the Dice score on test images in one sentence.
 
-    It is about ``site``, or about the mean over all sites if ``site`` is None.
+    The sentence is about ``site`` or, if that is None, about the mean over all sites. If no score
+    may be shown, it says so.
     """
     values, where = values_of(run, site)
     if "dice" not in values:
@@ -42,7 +43,8 @@ def limit(run: Shown, site: str | None) -> str:
 def sections(run: Shown) -> list[Examination]:
     """Build the clinic report's section: a table by site, and a table by class and site.
 
-    A metric that no site has is left out, and so is a table without rows.
+    A metric that no site has is "n/a". If no class has a metric, the second table is left out. If
+    no site has any metric, the section has only a sentence that says so.
     """
     metrics = final_metrics(run)
     title = "How well its masks agree with the true ones"

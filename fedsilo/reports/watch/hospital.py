@@ -130,7 +130,10 @@ class HospitalReader:
                 self._count(text)
 
     def _count(self, text: bytes) -> None:
-        """Count one line; a line that a power cut tore is left out, as its answer never left."""
+        """Add one line of the log to the counts.
+
+        A line that a power cut tore is left out, because its answer never left.
+        """
         state = self._state
         try:
             line = json.loads(text)

@@ -55,9 +55,9 @@ def _counts(states: Sequence[str]) -> str:
 def _row(folder: RunFolder, one: NamedRun, until: float) -> dict[str, Any]:
     """Build the template variables for one run's row in the list of runs.
 
-    ``headline`` summarises the run's metrics. It is "-" if the run has none, and empty for an
+    ``headline`` summarises the run's metrics: "-" if the run has no metrics, and empty for an
     unreadable run. Metrics that are not cached are read only while ``time.monotonic()`` is below
-    ``until``; after that, ``headline`` is "…".
+    ``until``. After that, ``headline`` is "…".
     """
     run, measured = one.run, None
     headline = ""

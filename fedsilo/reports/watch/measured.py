@@ -67,7 +67,7 @@ class Measured:
         return mean_by_round(self.rows, self.split, metric)
 
     def last_of_sites(self, metric: str) -> dict[str, float]:
-        """Return site -> the metric's value in the last round; sites without it are left out."""
+        """Return site -> the metric's value in the last round; only sites that have one."""
         values = {}
         for row in self.rows:
             is_last = int(row["round"]) == self.last_round
@@ -97,16 +97,16 @@ class MeasuredRuns:
         self._faults: dict[Path, str] = {}
 
     def is_known(self, run_dir: Path) -> bool:
-        """Tell whether ``read`` answers at once, because no file has changed."""
+        """Tell whether ``read`` can answer from memory, because no file has changed."""
         known = self._known.get(run_dir)
         return known is not None and known[0] == _times_written(run_dir)
 
     def read(self, run_dir: Path) -> Measured | None:
         """Return the metrics and messages of a run so far.
 
-        If a file is damaged or is just being written, the result is that of the last successful
-        call, or None without one; ``fault`` then says why. Before the first round is over there is
-        nothing to read.
+        If a file is missing, damaged or is just being written, ``fault`` has the reason, and the
+        result is that of the last successful call. If no call has succeeded, the result is None.
+        This is also so before the first round is over, when the files are not written yet.
         """
         known = self._known.get(run_dir)
         written = _times_written(run_dir)

@@ -94,7 +94,7 @@ class RunFolder:
         return sorted(named, key=lambda one: (one.run.started, one.name), reverse=True)
 
     def files(self, name: str) -> list[str]:
-        """Return the names of a run's pictures and reports, sorted; links are left out.
+        """Return the sorted names of a run's pictures and reports. Symbolic links are left out.
 
         Raises:
             RunDirectoryError: the folder has no such run.
@@ -152,7 +152,7 @@ def look_at_folder(folder: Path) -> View:
 def is_run_directory(path: Path) -> bool:
     """Tell whether a folder is a run directory rather than a folder of runs.
 
-    Any file of a run makes it one, so that a damaged run is reported as such.
+    A folder with any file of a run is a run directory. So a damaged run is reported as damaged.
     """
     return any((path / name).exists() for name in (FILE, CONFIG, LOCK, SUMMARY))
 

@@ -50,8 +50,8 @@ class ListedRun:
         """Delete the run directory with all its files.
 
         Raises:
-            RunDirectoryError: a process is writing to it, it is not a run directory of its own (a
-                link, or a folder without a run's files), or the system refuses.
+            RunDirectoryError: a process is writing to the directory, or the system refuses. Also
+                raised if it is a link, or a folder without a run's files.
         """
         if self.path.is_symlink() or not _is_run(self.path):
             raise RunDirectoryError(f"{self.path} is not a run directory, so it is not deleted")
@@ -104,15 +104,16 @@ def list_runs(folders: Sequence[Path], wanted: Mapping[str, str | None]) -> list
 
 
 def _is_run(path: Path) -> bool:
-    """Tell whether a folder has the lock and the settings, or the progress, of a run."""
+    """Tell whether a folder has a run's lock file, and also its settings or its progress."""
     has_file = any((path / name).is_file() for name in (CONFIG, FILE))
     return has_file and (path / LOCK).is_file()
 
 
 def find_runs(folder: Path, levels: int = _DEEPEST) -> Iterator[Path]:
-    """Yield the run directories in a folder, or the folder itself, down to ``levels`` below it.
+    """Yield the run directories in a folder, down to ``levels`` levels below it.
 
-    Links are not followed. A folder that disappears meanwhile is left out.
+    If the folder is itself a run directory, only the folder is yielded. Links are not followed. A
+    folder that disappears meanwhile is left out.
 
     Raises:
         OSError: a folder cannot be read.
@@ -161,7 +162,10 @@ def read_listed(path: Path, size: int = 0) -> ListedRun:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder; links count for themselves."""
+    """Return the size in bytes of all files in a folder and below.
+
+    A symbolic link has its own size, not that of its target. A file that vanishes is left out.
+    """
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:

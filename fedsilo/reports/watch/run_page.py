@@ -75,7 +75,7 @@ def run_page(view: View, runs: RunFolder | None, *, has_list: bool = True) -> st
 
 
 def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
-    """Build the template variables of a run."""
+    """Build the template variables of a run: state, facts, curves, metrics, failures and files."""
     name = _name_of(run.folder, runs)
     measured = runs.measured.read(run.folder)
     fault = ""
@@ -104,7 +104,10 @@ def _run_data(run: Watched, runs: RunFolder) -> dict[str, Any]:
 
 
 def _site_table(view: View) -> Table:
-    """Build the table of the sites' states; a run that is over has no column ``now``."""
+    """Build the table of the sites' states.
+
+    If the run is over, the column ``now`` is left out.
+    """
     columns, rows = list(SITE_COLUMNS), [list(row) for row in view.site_rows()]
     if view.run and view.run.over:
         place = columns.index("now")
@@ -115,10 +118,11 @@ def _site_table(view: View) -> Table:
 
 
 def _shown_files(runs: RunFolder, name: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return a run's pictures and its other files.
+    """Return a run's pictures (PNG files), and the names of its other files.
 
-    A picture has its file's name, what it shows, and the name of the same picture as PDF (empty if
-    the run has none).
+    Each picture is a dictionary: ``file``, the file's name; ``shows``, what the picture shows; and
+    ``paper``, the name of the same picture as PDF, empty if the run has none. These PDF files are
+    not among the other files.
     """
     others = runs.files(name)
     pictures = []
@@ -167,7 +171,11 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
 
 def _metric_table(measured: Measured) -> Table | None:
-    """Build the table of the headline metrics in the last round: a row per site, then the mean."""
+    """Build the table of the headline metrics in the last round: a row per site, then the mean.
+
+    With a single site, there is no row for the mean. If no headline metric was measured, the result
+    is None.
+    """
     if not measured.metrics:
         return None
     sites: dict[str, None] = {}
@@ -186,9 +194,10 @@ def _metric_table(measured: Measured) -> Table | None:
 
 
 def _failures(run_dir: Path) -> Sequence[Sequence[str]]:
-    """List the last messages without a usable answer, the newest first.
+    """List the last messages without a usable answer, the newest first, as rows of cells.
 
-    Each has its round, phase, site and reason. A damaged file gives one row that says so.
+    The cells are the round, the phase, the site and the reason. If the file is damaged, one row
+    says so.
     """
     try:
         failures = read_failures(RunDirectory(run_dir))

@@ -136,7 +136,10 @@ def _common_split(left: _Side, right: _Side) -> str:
 
 
 def _site_tables(left: _Side, right: _Side) -> list[Table]:
-    """Build a table per headline metric that both runs have: a row per site, then the mean."""
+    """Build a table per headline metric that both runs have: a row per site, then the mean.
+
+    If the runs do not show metrics of the same split, the list is empty.
+    """
     split = _common_split(left, right)
     if not split or left.measured is None or right.measured is None:
         return []

@@ -55,7 +55,10 @@ class Watched:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run's process began; after its end, until its last write."""
+        """The seconds since the run's process began.
+
+        If the run is over, the seconds until its last write.
+        """
         if self.over:
             return self.progress.seconds
         return self.progress.seconds + self._since()
@@ -95,11 +98,11 @@ class Watched:
     def in_words(self) -> str:
         """Describe in sentences how far the run is.
 
-        - Of a finished run, they name the number of finished rounds.
-        - Of a run that failed, was interrupted or was killed, they name the state and the finished
-          rounds.
-        - Of a run that goes on, they name the round, the sites that the server waits for and, if
-          known, the time left. If the run has not written for a minute, a last sentence says so.
+        For a finished run, the sentence has the number of finished rounds. For a run that failed,
+        was interrupted or was killed, the sentences have the state and the number of finished
+        rounds. For a running run, the sentence has the round, the sites that the server waits for
+        and, if known, the time left. If a running run has written nothing for a minute, another
+        sentence says so.
         """
         here = self.progress
         if here.state == "finished":
@@ -149,10 +152,10 @@ def _waiting(progress: Progress) -> list[str]:
 
 
 def look_at(folder: Path) -> Watched:
-    """Read the present state of a run directory, and whether its process still lives.
+    """Read the present state of a run directory, and check whether the run's process still lives.
 
-    A process on another machine cannot be checked; ``silent`` then tells that nothing was written
-    for a minute.
+    A process on another machine cannot be checked. For such a process, ``silent`` tells whether
+    nothing was written for a minute.
 
     Raises:
         RunDirectoryError: the folder is not a run directory, or is of another version of fedsilo.
@@ -206,7 +209,7 @@ def traffic_text(progress: Progress) -> str:
 def epsilon_text(progress: Progress) -> str:
     """Format the largest epsilon that a site spent, and its cap if one is set.
 
-    The text is empty without differential privacy.
+    Without differential privacy, the result is an empty string.
     """
     spent = progress.epsilon()
     if spent is None:
@@ -247,9 +250,9 @@ class View:
     def line(self) -> str:
         """Summarise the state in one line, such as "hearts: running, round 3 of 10, 12 s left".
 
-        The line is about the hospital if there is one, otherwise about the numbers of runs by state
-        for a folder of runs, otherwise about the one run. Without any, it ends in "no run yet". The
-        members of a deployment that are down follow after a semicolon.
+        For a hospital, the line has the facts about its messages. For a folder of runs, it has the
+        number of runs in each state. Otherwise it is about the one run, or says that there is no
+        run yet. The members of a deployment that are down follow after a semicolon.
         """
         parts = [f"{self.title}: no run yet"]
         if self.run:
@@ -331,8 +334,8 @@ def look_at_hospital(reader: HospitalReader) -> View:
 def _doing(site: str, run: Watched) -> str:
     """Describe the present work of a site, such as "asked to fit", "answered" or "away".
 
-    A failed site is "left out", with the reason. The text is empty if the run is over or the site
-    is not asked in this phase.
+    A failed site is "left out", with the reason. If the run is over, or the site is not asked in
+    this phase, the result is an empty string.
     """
     here = run.progress
     if run.over:

@@ -198,7 +198,7 @@ def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Pu
 
 
 def in_words(differing: Sequence[str]) -> str:
-    """Join the first four differences with semicolons; if there are more, add "N more"."""
+    """Join the first four differences with semicolons. If there are more, add "N more"."""
     phrases = [*differing[:_MOST_PHRASES]]
     more = len(differing) - _MOST_PHRASES
     if more > 0:
@@ -208,7 +208,7 @@ def in_words(differing: Sequence[str]) -> str:
 
 @cache
 def paper(name: str) -> Paper:
-    """Read a paper's tables from ``<name>.yaml``; the result is cached."""
+    """Read a paper's tables from ``<name>.yaml``. The result is cached."""
     content: dict[str, Any] = read_own_yaml(_FOLDER / f"{name}.yaml")
     rows = []
     for table in content["tables"]:
@@ -305,7 +305,7 @@ def _merge_rows(rows: Sequence[Row]) -> Numbers:
     """Return the first row's numbers, with further metrics from later rows about the same runs.
 
     A paper may print further metrics of its runs in another table. A later row is about the same
-    runs if its accuracy equals the first row's in each part that the later row has; any other row
+    runs if its accuracy equals the first row's in each part that the later row has. Any other row
     is skipped. If several rows have a number, the earliest one is used.
     """
     first, *others = [row.numbers_by_part() for row in rows]

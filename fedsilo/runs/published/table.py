@@ -36,8 +36,8 @@ def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequ
     """Build a table that compares a run's test metrics with a paper's numbers.
 
     The table has a row for each site, distribution or "all" that both the run and the paper have.
-    It has two columns (run, paper) for each metric in ``headline`` that the paper prints. A missing
-    number of the run is "n/a", and one of the paper is empty.
+    It has two columns (run, paper) for each metric in ``headline`` that the paper prints. If the
+    run lacks a number, its cell is "n/a". If the paper lacks one, its cell is empty.
 
     Args:
         summary: the content of ``summary.json``.
@@ -67,7 +67,7 @@ def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequ
 
 
 def _cell(row: Mapping[str, float], metric: str) -> str:
-    """Return a number with three decimals, or an empty text if ``row`` lacks the metric."""
+    """Format a metric of ``row`` with three decimals. If it is missing, return an empty string."""
     if metric not in row:
         return ""
     return f"{row[metric]:.3f}"

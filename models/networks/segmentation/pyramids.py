@@ -48,7 +48,7 @@ class Segmenter(nn.Module):
         """Map images to the encoder's last map (batch, c, rows, columns)."""
 
     def trunk(self) -> nn.Module | None:
-        """Return the part that can load the weights of a trained run; here always None."""
+        """Return the part that can load the weights of a trained run; by default None."""
         return None
 
 
@@ -106,9 +106,11 @@ class ViTPyramid(Pyramid):
         self.project = nn.ModuleList(nn.Conv2d(channels, w, 1) for w in self.widths[1:])
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images (batch, channels, h, w) to maps at 1/1, 1/2, ... of their size, finest first.
+        """Map images (batch, channels, h, w) to maps (batch, widths[i], h_i, w_i), finest first.
 
-        The first map is a convolution of the image, and the last map is the grid of patches.
+        The first map is a convolution of the image, in its full size. Each map between has half the
+        size of the map before it, rounded up, and comes from the tokens of a deeper layer of the
+        ViT. The last map comes from the last layer and has one place for each patch.
         """
         tokens = self.network.encode_with_layers(images)
         maps = [self.stem(images)]
@@ -181,7 +183,7 @@ def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tenso
 
 
 def _halvings(patch: int) -> int:
-    """Return log2 of a ViT's patch size: how often an image is halved until a patch is one cell.
+    """Return log2 of a ViT's patch size, the number of halvings that make a patch one cell.
 
     Raises:
         SettingError: the patch size is not a power of two, or is 1.
@@ -217,8 +219,8 @@ def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
 def pixel_head(channels: int, classes: int) -> nn.Conv2d:
     """Build the last layer, a 1x1 convolution from maps to the logits of each pixel.
 
-    Class 0 is the background. The initial bias, 0 for it and -4 for others, makes the network
-    predict background almost everywhere.
+    The initial bias is 0 for class 0, the background, and -4 for each other class. So the network
+    predicts background almost everywhere at first.
     """
     head = nn.Conv2d(channels, classes, 1)
     head.bias = nn.Parameter(torch.tensor([0.0] + [-_RARE] * (classes - 1)))

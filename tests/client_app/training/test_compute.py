@@ -83,13 +83,17 @@ def test_auto_is_bf16_on_the_gpu_where_there_is_one() -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_auto_is_full_precision_where_a_gpu_only_emulates_bf16(
+    caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation
     )
     assert not choose_compute("auto", "auto", 1).bf16
+    assert not caplog.records
     assert choose_compute("auto", "bf16", 1).bf16, "who asks for it by name gets it"
+    (record,) = caplog.records
+    assert "'machine.precision'" in record.getMessage()
 
 
 @pytest.mark.usefixtures("one_gpu")

@@ -196,6 +196,13 @@ def test_a_wrong_declaration_is_refused(
         load(places)
 
 
+def test_a_folder_whose_name_no_site_may_have_is_refused_and_named(places: Places) -> None:
+    (data_of(places) / "masks.yaml").unlink()
+    (data_of(places) / "north").rename(data_of(places) / "all")
+    with pytest.raises(DataError, match="all"):
+        MASK_IMAGES.silo_names(OWN, places)
+
+
 def test_a_folder_without_masks_is_refused(places: Places) -> None:
     (data_of(places) / "masks.yaml").unlink()
     for site in ("north", "south"):

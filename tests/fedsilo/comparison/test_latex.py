@@ -88,7 +88,14 @@ def test_nothing_to_compare_is_refused() -> None:
 
 
 def test_directions_and_ranges_of_metrics() -> None:
-    directions = {"auc": 1, "own-accuracy": 1, "loss": -1, "entropy": 0, "mine": 0}
+    directions = {
+        "auc": 1,
+        "own-accuracy": 1,
+        "trained-loss": -1,
+        "loss": -1,
+        "entropy": 0,
+        "mine": 0,
+    }
     assert {name: best_direction(name) for name in directions} == directions
     assert metric_range("balanced-accuracy-from-va") == (0.0, 1.0)
     assert metric_range("loss") == (0.0, float("inf"))

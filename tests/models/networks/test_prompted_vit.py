@@ -12,7 +12,8 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import rollout
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import NetworkShape, check_network_settings
-from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit, prefix_attention
+from fedsilo.models.networks.prefix_attention import prefix_attention
+from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 from tests.support.errors import refuses
 from tests.support.tiny import VIT_FIELDS

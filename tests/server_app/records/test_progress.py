@@ -111,6 +111,13 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, told:
     assert len(str(refused.value)) < 500
 
 
+def test_a_folder_that_the_system_refuses_to_look_into_is_an_error_of_the_run(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RunDirectoryError):
+        read_progress(tmp_path / ("long" * 100))
+
+
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))
 def test_no_value_breaks_the_reader(value: Any) -> None:
     for key in ("sites", "phase", "started", "asked"):

@@ -15,6 +15,7 @@ from fedsilo.core.errors import SiteError
 from fedsilo.core.messages import CONFIG
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.versions import FEDSILO
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.strategies.meeting import waiting
@@ -254,6 +255,24 @@ def test_label_counts_that_cannot_be_are_an_unreadable_hello(said: Any, fault: s
     node = {"site": "s2a", "says": json.dumps({"label-counts": json.dumps(said)})}
     with pytest.raises(SiteError, match=f"hello cannot be read .*{fault}"):
         meet_sites(grid_of({"site": "s1a"}, node), COMMON)
+
+
+@pytest.mark.parametrize(
+    ("software", "site"),
+    [
+        ('{"fedsilo": "0.0.9", "revision": "12345"}', "fedsilo 0.0.9, revision 12345"),
+        ('{"fedsilo": "9\\n9", "flower": ["1", "2"]}', "fedsilo 9 9, flower ['1', '2']"),
+        ("{", ""),
+        ("[1]", ""),
+        ("{}", ""),
+    ],
+)
+def test_an_unreadable_hello_is_refused_with_the_versions_of_both(software: str, site: str) -> None:
+    node = {"site": "s2a", "says": json.dumps({"software": software}), "lacks": "schema"}
+    with pytest.raises(SiteError) as refused:
+        meet_sites(grid_of({"site": "s1a"}, node), COMMON)
+    assert f"fedsilo {FEDSILO}" in str(refused.value)
+    assert site in str(refused.value)
 
 
 def test_a_hospitals_floor_arrives() -> None:

@@ -28,13 +28,13 @@ _HEADERS = {
 class Guard:
     """Wraps the application: checks the host name of each request, and adds headers to replies.
 
-    A web page of another name that resolves to this machine must not read these pages (DNS
-    rebinding), so a request is answered only if its host name is known.
+    A request is answered only if its host name is known. Otherwise a foreign web page could read
+    these pages, if its name were made to resolve to this machine (DNS rebinding).
 
     Args:
         app: the application.
-        names: the host names that are known; None for any IP address, which a name cannot
-            imitate, and for the names of the loopback.
+        names: the host names that are known; None for any IP address, which a name cannot imitate,
+            and for the names of the loopback.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str] | None) -> None:

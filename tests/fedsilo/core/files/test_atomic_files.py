@@ -85,6 +85,20 @@ def test_a_folder_that_a_rival_finished_first_is_kept_as_the_rival_made_it(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
+def test_a_renaming_that_fails_is_no_rivals_because_a_folder_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "target").mkdir()
+
+    def forbid(path: Path, to: Path) -> Path:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", forbid)
+    with pytest.raises(PermissionError):
+        build_folder(tmp_path / "target", lambda work: write_atomically(work / "one", "new"))
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
     left = tmp_path / ".file.part"
     left.write_bytes(b"a longer half than the whole")

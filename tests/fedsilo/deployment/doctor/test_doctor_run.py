@@ -9,10 +9,13 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.client_app.app import app
+from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SiteError
 from fedsilo.core.methods import METHODS
 from fedsilo.core.settings_schema import Value
+from fedsilo.deployment.deployment import Deployment, plan
 from fedsilo.deployment.doctor import run_checks as run
+from fedsilo.deployment.doctor.findings import examine
 from fedsilo.engines.inline_engine import (
     InlineGrid,
     flower_identity,
@@ -235,3 +238,19 @@ def test_a_site_without_anything_fails_and_says_what_to_give(
     said = capsys.readouterr().out
     assert "the node config names no 'site' -- --node-config 'site=\"NAME\"'" in said
     assert "SKIPPED data folder" in said
+
+
+@pytest.mark.parametrize(
+    ("sites", "status"), [("", "FAILED"), ("s1a", "PASSED"), ("s1a,s2a", "FAILED")]
+)
+def test_only_the_sites_that_the_run_names_must_be_online(
+    sites: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = plan(tmp_path, ["s1a", "s2a"], [8000, 9092, 9101, 9102], {})
+    monkeypatch.setattr(Deployment, "process", lambda self, member: member != "s2a")
+    monkeypatch.setattr(run, "list_online_sites", lambda _: ["s1a"])
+    sources = RunSources(changes=(f"server.sites={sites}",))
+    setup = run.RunSetup("fedavg-digits", sources, deployment=deployment)
+    checks = [check for check in run.CHECKS if check.name == "members"]
+    (finding,) = examine(checks, setup)
+    assert finding.status == status

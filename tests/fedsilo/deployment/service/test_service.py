@@ -21,7 +21,7 @@ from fedsilo.deployment.commands import make_secrets, prepare
 from fedsilo.deployment.deployment import SERVER, Deployment, plan, read_deployment
 from fedsilo.deployment.kit import AUTHORITY, KEY, KitError, make_kit, read_kit
 from fedsilo.deployment.options import ServiceOptions
-from fedsilo.deployment.service import installing, journal
+from fedsilo.deployment.service import installing, journal, serve
 from fedsilo.deployment.service.changing import change_hospital_service, change_server_service
 from fedsilo.deployment.service.journal import LogLines, RunningRuns, run_logged
 from fedsilo.deployment.service.units import (
@@ -91,6 +91,14 @@ def _verify(unit: Unit, folder: Path, systemd: int = 0) -> str:
     command = [ANALYZE, "verify", "--recursive-errors=no", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr + str(done.returncode or "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["one", "two"]])
+def test_the_servers_command_takes_one_folder(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve.main(arguments) == 1
+    assert "error[setting]" in capsys.readouterr().err
 
 
 def test_systemd_accepts_the_units(server: Deployment, opened: Path, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_encode_with_layers_returns_the_tokens_before_each_layer_in_order() -> N
     vit = pyramid.network.vit
     prompts = pyramid.network._layer_prompts()
     x = vit._pos_embed(vit.patch_embed(images * pyramid.network.scale + pyramid.network.offset))
-    from fedsilo.models.networks.prompted_vit import prefix_attention
+    from fedsilo.models.networks.prefix_attention import prefix_attention
 
     block = vit.blocks[0]
     x = x + prefix_attention(block.attn, block.norm1(x), prompts[0])[0]

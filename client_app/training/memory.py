@@ -1,0 +1,140 @@
+"""Explain that a site's GPU or machine has no memory left: who holds it, and what to lower."""
+
+import re
+import traceback
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Message
+
+from fedsilo.client_app.site.node import build_settings
+from fedsilo.client_app.training.compute import gpu_share
+from fedsilo.core.errors import MemoryShortageError
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings_schema import Value
+
+# Parts of the texts with which PyTorch and its libraries report a failed allocation. PyTorch's own
+# allocator alone has a class of errors
+_OF_GPU = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_OF_MACHINE = ("DefaultCPUAllocator", "Cannot allocate memory")
+_GPU = re.compile(r"\bGPU (\d+)\b")
+_WANTED = re.compile(r"Tried to allocate ([\d.]+ [KMG]iB)")
+_GIB = 2**30
+
+
+def raise_memory_shortage(
+    error: Exception, run_config: Mapping[str, Value], message: Message, together: int = 1
+) -> None:
+    """Raise a one-line error if ``error`` means that memory is short; otherwise return.
+
+    Args:
+        error: the exception that ended a site's answer.
+        run_config: the run's settings by key.
+        message: the message that the site was answering.
+        together: the number of sites that were trained as one batch.
+
+    Raises:
+        MemoryShortageError: the site's GPU or machine has no memory left. The text consists of
+            amounts of memory and of the run's settings, so a hospital may send it.
+    """
+    settings = build_settings(CommonSettings, run_config)
+    training = message.metadata.message_type == TRAIN
+    shortage = memory_shortage(error, settings, training, together)
+    if shortage:
+        raise shortage from None
+
+
+def memory_shortage(
+    error: Exception, settings: CommonSettings, training: bool, together: int = 1
+) -> MemoryShortageError | None:
+    """Build the one-line error for a failed allocation of memory; None for any other error.
+
+    The memory that the failed work held is freed, as far as ``error`` still refers to it.
+    Otherwise the next site of this process, or another process on the same GPU, would find the
+    memory taken. The caller raises the result.
+
+    Args:
+        error: an exception of PyTorch, or Python's MemoryError.
+        settings: the run's settings.
+        training: whether the site was training. If not, it was opening its data or measuring, and
+            the batch size makes no difference.
+        together: the number of sites that were trained as one batch.
+    """
+    text = str(error)
+    on_gpu = isinstance(error, torch.OutOfMemoryError) or any(part in text for part in _OF_GPU)
+    on_machine = isinstance(error, MemoryError) or any(part in text for part in _OF_MACHINE)
+    if not on_gpu and not on_machine:
+        return None
+    place, held, others = "this machine", "", 0.0
+    if on_gpu:
+        place, held, others = _describe_gpu(text)
+    wanted, match = "", _WANTED.search(text)
+    if match:
+        wanted = f" for another {match[1]}"
+    _free_memory_of(error)
+    return MemoryShortageError(
+        f"{place} has no memory left{wanted} in a run of method '{settings.method}'{held}: "
+        f"{_remedy(settings, training, together, others)}"
+    )
+
+
+def _describe_gpu(text: str) -> tuple[str, str, float]:
+    """Describe the GPU that an error names, and who holds its memory.
+
+    Returns:
+        The GPU, such as "GPU 0"; a clause in brackets that starts with a space, or an empty string
+        if CUDA does not tell; and the share of the GPU, 0 to 1, that other processes hold.
+    """
+    index, match = 0, _GPU.search(text)
+    if match:
+        index = int(match[1])
+    place = f"GPU {index}"
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+        own = torch.cuda.memory_reserved(index)
+    # Without room for a CUDA context, even this question fails
+    except (RuntimeError, AssertionError, ValueError):
+        return place, "", 0.0
+    others = max(0, total - free - own)
+    held = f"of {total / _GIB:.1f} GiB this process holds {own / _GIB:.1f}"
+    if gpu_share() < 1:
+        held += f", at most {gpu_share():g} of the GPU"
+    return place, f" ({held}, other processes {others / _GIB:.1f})", others / total
+
+
+def _remedy(settings: CommonSettings, training: bool, together: int, others: float) -> str:
+    """Say what to do, as imperatives; ``others`` is the share of a GPU that others hold."""
+    changes = []
+    if gpu_share() < 1:
+        changes.append("a larger 'client-resources-num-gpus', so that fewer processes share it")
+    if together > 1:
+        changes.append(f"'machine.vectorised' below {together}")
+    elif training:
+        changes += _smaller_steps(settings)
+    else:
+        changes += ["a smaller network", "smaller images"]
+    changes.append("'machine.device' cpu")
+    # A resumed run has the settings that it began with, so lower ones need another run
+    remedy = f"start another run with {', '.join(changes[:-1])} or {changes[-1]}"
+    if others > 0.5:
+        return f"end other programs on it ('nvidia-smi' lists them) and resume the run, or {remedy}"
+    return remedy
+
+
+def _smaller_steps(settings: CommonSettings) -> list[str]:
+    """Name the settings that make an optimiser step smaller, with the values to stay below."""
+    if settings.micro_batch:
+        return [f"'train.micro-batch' below {settings.micro_batch}"]
+    size = settings.batch_size
+    return [f"'train.batch-size' below {size}", f"'train.micro-batch' below {size}"]
+
+
+def _free_memory_of(error: BaseException) -> None:
+    """Drop the tensors that the frames of ``error`` hold, and return cached memory to the GPU."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__context__
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,85 @@
+"""Attention of a ViT's layer with prefix prompts, without and with the attention itself.
+
+Without it, attention is always fused: PyTorch computes it in one kernel that never stores it.
+"""
+
+import torch
+from timm.layers.attention import Attention
+from torch import Tensor, nn
+
+from fedsilo.models.maths.attention_rollout import attention_weights, mean_attention
+
+
+def prefix_attention(
+    layer: Attention, x: Tensor, prompts: Tensor | None, weights: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Attend with prefix prompts (eq. 1): MSA(h_Q, [p_K; h_K], [p_V; h_V]).
+
+    Args:
+        layer: timm's attention.
+        x: normalised tokens (batch, tokens, channels).
+        prompts: keys and values (2, length, channels), or None for plain attention.
+        weights: whether to return the attention. This is slower, because fused attention cannot be
+            used.
+
+    Returns:
+        New tokens (batch, tokens, channels), and the attention (batch, heads, tokens, length +
+        tokens) float32, or None without ``weights``.
+    """
+    q, k, v = _project_with_prefix(layer, x, prompts)
+    attention = None
+    if weights:
+        attention = attention_weights(q * layer.scale, k)
+        mixed = attention.to(v.dtype) @ v
+    else:
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, scale=layer.scale)
+    return _join_heads(layer, x, mixed), attention
+
+
+def fused_prefix_attention(
+    layer: Attention, x: Tensor, prompts: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Attend as ``prefix_attention`` does, by fused attention, and compute its mean apart.
+
+    Fused attention never stores the attention. A second pass over queries and keys computes the
+    mean over the heads, and again in the backward pass, so a step needs far less memory.
+
+    Returns:
+        New tokens (batch, tokens, channels), and the mean attention over the heads (batch, tokens,
+        length + tokens) float32.
+    """
+    q, k, v = _project_with_prefix(layer, x, prompts)
+    mixed = nn.functional.scaled_dot_product_attention(q, k, v, scale=layer.scale)
+    return _join_heads(layer, x, mixed), mean_attention(q * layer.scale, k)
+
+
+def _project_with_prefix(
+    layer: Attention, x: Tensor, prompts: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Project tokens to queries, keys and values, with the prompts in front of keys and values.
+
+    Returns:
+        Queries (batch, heads, tokens, c), and keys and values (batch, heads, length + tokens, c).
+    """
+    batch, tokens, _ = x.shape
+    qkv = layer.qkv(x).reshape(batch, tokens, 3, layer.num_heads, layer.head_dim)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = layer.q_norm(q), layer.k_norm(k)
+    if prompts is not None:
+        # Prompts extend keys and values only. The sequence keeps its length, so every layer
+        # can have its own prompts, and the position embeddings still fit the grid of patches
+        heads = prompts.reshape(2, 1, -1, layer.num_heads, layer.head_dim).transpose(2, 3)
+        prefix = heads.expand(-1, batch, -1, -1, -1).to(k.dtype)
+        k, v = torch.cat([prefix[0], k], dim=2), torch.cat([prefix[1], v], dim=2)
+    return q, k, v
+
+
+def _join_heads(layer: Attention, x: Tensor, mixed: Tensor) -> Tensor:
+    """Join mixed values (batch, heads, tokens, c) and project them to tokens, as timm does."""
+    batch, tokens, _ = x.shape
+    # (batch, heads, tokens, head_dim): without the transpose heads and tokens would be mixed up
+    joined = layer.norm(mixed.transpose(1, 2).reshape(batch, tokens, -1))
+    if layer.gate is not None:
+        joined = joined * layer.gate(x).sigmoid()
+    projected: Tensor = layer.proj_drop(layer.proj(joined))
+    return projected
