@@ -18,6 +18,7 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.core.messages import ARRAYS, Instruction
+from fedsilo.core.methods import proves_sums
 from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clip_to_norm, replace_nonfinite
 from fedsilo.models.privacy.summed_metrics import bounds, to_unit_range
@@ -64,8 +65,9 @@ class MaskedPart:
         """Check everything that can make the secret sum fail, before the patients' data are opened.
 
         These are the record, the bounds of the metrics, the requested arrays, and the rules of
-        ``SecureSite.prepare_masking``. Afterwards nothing may be refused, because a refusal could
-        depend on a patient.
+        ``SecureSite.prepare_masking``. If the method proves its sums, the question must also be the
+        one that the method computes itself. Afterwards nothing may be refused, because a refusal
+        could depend on a patient.
 
         Raises:
             FedsiloError: the sum is impossible or reveals too much. The error names site and round.
@@ -75,9 +77,29 @@ class MaskedPart:
             names = read_texts(secure.asked, "metrics")
             for name in names:
                 self._bounds_of(name)
-            received = self._received_arrays()
+            received = self.received_arrays()
             self._zero_update(received)
-            secure.prepare_masking(received, names)
+            _, partners = secure.prepare_masking(received, names)
+            if secure.proves:
+                self._follow(secure, partners)
+
+    def _follow(self, secure: SecureSite, partners: list[str]) -> None:
+        """Let the method compute this question from the sum of the round before, and compare.
+
+        Raises:
+            SiteError: the proof of that sum is missing or malformed.
+            RefusedError: the proof is wrong, the sites have changed, or the question is another.
+        """
+        before = None
+        if self.instruction.round > 1:
+            before = secure.proven_sum()
+            if before.sites != partners:
+                raise RefusedError(
+                    f"the sum of the round before was over {', '.join(before.sites)}: sums over "
+                    "other sites would reveal single sites' parts; let the same sites answer, or "
+                    "begin a run with another 'run.name'"
+                )
+        self.session.method.follow(self, len(partners), before)
 
     def refuse_after_failure(self) -> None:
         """Raise an error if this site failed in an earlier answer to the same received arrays.
@@ -88,7 +110,7 @@ class MaskedPart:
             SiteError: the site failed on these arrays before. If it answered now, the difference
                 between the two sums would reveal its own contribution.
         """
-        self.secure_site().refuse_after_failure(self._received_arrays())
+        self.secure_site().refuse_after_failure(self.received_arrays())
 
     def failed_part(self) -> ArrayRecord:
         """Build the masked part of a site that could not answer: zeros, and 1 as a failure count.
@@ -118,7 +140,7 @@ class MaskedPart:
         Raises:
             SiteError: the update's names or shapes differ from what the server asks for.
         """
-        received = self._received_arrays()
+        received = self.received_arrays()
         zeros = self._zero_update(received)
         part = zeros
         if update is not None:
@@ -141,7 +163,7 @@ class MaskedPart:
             scaled_metrics[name] = to_unit_range(metrics.get(name), least, largest)
         return dict(secure.mask(clipped, received, scaled_metrics))
 
-    def _received_arrays(self) -> dict[str, NDArray]:
+    def received_arrays(self) -> dict[str, NDArray]:
         """Return the arrays of all records in the message, named ``<record>/<array>``.
 
         Compressed arrays stay in their wire format.
@@ -230,6 +252,7 @@ class MaskedPart:
             samples,
             self._sum_record(samples),
             question,
+            proves_sums(settings),
         )
 
     def _secure_record(self) -> ConfigRecord:

@@ -59,6 +59,8 @@ DATA_SETS = {
     "pneumoniamnist": "fedsilo.datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
     "mammography-phantom": "fedsilo.datasets.synthetic.phantoms:MAMMOGRAPHY_PHANTOM",
     "chest-phantom": "fedsilo.datasets.synthetic.findings:CHEST_PHANTOM",
+    "tumours-synthetic": "fedsilo.datasets.synthetic.tumours:TUMOURS",
+    "tumours-synthetic-size": "fedsilo.datasets.synthetic.tumours:TUMOUR_SIZES",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
     "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
     "masks": "fedsilo.datasets.radiographs.masks:MASK_IMAGES",

@@ -20,8 +20,11 @@ from typing import Any, ClassVar
 import torch
 
 from fedsilo.client_app.lab import Lab, Outgoing
+from fedsilo.client_app.masked_part import MaskedPart
+from fedsilo.client_app.privacy.proven_sums import ProvenSum
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import EvidenceProbe, Measured, vacuity_of
+from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import EVALUATE
 from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.networks.site_network import (
@@ -80,6 +83,22 @@ class SiteMethod(ABC):
     @abstractmethod
     def train(self, lab: Lab) -> Outgoing:
         """Train at this site, and return the arrays that leave and those that stay."""
+
+    def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
+        """Check that the message asks what this site computes itself from the sums before.
+
+        It is called at trust 'sums' before the data are opened, if the method's settings have
+        ``proves_sums``; such a method overrides it.
+
+        Args:
+            part: the message, with its instruction and the received arrays.
+            sites: the number of sites in the sum that the message asks for.
+            before: the sum of the round before, which this site has added up; None in round 1.
+
+        Raises:
+            RefusedError: the message asks for something else. By default it always does.
+        """
+        raise RefusedError(f"class '{type(self).__name__}' does not follow its sums ('follow')")
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, each with its further metrics.

@@ -11,8 +11,11 @@ import math
 import numpy as np
 import torch
 
+from fedsilo.client_app.masked_part import MaskedPart
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
+from fedsilo.client_app.methods.glm_path import follow_path
 from fedsilo.client_app.methods.glm_patients import read_patients
+from fedsilo.client_app.privacy.proven_sums import ProvenSum
 from fedsilo.client_app.session import SiteSession
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.files.atomic_files import write_atomically
@@ -68,6 +71,10 @@ class GLMSite(SiteMethod):
         """
         if session.stand_in is None:
             read_patients(session, self.settings)
+
+    def follow(self, part: MaskedPart, sites: int, before: ProvenSum | None) -> None:
+        """Check that the message asks the next question of the fit (``glm_path``)."""
+        follow_path(part, self.settings, sites, before)
 
     def train(self, lab: Lab) -> Outgoing:
         """Send sums over this site's patients: of each column, or at the received coefficients.

@@ -4,14 +4,14 @@ They are in the folder of the site's state, readable only by their owner, and ar
 round's sum is unmasked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.core.errors import SiteError
+from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.strategies.wire.secure_keys import (
     Shares,
     cut_secret,
@@ -20,7 +20,7 @@ from fedsilo.strategies.wire.secure_keys import (
     seal_key,
     seal_shares,
 )
-from fedsilo.strategies.wire.signatures import words
+from fedsilo.strategies.wire.signatures import list_words
 
 SECRETS = "secure-round.json"
 
@@ -57,6 +57,10 @@ class RoundSecrets:
     failed: bool = False  # whether the site could not answer, and masked 0
     # The sites whose weights arrived, in the list that this site has signed
     answered: list[str] = field(default_factory=list)
+    # If the method proves its sums: the seal of this site's masked part, and those of all parts.
+    # Their order is that of ``answered``
+    seal: str = ""
+    seals: list[str] = field(default_factory=list)
 
     @property
     def sites(self) -> list[str]:
@@ -137,8 +141,29 @@ class RoundSecrets:
         return shares
 
     def list_words(self) -> bytes:
-        """Encode the list of sites whose weights arrived, with the round's keys, for signing."""
-        return words("answered", self.context, self.answered)
+        """Encode the list of sites whose weights arrived, with keys and seals, for signing."""
+        return list_words(self.context, self.answered, self.seals)
+
+    def refuse_few(self, site: str, sites: list[str], what: str) -> None:
+        """Check that a list of sites is well formed, has ``site``, and reaches the threshold.
+
+        Args:
+            site: this site.
+            sites: the server's list.
+            what: the end of "N sites ...", for the error, such as "have sent their weights".
+
+        Raises:
+            SiteError: the list is malformed, or the keys of this round were not shared yet.
+            RefusedError: the list has fewer sites than the threshold.
+        """
+        if not self.keys:
+            raise SiteError("the keys of this round were not shared with this site yet")
+        refuse_list(site, sites, self.keys, what)
+        if len(sites) < self.threshold:
+            raise RefusedError(
+                f"{len(sites)} sites {what}, but {self.threshold} are needed "
+                "('secure.threshold'): a sum over fewer would reveal individual updates"
+            )
 
     def write(self, folder: Path) -> None:
         """Write the secrets to their file in ``folder``, replacing the secrets of any other round.
@@ -147,6 +172,31 @@ class RoundSecrets:
             CheckpointError: the file cannot be written.
         """
         _file(folder).write(self)
+
+
+def refuse_list(
+    site: str, sites: list[str], known: Iterable[str], what: str, with_own: bool = True
+) -> None:
+    """Check that a list of sites is sorted, without duplicates, and has only known sites.
+
+    Signatures cover the list as text, so every site must write the list in the same way.
+
+    Args:
+        site: this site.
+        sites: the server's list.
+        known: the sites that may be in the list.
+        what: the end of "sites that ...", for the error, such as "make keys".
+        with_own: whether this site must be in the list.
+
+    Raises:
+        SiteError: the list breaks one of these rules.
+    """
+    must = "be sorted, with each site once and only known sites"
+    if with_own:
+        must += ", and include this site"
+    is_sorted = sites == sorted(set(sites) & set(known))
+    if not is_sorted or (with_own and site not in sites):
+        raise SiteError(f"the server's list of sites that {what} must {must}")
 
 
 def read_secrets(folder: Path, round_: int) -> RoundSecrets:

@@ -14,7 +14,7 @@ are erased once its sum is unmasked; ``fedsilo.client_app.privacy.unmasked_sums`
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,22 @@ from typing import Any
 from flwr.app import ConfigRecord
 from torch import Tensor
 
+from fedsilo.client_app.privacy.proven_sums import (
+    ProvenSum,
+    prove_sum,
+    refuse_missing,
+    refuse_other_seal,
+)
 from fedsilo.client_app.privacy.round_secrets import (
     RoundSecrets,
     drop_secrets,
     lock_secrets,
     read_secrets,
+    refuse_list,
 )
 from fedsilo.client_app.privacy.signing import SignedKeys, Signer
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.client_app.privacy.unmasked_sums import SummedBefore, UnmaskedSums
+from fedsilo.client_app.privacy.unmasked_sums import RoundSum, SummedBefore, UnmaskedSums
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -65,6 +72,7 @@ from fedsilo.strategies.wire.signatures import (
     public_text,
     sign_text,
 )
+from fedsilo.strategies.wire.sum_proofs import part_seal
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ class SecureSite:
     # The message's instruction, at a hospital that declares its data; None elsewhere. Once a sum is
     # unmasked, no other question about it is answered
     instruction: Mapping[str, Any] | None = None
+    # Whether the method proves its sums, so that no site may be missing in any phase
+    proves: bool = False
 
     def answer(self, phase: str) -> ConfigRecord:
         """Answer a phase of secure aggregation that trains nothing.
@@ -146,10 +156,13 @@ class SecureSite:
             secrets.write(self.folder)
             if self.book and secrets.failed:
                 self.book.note_failure(secrets.received)
-        # Sites that received different models derive different masks, which do not cancel
-        bound = bound_to(secrets.context, received, [*numbers, *scaled_metrics])
-        added, subtracted = secrets.masks(self.site, bound)
-        return mask_arrays(numbers, added, subtracted)
+            # Sites that received different models derive different masks, which do not cancel
+            bound = bound_to(secrets.context, received, [*numbers, *scaled_metrics])
+            masked = mask_arrays(numbers, *secrets.masks(self.site, bound))
+            if self.proves:
+                secrets.seal = part_seal(masked, mask_check(secrets.own_mask))
+                secrets.write(self.folder)
+        return masked
 
     def prepare_masking(
         self, received: Mapping[str, Any], metrics: Sequence[str]
@@ -184,7 +197,9 @@ class SecureSite:
                 "under the same masks reveal their difference: begin the round again"
             )
         partners = read_texts(self.asked, "sites")
-        self._refuse_few(partners, secrets, "share their keys")
+        secrets.refuse_few(self.site, partners, "share their keys")
+        if self.proves:
+            refuse_missing(partners, secrets.keys)
         self._sums().refuse_missing_sites(partners)
         self._sums().refuse_other_question(self._request_digest(received, secrets))
         if self.book:
@@ -212,6 +227,16 @@ class SecureSite:
                 "them now: the difference of both sums would be its own part; after the repair "
                 "begin a run with another 'seed'"
             )
+
+    def proven_sum(self) -> ProvenSum:
+        """Check the message's proof of the sum of the round before, and return that sum.
+
+        Raises:
+            SiteError: the message has no proof, or a malformed one.
+            RefusedError: the proof is not of the parts that all sites signed in that round.
+        """
+        seals = UnmaskedSums(self.folder, self.round - 1).seals()
+        return prove_sum(self.asked, seals, self.common, self.samples)
 
     def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
         """Return a digest of everything, except the data, that decides what this site masks.
@@ -293,7 +318,7 @@ class SecureSite:
                 wrong, or a signature was made with a key that people have not compared.
         """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
-        self._refuse_list(sites, sites, "make keys")
+        refuse_list(self.site, sites, sites, "make keys")
         masks = read_tokens(self.asked, "mask-keys", LONGEST_KEY)
         seals = read_tokens(self.asked, "seal-keys", LONGEST_KEY)
         publics = read_tokens(self.asked, "publics", LONGEST_KEY)
@@ -351,15 +376,20 @@ class SecureSite:
         """
         secrets = read_secrets(self.folder, self.round)
         answered = read_texts(self.asked, "answered")
-        self._refuse_few(answered, secrets, "have sent their weights")
+        secrets.refuse_few(self.site, answered, "have sent their weights")
         if not set(answered) <= set(secrets.partners):
             raise RefusedError("the list names a site that did not take part in masking")
-        if secrets.answered not in ([], answered):
+        seals = list[str]()
+        if self.proves:
+            refuse_missing(answered, secrets.partners)
+            seals = read_texts(self.asked, "seals")
+            refuse_other_seal(dict(zip(answered, seals, strict=False)), self.site, secrets.seal)
+        if (secrets.answered, secrets.seals) not in (([], []), (answered, seals)):
             raise RefusedError("another list of sites is already signed: begin the round again")
         self._sums().refuse_other(secrets.weighed, answered)
         if self.book:
             self.book.refuse_other_sites(secrets.received, answered)
-        secrets.answered = answered
+        secrets.answered, secrets.seals = answered, seals
         # Before anything leaves, so that a restart cannot sign another list
         secrets.write(self.folder)
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
@@ -401,23 +431,27 @@ class SecureSite:
             else:
                 shares.append(both.mask_key)
         # Before anything leaves
-        self._sums().note(secrets.answered, secrets.weighed, secrets.question)
+        self._sums().note(
+            RoundSum(secrets.answered, secrets.weighed, secrets.question, secrets.seals)
+        )
         if self.book:
             self.book.note(secrets.received, secrets.answered, secrets.failed)
         drop_secrets(self.folder)
         return self._record({"of": of, "shares": shares})
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
-        """Check that at least the threshold of sites have signed the same list as this site.
+        """Check that enough sites have signed the same list as this site.
+
+        These are at least the threshold, or all sites if the method proves its sums.
 
         Raises:
-            RefusedError: fewer signatures than the threshold are valid. The error gives their
-                number and the threshold.
+            RefusedError: fewer signatures are valid. The error gives their number and the number
+                needed.
             SiteError: the lists of signers and signatures in the message are malformed.
         """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
-        self._refuse_list(signers, secrets.answered, "have signed", with_own=False)
+        refuse_list(self.site, signers, secrets.answered, "have signed", with_own=False)
         said = secrets.list_words()
         agreeing = 0
         for site, signature in zip(signers, signatures, strict=False):
@@ -429,50 +463,12 @@ class SecureSite:
                 f"{secrets.threshold} are needed ('secure.threshold'): sites with different lists "
                 "would reveal single sites' weights"
             )
-
-    def _refuse_few(self, sites: list[str], secrets: RoundSecrets, what: str) -> None:
-        """Check that a list of sites is well formed, has this site, and reaches the threshold.
-
-        Args:
-            sites: the server's list.
-            secrets: the secrets of the round, with the threshold and the sites that have keys.
-            what: the end of "N sites ...", for the error, such as "have sent their weights".
-
-        Raises:
-            SiteError: the list is malformed, or the keys of this round were not shared yet.
-            RefusedError: the list has fewer sites than the threshold.
-        """
-        if not secrets.keys:
-            raise SiteError("the keys of this round were not shared with this site yet")
-        self._refuse_list(sites, secrets.keys, what)
-        if len(sites) < secrets.threshold:
+        if self.proves and agreeing < len(secrets.answered):
             raise RefusedError(
-                f"{len(sites)} sites {what}, but {secrets.threshold} are needed "
-                "('secure.threshold'): a sum over fewer would reveal individual updates"
+                f"{agreeing} sites have signed the list of sites and parts, but all "
+                f"{len(secrets.answered)} must, so that each can check the sum: begin the round "
+                "again"
             )
-
-    def _refuse_list(
-        self, sites: list[str], known: Iterable[str], what: str, with_own: bool = True
-    ) -> None:
-        """Check that a list of sites is sorted, without duplicates, and has only known sites.
-
-        Signatures cover the list as text, so every site must write the list in the same way.
-
-        Args:
-            sites: the server's list.
-            known: the sites that may be in the list.
-            what: the end of "sites that ...", for the error, such as "make keys".
-            with_own: whether this site must be in the list.
-
-        Raises:
-            SiteError: the list breaks one of these rules.
-        """
-        must = "be sorted, with each site once and only known sites"
-        if with_own:
-            must += ", and include this site"
-        is_sorted = sites == sorted(set(sites) & set(known))
-        if not is_sorted or (with_own and self.site not in sites):
-            raise SiteError(f"the server's list of sites that {what} must {must}")
 
     def _record(self, values: Mapping[str, Any]) -> ConfigRecord:
         return ConfigRecord({"round": self.round, **values})

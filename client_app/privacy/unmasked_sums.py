@@ -15,7 +15,7 @@ again (docs/threat-model.md, on what 'sums' does not promise).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,12 +37,15 @@ class RoundSum:
         weighed: a digest of the numbers that this site masked.
         question: a digest of the server's request; empty in a simulation, or if an older version
             has not stored it.
+        seals: the seals of all sites' parts, in the order of ``sites``, if the method proves its
+            sums (``strategies.wire.sum_proofs``).
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     sites: list[str]
     weighed: str
     question: str = ""
+    seals: list[str] = field(default_factory=list)
 
 
 # Older versions stored only the sites and the digest of the masked numbers
@@ -122,17 +125,16 @@ class UnmaskedSums:
                 "begin a run with another 'run.name' and 'seed'"
             )
 
-    def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
+    def seals(self) -> dict[str, str]:
+        """Return site -> seal of its part in this round's unmasked sum; empty without seals."""
+        opened = self._of_round()
+        return dict(zip(opened.sites, opened.seals, strict=False))
+
+    def note(self, opened: RoundSum) -> None:
         """Record that this round's sum may be unmasked, replacing any earlier record of the round.
 
         Only the newest 3 rounds are kept.
-
-        Args:
-            answered: the sites whose parts are in the sum.
-            weighed: the digest of the numbers that this site masked.
-            question: the digest of the request; empty at a site that does not declare its data.
         """
-        opened = RoundSum(list(answered), weighed, question)
         known = {**self._file().read({}), self.round: opened}
         newest = sorted(known)[-_KEPT_ROUNDS:]
         self._file().write({round_: known[round_] for round_ in newest})

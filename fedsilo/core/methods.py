@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fedsilo.core.errors import SettingError
 from fedsilo.core.plugin_methods import plugin_part, plugin_server, refuse_lacking
 from fedsilo.core.plugins import load_plugins
-from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import Value, defaults
 
@@ -278,6 +278,11 @@ def needs_sums_only(name: str) -> bool:
         if cls is not OwnSettings and "sums_suffice" in vars(cls):
             return settings.sums_suffice
     return settings_class(_parent_method(plugin_server(name, METHODS))).sums_suffice
+
+
+def proves_sums(common: CommonSettings) -> bool:
+    """Return whether the server of a run proves its sums to the sites (``OwnSettings``)."""
+    return common.trust == SUMS and settings_class(common.method).proves_sums
 
 
 def settings_class(name: str) -> type[OwnSettings]:

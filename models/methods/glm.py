@@ -2,7 +2,7 @@
 
 Equations (Nelder and Wedderburn 1972, J. R. Stat. Soc. A 135, pages 370 to 384):
   (sums) gradient and Hessian over a site's patients -> models.maths.glm.sums_at
-  (Newton) beta + H^-1 g -> strategies.methods.glm.GLM.round
+  (Newton) beta + H^-1 g -> models.maths.glm_steps.next_progress
 
 Equations (doi:10.1111/j.2517-6161.1972.tb00899.x):
   (Cox) log partial likelihood within each hospital -> models.maths.cox.cox_sums
@@ -11,8 +11,8 @@ Equations (doi:10.1016/0197-2456(86)90046-2):
   (DerSimonian-Laird) fixed and random effects -> models.maths.meta_analysis.combine_effects
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedsilo.core.errors import SettingError, unknown_name
@@ -21,6 +21,9 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 from fedsilo.core.tasks import SURVIVAL
+from fedsilo.models.maths.glm import Floats
+from fedsilo.models.privacy.fixed_point import grid_of, join_sums
+from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 
 SUMS = ("sums/1", "sums/2", "sums/3")  # the three parts of the sums, (m,) float32 each
 # A constant, (1,), whose mean over sites shows whether a site had to clip its numbers
@@ -39,6 +42,38 @@ def part_norm(common: CommonSettings) -> float:
     if common.secure_aggregation == "none":
         return 1.0
     return common.clip_norm
+
+
+def grid_over(common: CommonSettings, sites: int) -> float:
+    """Return the grid of the parts (``models.privacy.fixed_point``) in a sum over ``sites`` sites.
+
+    It is that of parts before they are scaled to 'secure.clip-norm'.
+    """
+    return grid_of(quantisation(replace(common, clip_norm=1.0), sites, SAMPLES), sites)
+
+
+def join_parts(
+    common: CommonSettings, samples: float, parts: Mapping[str, Floats], grid: float
+) -> Floats | None:
+    """Join the parts of all sites' sums into one vector (m,), still divided by the scale.
+
+    Args:
+        common: the run's settings.
+        samples: the samples of all sites together.
+        parts: the sum over sites of each array of ``SUMS`` and of ``UNCLIPPED``, weighted by
+            samples.
+        grid: the grid of the parts.
+
+    Returns:
+        The vector, or None if a site had to clip its numbers, because the total is then wrong.
+    """
+    norm = part_norm(common)
+    constant = float(parts[UNCLIPPED][0]) / norm
+    joined = join_sums([parts[name] / norm for name in SUMS], grid)
+    # A clipped site sends less of everything, so of the constant too
+    if abs(constant - samples * CONSTANT) > grid:
+        return None
+    return joined
 
 
 @dataclass(frozen=True)
@@ -64,6 +99,7 @@ class GLMSettings(OwnSettings):
     server = "fedsilo.strategies.methods.glm:GLM"
     site = "fedsilo.client_app.methods.glm:GLMSite"
     sums_suffice = True
+    proves_sums = True
     why_not_private = "sends exact sums over patients, without noise"
 
     family: Literal["logistic", "linear", "poisson", "cox"] = setting(

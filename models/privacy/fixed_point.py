@@ -19,8 +19,6 @@ from fedsilo.models.privacy.secure_sum import SAMPLES, Quantisation
 Floats = npt.NDArray[np.float64]
 
 PARTS = 3
-# L2 norm of the first part that leaves room for the others, of norm 1/2 each, in a ball of norm 1
-LARGEST_NORM = 0.65
 _FAR = 0.2  # a distance from a whole number, in grids; rounding errors stay below 1/8
 
 

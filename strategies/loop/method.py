@@ -46,6 +46,9 @@ class State:
     round: int = 0  # finished rounds; 0 before the first
     # The newest state that each site reports to keep (``state_key``), by site; the loop sets it
     kept: Mapping[str, int] = field(default_factory=dict)
+    # The proof of the newest secret sum, which the sites check (``SumProof.to_values``); empty
+    # unless the method proves its sums. The loop sets it
+    proof: Mapping[str, list[str]] = field(default_factory=dict, kw_only=True)
 
     @property
     def stateful_sites(self) -> tuple[str, ...]:
@@ -55,7 +58,8 @@ class State:
     def facts(self) -> dict[str, Any]:
         """Return all fields but the arrays as JSON values, for a checkpoint.
 
-        Keys are "round", "keepers" (``kept``) and "extras", the method's own fields.
+        Keys are "round", "keepers" (``kept``) and "extras", the method's own fields. If there is a
+        proof, it is under "proof".
 
         Raises:
             CheckpointError: JSON would change the value of a field.
@@ -71,7 +75,10 @@ class State:
                     f"'{name}' of {type(self).__name__} has values that JSON would change, so a "
                     "resumed run would differ: use lists, numbers and texts, and texts as keys"
                 )
-        return {"round": self.round, "extras": own, "keepers": dict(self.kept)}
+        stored = {"round": self.round, "extras": own, "keepers": dict(self.kept)}
+        if self.proof:  # checkpoints of other methods stay as they were
+            stored["proof"] = dict(self.proof)
+        return stored
 
     @classmethod
     def restored(cls, arrays: Arrays, facts: Mapping[str, Any]) -> Self:
@@ -95,10 +102,10 @@ class State:
             kept[site] = key
             if key < ROUND_KEYS:  # older runs numbered states with 100 keys per round
                 kept[site] = state_key(*divmod(key, 100))
-        return cls(arrays, facts["round"], kept, **extras)
+        return cls(arrays, facts["round"], kept, proof=facts.get("proof", {}), **extras)
 
 
-_SHARED = {"arrays", "round", "kept"}
+_SHARED = {"arrays", "round", "kept", "proof"}
 
 
 def _survives_json(value: Any) -> bool:

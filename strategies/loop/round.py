@@ -77,6 +77,9 @@ class Round(Ask):
     compression: Compression | None = None  # compresses updates; None if sites send whole arrays
     ends: bool = False  # whether this is the final evaluation of the run
     spill: Spill = field(default_factory=Spill)  # keeps the replies' arrays until the round is over
+    # The proof of the newest secret sum (``SumProof.to_values``): of the round before or, once
+    # there is one, of this round; empty unless the method proves its sums
+    proof: Mapping[str, list[str]] = field(default_factory=dict)
     # The phases that have sites measure the weights they receive
     measuring: Collection[str] = field(init=False, default=(EVALUATE,))
     # The sites that gave the current question no usable reply: their reasons, and the codes of the

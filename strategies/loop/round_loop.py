@@ -113,7 +113,8 @@ class RoundLoop:
         if method.common.sites_per_round:
             sites = draw_sites(method.common, sites, number)
         spill = Spill(self.run_dir)
-        asked = self._open_round(number, sites, dict(before.kept), spill=spill)
+        kept = dict(before.kept)
+        asked = self._open_round(number, sites, kept, spill=spill, proof=before.proof)
         ask: Ask = asked
         if method.common.secure_aggregation != "none":
             ask = SecureAsk(asked)
@@ -124,7 +125,7 @@ class RoundLoop:
         finally:
             spill.close()
         kept = dict(sorted(asked.stateful_sites.items()))
-        self.state = replace(after, round=number, kept=kept)
+        self.state = replace(after, round=number, kept=kept, proof=asked.proof)
         self.hooks.call("round_ended", self.state)
 
     def evaluate(self) -> None:

@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from flwr.app import ConfigRecord
+
 from fedsilo.core.array_names import with_prefix
 from fedsilo.core.errors import SiteError, WithheldError
 from fedsilo.core.messages import (
@@ -43,7 +45,7 @@ from fedsilo.strategies.wire.secure_keys import (
     read_whole,
     refuse_invalid_key,
 )
-from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, words
+from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, list_words
 
 
 class SecureAsk(Ask):
@@ -108,13 +110,14 @@ class SecureAsk(Ask):
             reference={},
             metrics=metrics,
             fault=None,
-            records={site: sum_.record(phase, site) for site in sum_.sealed},
+            records=self._records_for_sum(sum_, phase),
         )
         sum_.take_masked(ask.put(masked))
         sum_.take_signatures(self._put(sum_, SECURE_AGREE, sum_.replies))
         unmasking = self._put(sum_, SECURE_UNMASK, sum_.signatures)
         # The masks are removed here, so from now on the server knows the sums
         sums, means = sum_.mean(unmasking, everything)
+        ask.proof = sum_.proof
         self._judge_failures(sum_, phase, len(send))
         for name in sum_.metrics:
             if name not in means:
@@ -127,6 +130,19 @@ class SecureAsk(Ask):
         replies.sums, replies.means, replies.failed = sums, means, sum_.failed
         replies.exact = sum_.exact
         return replies
+
+    def _records_for_sum(self, sum_: SecureSum, phase: str) -> dict[str, ConfigRecord]:
+        """Build the record of each site for the question whose answers are summed.
+
+        If the method proves its sums, it also has the proof of the sum of the round before.
+        """
+        records = {}
+        for site in sum_.sealed:
+            record = sum_.record(phase, site)
+            if sum_.proves:
+                record.update(self.ask.proof)
+            records[site] = record
+        return records
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
         """Report how many sites in the sum could not answer, and check that enough sites could.
@@ -244,7 +260,7 @@ def _check_keys(sum_: SecureSum, reply: Reply) -> None:
 
 
 def _check_signature(sum_: SecureSum, reply: Reply) -> None:
-    said = words("answered", sum_.context.hex(), list(sum_.replies))
+    said = list_words(sum_.context, list(sum_.replies), list(sum_.seals.values()))
     public, _ = sum_.signers[reply.site]
     if not is_signed(public, said, read_token(reply.secure, "signature", LONGEST_KEY)):
         raise SiteError("its signature does not match the list of sites whose weights arrived")

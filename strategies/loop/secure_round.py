@@ -20,6 +20,7 @@ from fedsilo.core.messages import (
     SECURE_UNMASK,
     TRAIN,
 )
+from fedsilo.core.methods import proves_sums
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     KEY,
@@ -47,6 +48,7 @@ from fedsilo.strategies.wire.secure_keys import (
     read_whole,
 )
 from fedsilo.strategies.wire.signatures import common_splits, context_of
+from fedsilo.strategies.wire.sum_proofs import SumProof, part_seal
 
 _VARIANCE = "running_var"
 _MARGIN = 1.001
@@ -99,6 +101,13 @@ class SecureSum:
         # The unmasked sum in float64; None before
         self.exact: ExactSum | None = None
         self.failed = 0  # the number of sites in the sum that could not answer; nobody knows which
+        # Whether the sum is proven to the sites; then all of them must stay to the end
+        self.proves = proves_sums(common)
+        # If so: each site's masked arrays and the seal of these, by site, and once the sum is
+        # unmasked its proof (``SumProof.to_values``)
+        self.parts: dict[str, dict[str, Words]] = {}
+        self.seals: dict[str, str] = {}
+        self.proof: dict[str, list[str]] = {}
         self._site_splits: list[str] = []
         self._checks: dict[str, bytes] = {}
         self._sums: dict[str, Words] = {}
@@ -122,7 +131,8 @@ class SecureSum:
         It always holds the round. ``secure-shares`` adds all sites' keys, signatures and splits,
         and the threshold. The training or evaluation phase adds the names of the sites, metrics and
         arrays in the sum. ``secure-agree`` adds the sites whose arrays arrived. ``secure-unmask``
-        adds the signatures, and the sealed shares that the other sites made for ``site``.
+        adds the signatures, and the sealed shares that the other sites made for ``site``. If the
+        sum is to be proven, ``secure-agree`` also adds the seals of these sites' parts.
         """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
@@ -146,6 +156,8 @@ class SecureSum:
             }
         elif phase == SECURE_AGREE:
             values |= {"answered": list(self.replies)}
+            if self.proves:
+                values |= {"seals": list(self.seals.values())}
         elif phase == SECURE_UNMASK:
             sealed = {}  # the shares that the other sites made for this one, by their names
             for sender, shares in self.sealed.items():
@@ -171,6 +183,8 @@ class SecureSum:
             SiteError: there are fewer than three sites, 'secure.threshold' does not fit their
                 number, or their 'secure-samples' differ or are below 1.
         """
+        if self.proves:
+            self._refuse_missing(len(replies), self.asked, "sent keys for secure aggregation")
         try:
             self.threshold = needed_sites(self.common, len(replies))
         except SettingError as error:
@@ -228,7 +242,8 @@ class SecureSum:
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
         """Add up the sites' masked arrays modulo 2^32, and store the replies without arrays.
 
-        The sums stay masked until ``mean``. Only one array of one site is in memory at a time.
+        The sums stay masked until ``mean``. Only one array of one site is in memory at a time,
+        unless the sum is to be proven.
 
         Raises:
             SiteError: fewer sites than the threshold replied.
@@ -241,6 +256,9 @@ class SecureSum:
                 total = total + reply.arrays[name]
             self._sums[name] = total
         for site, reply in sorted(replies.items()):
+            if self.proves:
+                self.parts[site] = {name: np.array(part) for name, part in reply.arrays.items()}
+                self.seals[site] = part_seal(self.parts[site], self._checks[site])
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
@@ -278,7 +296,12 @@ class SecureSum:
                 or the unmasked counts or updates are impossible.
         """
         self._refuse_few(replies, "helped to remove the masks")
-        sums = mask_arrays(self._sums, *self._remaining_mask_keys(replies))
+        plus, minus = self._remaining_mask_keys(replies)
+        sums = mask_arrays(self._sums, plus, minus)
+        if self.proves:
+            # No site is missing, so these are the own masks, in the order of the replies
+            own_masks = dict(zip(self.replies, minus, strict=True))
+            self.proof = SumProof(self.parts, own_masks).to_values()
         samples, self.failed = map(int, sums.pop(COUNTS))
         none = np.zeros(0, np.uint32)
         metric_sums, metric_samples = sums.pop(METRICS, none), sums.pop(MEASURED, none)
@@ -464,7 +487,22 @@ class SecureSum:
                 f"has a mean of length {length:.3g}, but {longest:.3g} is the largest possible"
             )
 
+    def _refuse_missing(self, count: int, expected: int, what: str) -> None:
+        """Check that no site is missing in a sum that is to be proven to all sites.
+
+        Raises:
+            SiteError: fewer than the expected number of sites did ``what``.
+        """
+        if count < expected:
+            raise SiteError(
+                f"round {self.round}: {count} of {expected} sites {what}, but method "
+                f"'{self.common.method}' needs all of them, because each checks the sum over all: "
+                "repair the sites and resume"
+            )
+
     def _refuse_few(self, replies: Mapping[str, Reply], what: str) -> None:
+        if self.proves:
+            self._refuse_missing(len(replies), len(self.keys), what)
         if len(replies) < self.threshold:
             raise SiteError(
                 f"round {self.round}: {len(replies)} sites {what}, but {self.threshold} of "

@@ -11,7 +11,7 @@ about mean 0 and deviation 1. The document ``fit.json`` has the coefficients in 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,24 +23,21 @@ from fedsilo.core.tasks import SURVIVAL
 from fedsilo.models.maths.glm import (
     Floats,
     GLMSums,
-    Moments,
     has_intercept,
     moments_length,
-    start_from,
     sums_length,
 )
-from fedsilo.models.maths.glm_faults import (
-    constant_fault,
-    endless_fault,
-    one_outcome_fault,
-    redundant_fault,
-)
 from fedsilo.models.maths.glm_results import Fitted, Units, results_document
+from fedsilo.models.maths.glm_steps import (
+    FitProgress,
+    FittedModel,
+    first_progress,
+    next_progress,
+)
 from fedsilo.models.methods.glm import (
     BETA,
     BETA_REST,
     CENTERS,
-    CONSTANT,
     DEVIATIONS,
     ESTIMATES,
     OWN_FIT,
@@ -52,55 +49,26 @@ from fedsilo.models.methods.glm import (
     GLMSettings,
     ScaleNotes,
     find_columns,
-    part_norm,
+    grid_over,
+    join_parts,
 )
-from fedsilo.models.privacy.fixed_point import LARGEST_NORM, grid_of, join_sums
-from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 from fedsilo.strategies.loop.ask import weighted_sums
 from fedsilo.strategies.loop.method import ArraySpec, Ask, Capabilities, Disclosures, Method, State
 
 DOCUMENT = "fit.json"
-
-# A step below this share of the largest coefficient ends the fit; Newton's method is then nearer
-_TOLERANCE = 1e-8
-# Scales of the columns' moments: first in their own units, up to 30 million, then in better ones
-_FIRST_SCALE, _LATER_SCALE = 2.0**30, 2.0**16
-_RESCALED = 16.0  # factor by which sums are made smaller if a site had to clip them
-_MOST_RESCALED = 1e12
-# Standardised columns need deviations of about 1; others are measured again in new units
-_FIT = (0.1, 10.0)
-_SHRUNK = 1e-3  # the most by which units become smaller in one round
 # Families whose outcome may be a label of two classes
 _OF_LABELS = ("logistic", "cox")
-_MOST_UNITS = 4  # the most rounds that ask for moments
 
 
 @dataclass(frozen=True)
-class GLMState(State):
-    """The units and coefficients of a regression.
+class GLMState(FitProgress, State):
+    """The progress of a regression, and the sites' own fits.
 
     Attributes:
-        centers: the centres of outcome and columns, in their own units; the outcome's comes first.
-        deviations: their deviations, in their own units and the same order.
-        units_asked: the rounds that asked for the columns' moments.
-        beta: the coefficients that the next round sends; an intercept comes first. Empty while the
-            units are unknown.
-        before: the coefficients of the last accepted step.
-        objective: the objective at ``before``; None before the first step.
-        scale: divides the sums at the sites.
-        sums: the final sums as ``GLMSums.vector``; empty until the steps have converged.
         sites: site -> its own coefficients and variances; a site without a fit has empty lists.
         ended: whether the regression is finished.
     """
 
-    centers: list[float] = field(default_factory=list)
-    deviations: list[float] = field(default_factory=list)
-    units_asked: int = 0
-    beta: list[float] = field(default_factory=list)
-    before: list[float] = field(default_factory=list)
-    objective: float | None = None
-    scale: float = 1.0
-    sums: list[float] = field(default_factory=list)
     sites: dict[str, list[list[float]]] = field(default_factory=dict)
     ended: bool = False
 
@@ -128,11 +96,14 @@ class GLM(Method):
         return [self.features[place] for place in self.column_places.columns]
 
     @property
+    def fitted_model(self) -> FittedModel:
+        """The family and the columns of the regression."""
+        return FittedModel(self.settings.family, self.column_names)
+
+    @property
     def names(self) -> list[str]:
         """The coefficients' names: the intercept, if the family has one, then the columns."""
-        if has_intercept(self.settings.family):
-            return ["(intercept)", *self.column_names]
-        return self.column_names
+        return self.fitted_model.names
 
     def initial_state(self) -> GLMState:
         """Return the state before round 1, with unknown units and without coefficients.
@@ -148,8 +119,7 @@ class GLM(Method):
                 f"the label of data set '{self.common.dataset}' does not suit a {settings.family} "
                 f"model (outputs: {classes}): name a numeric column as 'glm.outcome'"
             )
-        size = 1 + len(self.column_names)
-        return GLMState(centers=[0.0] * size, deviations=[1.0] * size, scale=_FIRST_SCALE)
+        return GLMState(**asdict(first_progress(self.fitted_model)))
 
     def round(self, state: GLMState, ask: Ask) -> GLMState:
         """Ask all sites for sums, and return the state after the step that the sums allow.
@@ -183,86 +153,9 @@ class GLM(Method):
         """Ask the question that is next, and return the state after the answers (see ``round``)."""
         if state.sums:
             return replace(state, sites=self._ask_own_fits(state, ask), ended=True)
-        vector = self._ask_vector(state, ask)
-        if vector is None:
-            if state.scale > _MOST_RESCALED:
-                raise FitError(
-                    "the sums are too large for a secret sum: give columns in larger units, and "
-                    "leave 'secure-samples' of the site files at 16384 or less"
-                )
-            return replace(state, scale=state.scale * _RESCALED)
-        if not state.beta:
-            return self._find_units(state, Moments.from_vector(vector))
-        sums = GLMSums.from_vector(vector, len(state.beta))
-        if state.objective is None:
-            _refuse(redundant_fault(self.names, sums.hessian))
-        return self._step(state, sums)
-
-    def _find_units(self, state: GLMState, moments: Moments) -> GLMState:
-        """Return the state with new units or, if the current units fit, with coefficients.
-
-        In units that fit, each column has a mean near 0 and a deviation near 1. The first
-        coefficients are those of the model with only an intercept.
-
-        Args:
-            state: the state, whose units the moments are in.
-            moments: the moments of the outcome and the columns over all sites.
-
-        Raises:
-            FitError: all outcomes are alike, or a column has the same value for all patients.
-        """
-        means, deviations = moments.means(), moments.deviations()
-        sizes = np.sqrt(moments.squares / np.maximum(moments.known, 1.0))
-        if self.settings.family != "linear":  # its outcome stays as it is
-            means[0], deviations[0] = 0.0, 1.0
-        is_fit = (deviations > _FIT[0]) & (deviations < _FIT[1]) & (np.abs(means) < _FIT[1])
-        if is_fit.all() and state.units_asked:
-            _refuse(one_outcome_fault(self.settings.family, moments))
-            beta = start_from(self.settings.family, moments, len(self.names)).tolist()
-            scale = (len(beta) + 3.0) / LARGEST_NORM
-            return replace(state, beta=beta, before=beta, scale=scale)
-        if state.units_asked >= _MOST_UNITS:
-            _refuse(one_outcome_fault(self.settings.family, moments))
-            _refuse(constant_fault(["outcome", *self.column_names], is_fit))
-        # A variance far below the largest square is lost in rounding, so units shrink by steps
-        shrunk = np.maximum(deviations, _SHRUNK * np.maximum(sizes, _SHRUNK))
-        if self.settings.family != "linear":
-            shrunk[0] = 1.0
-        before = np.array(state.deviations)
-        centers = np.array(state.centers) + before * means
-        return replace(
-            state,
-            # Rounded to float32 here too, because sites receive them so
-            centers=centers.astype(np.float32).tolist(),
-            deviations=(before * shrunk).astype(np.float32).tolist(),
-            units_asked=state.units_asked + 1,
-            scale=_LATER_SCALE,
-        )
-
-    def _step(self, state: GLMState, sums: GLMSums) -> GLMState:
-        """Take a step of Newton's method, or halve the last step if it was too long.
-
-        The last step was too long if the objective is now lower than before that step. The new
-        coefficients are then halfway between the coefficients now and before the step. Otherwise a
-        full step is taken. If the full step is very small, the coefficients have converged. The
-        state then gets ``sums`` and, if the sites are not to be asked for their own fits,
-        ``ended``.
-
-        Raises:
-            FitError: a coefficient is beyond what data can determine.
-        """
-        beta = np.array(state.beta)
-        slack = _TOLERANCE * (1 + abs(sums.objective))
-        if state.objective is not None and sums.objective < state.objective - slack:
-            return replace(state, beta=((beta + np.array(state.before)) / 2).tolist())
-        step = np.linalg.solve(sums.hessian, sums.gradient)
-        after = beta + step
-        _refuse(endless_fault(self.settings.family, self.names, after))
-        moved = replace(state, beta=after.tolist(), before=state.beta, objective=sums.objective)
-        if np.abs(step).max() < _TOLERANCE * (1 + np.abs(after).max()):
-            alone = self.common.trust != SERVER or not self.settings.heterogeneity
-            return replace(moved, sums=sums.vector().tolist(), ended=alone)
-        return moved
+        after = next_progress(self.fitted_model, state, self._ask_vector(state, ask))
+        asks_own_fits = self.common.trust == SERVER and self.settings.heterogeneity
+        return replace(after, ended=bool(after.sums) and not asks_own_fits)
 
     def _ask_vector(self, state: GLMState, ask: Ask) -> Floats | None:
         """Ask all sites for moments or, if ``beta`` is set, for sums at ``beta``, and add them up.
@@ -286,7 +179,7 @@ class GLM(Method):
             **dict.fromkeys(SUMS, empty),
             UNCLIPPED: np.zeros(1, np.float32),
         }
-        grid = self._grid(len(ask.sites))
+        grid = grid_over(self.common, len(ask.sites))
         expect = {**dict.fromkeys(SUMS, ArraySpec(empty.shape)), UNCLIPPED: ArraySpec((1,))}
         replies = ask(
             TRAIN,
@@ -301,18 +194,10 @@ class GLM(Method):
                 "the site and resume, or start again without it"
             )
         samples, parts = weighted_sums(replies, (*SUMS, UNCLIPPED))
-        norm = part_norm(self.common)
-        constant = float(parts[UNCLIPPED][0]) / norm
-        joined = join_sums([parts[name] / norm for name in SUMS], grid)
-        # A clipped site sends less of everything, so of the constant too
-        if joined is None or abs(constant - samples * CONSTANT) > grid:
+        joined = join_parts(self.common, samples, parts, grid)
+        if joined is None:
             return None
         return joined * state.scale
-
-    def _grid(self, sites: int) -> float:
-        # The grid is that of parts before they are scaled to 'secure.clip-norm'
-        secure = replace(self.common, clip_norm=1.0)
-        return grid_of(quantisation(secure, sites, SAMPLES), sites)
 
     def _ask_own_fits(self, state: GLMState, ask: Ask) -> dict[str, list[list[float]]]:
         """Ask each site for its own fit: site -> [coefficients, variances].
@@ -434,9 +319,3 @@ def _units_arrays(state: GLMState) -> dict[str, Any]:
         CENTERS: np.array(state.centers, np.float32),
         DEVIATIONS: np.array(state.deviations, np.float32),
     }
-
-
-def _refuse(fault: str) -> None:
-    """Raise a ``FitError`` with the message ``fault``, if the message is not empty."""
-    if fault:
-        raise FitError(fault)

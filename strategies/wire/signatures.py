@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -69,6 +69,20 @@ def key_words(
         splits: the splits that the site measures, joined by commas.
     """
     return words("keys", run, round_, site, *keys, terms, splits)
+
+
+def list_words(context: bytes, sites: Sequence[str], seals: Sequence[str] = ()) -> bytes:
+    """Build the text that a site signs to confirm which sites are in a sum.
+
+    Args:
+        context: the context of the round, from ``context_of``.
+        sites: the sites whose masked arrays arrived, sorted.
+        seals: the seal of each of these sites' parts, in the same order, if the method proves its
+            sums (``part_seal``); otherwise empty.
+    """
+    if seals:
+        return words("answered", context, list(sites), list(seals))
+    return words("answered", context, list(sites))
 
 
 def common_splits(listed: Iterable[str]) -> list[str]:

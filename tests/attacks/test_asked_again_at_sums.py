@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.client_app.privacy.unmasked_sums import UnmaskedSums
+from fedsilo.client_app.privacy.unmasked_sums import RoundSum, UnmaskedSums
 from fedsilo.core.errors import RefusedError
 from fedsilo.server_app.config.settings import resolve
 from tests.support.two_worlds import RUN, SITES, VICTIM, Federation, known_randomness, table
@@ -119,6 +119,6 @@ def test_a_record_of_an_older_version_still_counts(tmp_path: Path) -> None:
     sums.refuse_other_question("any")  # it does not know of which question its sum was
     with pytest.raises(RefusedError):
         sums.refuse_other("78")
-    sums.note(["a", "b", "c"], "77", "one")
+    sums.note(RoundSum(["a", "b", "c"], "77", "one"))
     with pytest.raises(RefusedError):
         sums.refuse_other_question("another")

@@ -44,6 +44,7 @@ from fedsilo.strategies.wire.secure_keys import (
     private_key_to_bytes,
     public_key_to_bytes,
 )
+from fedsilo.strategies.wire.sum_proofs import SumProof, part_seal
 from tests.support.keys import compare_keys
 
 VICTIM, OTHERS = "north", ("south", "west")
@@ -141,6 +142,10 @@ class Federation:
     keys: dict[str, Any] = field(default_factory=dict)
     shares: dict[str, Any] = field(default_factory=dict)
     signatures: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)  # of the newest sum, masked
+    proof: dict[str, list[str]] = field(default_factory=dict)  # of the newest sum
+    proves: bool = False  # whether the run's method proves its sums
+    limits: dict[str, Any] = field(default_factory=dict)  # of the hospitals' node configs
     last_error: str = ""
 
     def __post_init__(self) -> None:
@@ -191,6 +196,7 @@ class Federation:
             "site-file": str(folder / "site.yaml"),
             "data-dir": str(folder / "data"),
             "max-seconds": 100.0,
+            **self.limits,
         }
         number = 1001 + self.sites.index(site)
         context = Context(1, number, node, RecordDict(), dict(config))
@@ -240,12 +246,27 @@ class Federation:
             "arrays": sorted(names)
             or sorted(n for n in arrays if "start/" not in n and f"start/{n}" not in arrays),
         }
-        came: dict[str, dict[str, Any]] = {}
+        if self.proves and asked["round"] > 1:
+            secure |= self.proof
+        self.parts = came = {}
         for site in sorted(self.shares):
             if (answer := self.send(site, "train", config, arrays, secure, **asked)) is None:
                 return None
             came[site] = {n: a.numpy() for n, a in answer["arrays"].items()}
         self.secure(SECURE_AGREE, config, **asked)
+        shares = self._unmask(config, asked)
+        if not came or shares is None:
+            return None
+        threshold = needed_sites(resolve(RUN).common, len(came))
+        own_masks = {site: join_shares(shares[site][:threshold]) for site in sorted(came)}
+        if self.proves:
+            self.proof = SumProof(came, own_masks).to_values()
+        return self._total(own_masks)
+
+    def _unmask(
+        self, config: Mapping[str, Any], asked: Mapping[str, Any]
+    ) -> dict[str, list[bytes]] | None:
+        """Return the shares of each site's own mask, None where a site gives none."""
         shares: dict[str, list[bytes]] = {}
         for site in self.keys:
             unmasking = {"round": asked["round"], **self._unmasking(site)}
@@ -254,19 +275,18 @@ class Federation:
                 return None
             for of, share in zip(told["secure"]["of"], told["secure"]["shares"], strict=True):
                 shares.setdefault(of, []).append(share)
-        if not came:
-            return None
-        total = {name: np.uint32(0) for name in next(iter(came.values()))}
-        for part in came.values():
+        return shares
+
+    def _total(self, own_masks: Mapping[str, bytes]) -> dict[str, Any]:
+        """Return the sums of the newest parts by name, without masks."""
+        total = {name: np.uint32(0) for name in next(iter(self.parts.values()))}
+        for part in self.parts.values():
             total = {name: total[name] + words for name, words in part.items()}
-        threshold = needed_sites(resolve(RUN).common, len(came))
-        left = mask_arrays(
-            total, [], [join_shares(shares[site][:threshold]) for site in sorted(came)]
-        )
-        way = quantisation(resolve(RUN).common, len(came))
+        left = mask_arrays(total, [], own_masks.values())
+        way = quantisation(resolve(RUN).common, len(self.parts))
         whole = {COUNTS, MEASURED}
         return {
-            name: words.tolist() if name in whole else way.total(words, len(came))
+            name: words.tolist() if name in whole else way.total(words, len(self.parts))
             for name, words in left.items()
         }
 
@@ -279,7 +299,10 @@ class Federation:
             told |= {"splits": [key["splits"] for key in keys.values()]}
             return lambda site: {"sites": list(keys), "threshold": threshold, **told}
         if phase == SECURE_AGREE:
-            return lambda site: {"answered": sorted(self.keys)}
+            told = {"answered": sorted(self.keys)}
+            if self.proves:
+                told["seals"] = [self.seal(site) for site in sorted(self.keys)]
+            return lambda site: told
         if phase == SECURE_UNMASK:
             return self._unmasking
         return lambda site: {}
@@ -293,6 +316,10 @@ class Federation:
             "from": senders,
             "sealed": sealed,
         }
+
+    def seal(self, site: str) -> str:
+        """Return the seal of a site's part in the newest sum."""
+        return part_seal(self.parts[site], self.shares[site]["check"])
 
     def log(self) -> list[dict[str, Any]]:
         """Return what the victim's audit log says of what left."""

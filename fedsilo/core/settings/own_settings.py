@@ -25,6 +25,9 @@ class OwnSettings:
             each class"; empty if every task does.
         sums_suffice: whether the server needs only the sum of the sites' arrays, weighted by
             samples, so secure aggregation can hide each site's arrays.
+        proves_sums: whether each question follows from the totals of the rounds before. At trust
+            'sums' the server then proves these totals to the sites, and a site computes the
+            question itself and answers no other.
     """
 
     title: ClassVar[str] = ""
@@ -34,6 +37,7 @@ class OwnSettings:
     tasks: ClassVar[tuple[str, ...]] = ()
     why_tasks: ClassVar[str] = ""
     sums_suffice: ClassVar[bool] = False
+    proves_sums: ClassVar[bool] = False
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Check that the settings do not contradict each other or the common settings.

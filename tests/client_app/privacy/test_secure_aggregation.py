@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedsilo.client_app.privacy.round_secrets import SECRETS
-from fedsilo.client_app.privacy.unmasked_sums import SUMS, UnmaskedSums
+from fedsilo.client_app.privacy.unmasked_sums import SUMS, RoundSum, UnmaskedSums
 from fedsilo.core.errors import CheckpointError, RefusedError, SiteError
 from fedsilo.core.messages import SECURE_KEYS, SECURE_SHARES
 from tests.support.errors import refuses
@@ -112,7 +112,7 @@ def test_a_round_that_is_begun_again_opens_no_other_sum(ready: Round) -> None:
 
 def test_opened_sums_remember_the_newest_rounds(tmp_path: Path) -> None:
     for number in range(1, 6):
-        UnmaskedSums(tmp_path, number).note(THREE, "digest")
+        UnmaskedSums(tmp_path, number).note(RoundSum(THREE, "digest"))
     assert list(json.loads((tmp_path / SUMS).read_text())) == ["3", "4", "5"]
 
 

@@ -2,7 +2,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.privacy.fixed_point import LARGEST_NORM, grid_of, join_sums, split_numbers
+from fedsilo.models.maths.glm_steps import LARGEST_NORM
+from fedsilo.models.privacy.fixed_point import grid_of, join_sums, split_numbers
 from fedsilo.models.privacy.secure_sum import SAMPLES, Quantisation
 
 

@@ -1,0 +1,115 @@
+"""A site's check of a proven sum, for methods in which every question follows from earlier sums.
+
+In each round the sites sign the seals of all masked parts (``strategies.wire.sum_proofs``). A site
+keeps them with its record of unmasked sums. In the next round the server sends the parts and the
+own masks. If they fit the seals, the site adds them up and has the sum itself, whatever the server
+says of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.privacy.secure_sum import Floats, Words, mask_arrays, quantisation
+from fedsilo.strategies.wire.secure_keys import COUNTS, OWN_ARRAYS
+from fedsilo.strategies.wire.sum_proofs import SumProof
+
+
+@dataclass(frozen=True)
+class ProvenSum:
+    """A secret sum that this site has added up itself.
+
+    Attributes:
+        sites: the sites in the sum, sorted.
+        samples: the samples of all these sites together, each with at most 'secure-samples'.
+        failed: the number of these sites that could not answer and added 0.
+        totals: the sum over sites of each array by name, (n,) float64, weighted by samples.
+    """
+
+    sites: list[str]
+    samples: int
+    failed: int
+    totals: Mapping[str, Floats]
+
+
+def prove_sum(
+    record: Mapping[str, Any], seals: Mapping[str, str], common: CommonSettings, samples: int
+) -> ProvenSum:
+    """Check the proof of a sum against the seals that all its sites have signed, and add it up.
+
+    Args:
+        record: the message's record of secure aggregation, with the proof.
+        seals: the seal of each site's part, from this site's record of unmasked sums.
+        common: the run's settings.
+        samples: 'secure-samples', by which each site's part was scaled.
+
+    Raises:
+        SiteError: the record has no proof, or a malformed one.
+        RefusedError: this site has no signed seals, or the proof does not fit them.
+    """
+    if not seals:
+        raise RefusedError(
+            "this site has no signed sum of the round before, so it cannot compute this round's "
+            "question: begin a run with another 'run.name'"
+        )
+    proof = SumProof.from_values(record)
+    proven = proof.seals()
+    wrong = sorted(site for site in {*seals, *proven} if seals.get(site) != proven.get(site))
+    if wrong:
+        raise RefusedError(
+            f"the proof of the sum of the round before does not fit the parts that the sites have "
+            f"signed (of {', '.join(wrong)}), so this site cannot compute this round's question"
+        )
+    return _add_up(proof, common, samples)
+
+
+def _add_up(proof: SumProof, common: CommonSettings, samples: int) -> ProvenSum:
+    """Add up the parts of all sites in a proof, and remove their own masks.
+
+    The masks between pairs of sites cancel, because no site is missing. The arithmetic is that of
+    the server (``SecureSum.mean``), so that both get the same bits.
+    """
+    sums: dict[str, Words] = {}
+    for arrays in proof.parts.values():
+        for name, words in arrays.items():
+            # uint32 wraps around, so this is the sum modulo 2^32
+            sums[name] = sums.get(name, 0) + words
+    sums = mask_arrays(sums, [], proof.own_masks.values())
+    counted, failed = map(int, sums[COUNTS])
+    sites = sorted(proof.parts)
+    quantiser = quantisation(common, len(sites), samples)
+    totals: dict[str, Floats] = {}
+    if not counted:  # all sites have failed
+        return ProvenSum(sites, 0, failed, totals)
+    for name in sums.keys() - set(OWN_ARRAYS):
+        mean = quantiser.total(sums[name], len(sites)) * (samples / counted)
+        totals[name] = counted * mean
+    return ProvenSum(sites, counted, failed, totals)
+
+
+def refuse_missing(sites: Iterable[str], expected: Iterable[str]) -> None:
+    """Check that all sites that have keys take part, because a proven sum needs every part.
+
+    Raises:
+        RefusedError: a site is missing. The error names the missing sites.
+    """
+    missing = sorted(set(expected) - set(sites))
+    if missing:
+        raise RefusedError(
+            f"{', '.join(missing)} is missing, but in this method each site checks the sum over "
+            "all sites: begin the round again"
+        )
+
+
+def refuse_other_seal(seals: Mapping[str, str], site: str, own: str) -> None:
+    """Check that the server's list of seals has the part of ``site`` as the site has sent it.
+
+    Raises:
+        RefusedError: the site's own seal is missing, or is of another part.
+    """
+    if seals.get(site) != own:
+        raise RefusedError(
+            "the server's list has another part under this site's name than this site has sent"
+        )
