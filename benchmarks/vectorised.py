@@ -61,6 +61,9 @@ _CODES: dict[str, Value] = {
     "train.batch-size": 32,
     "uefl.codes": 16,
     "uefl.segments": 2,
+    "network.dropout": 0.1,  # UEFL measures uncertainty by it
+    "train.mc-passes": 2,
+    "uefl.max-iterations": 1,  # lets a run of one round begin
 }
 # Name -> sites, rounds and settings
 JOBS: dict[str, tuple[int, int, dict[str, Value]]] = {}

@@ -125,7 +125,7 @@ class InlineGrid(Grid):
         if self._train_together is None:
             from fedsilo.engines import stacked_steps, together
 
-            held = stacked_steps.HeldSamples()  # for the whole run
+            held = stacked_steps.HeldSamples()
             self._train_together = partial(together.train_together, held=held)
         batch: list[tuple[Message, Context]] = []
         self._trained = set()
