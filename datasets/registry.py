@@ -37,7 +37,7 @@ from fedsilo.models.tasks.task import task_class
 
 _UNREAD = {
     "medmnist": "is several data sets",
-    "chestmnist": "is multi-label, up to 14 findings an image, and networks here predict one class",
+    "chestmnist": "is multi-label and has no silos of its own: write arrays (docs/tasks.md)",
 }
 DATA_SETS = {
     **dict.fromkeys(SOURCES, "fedsilo.datasets.shifted.shifted:SHIFTED"),
