@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import fedsilo
+from fedsilo.core.files.locations import Places
 from fedsilo.core.settings_schema import Value
+from fedsilo.datasets.tables.heart import HEART_SYNTHETIC_PULSE
 from fedsilo.inference.predict import case_details
 from fedsilo.runs.finished_run import FinishedRun
 from tests.support.data_folders import SITES, save_picture
@@ -132,6 +134,21 @@ def test_a_manifest_with_times_is_new_cases_for_monitor_and_predict(run: Finishe
     assert not checked.alarms
     predicted = fedsilo.predict(run.path, manifest=manifest, site=site_of(run), answer_all=True)
     assert len(predicted.frame()) == COUNT
+
+
+@pytest.mark.parametrize("run", ["numbers"], indirect=True)
+def test_monitor_compares_the_error_of_numbers_with_the_runs(
+    run: FinishedRun, tmp_path: Path
+) -> None:
+    schema = HEART_SYNTHETIC_PULSE.schema(Places(None, tmp_path))
+    lines, _ = HEART_SYNTHETIC_PULSE.lines_of(site_of(run), schema, Places(None, tmp_path))
+    for name, shift in (("same.csv", 0), ("shifted.csv", 40)):
+        rows = [",".join([*cells[:-1], str(int(cells[-1]) + shift)]) for _, cells in lines]
+        (tmp_path / name).write_text("\n".join([",".join(schema.column_names()), *rows]) + "\n")
+    same = fedsilo.monitor(run.path, data=tmp_path / "same.csv", site=site_of(run))
+    assert [check.alarm for check in same.checks if check.name.startswith("MAE")] == [False]
+    shifted = fedsilo.monitor(run.path, data=tmp_path / "shifted.csv", site=site_of(run))
+    assert [check.name[:3] for check in shifted.alarms] == ["MAE"]
 
 
 @pytest.mark.soak
