@@ -30,10 +30,10 @@ def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> C
     return _ANSWERS[predictions.task.name](run, model, predictions)
 
 
-def test_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
-    """Return the final test metrics of the page's site, or the means over all if it has none.
+def site_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
+    """Return the final test metrics of the model's site, or the means over all if it has none.
 
-    The text tells which of both they are.
+    The second result names the site, or says that they are means.
     """
     values, where = values_of(run, model.site)
     if not values:
@@ -48,7 +48,7 @@ class NumberAnswers(CaseAnswers):
 
     @cached_property
     def _values(self) -> tuple[dict[str, float], str]:
-        return test_values(self.run, self.model)
+        return site_values(self.run, self.model)
 
     @cached_property
     def _bins(self) -> list[OutcomeBin]:
@@ -67,9 +67,10 @@ class NumberAnswers(CaseAnswers):
         return low, high
 
     def _interval(self, index: int) -> tuple[float, float] | None:
-        """Return the number minus and plus two root mean square errors; None if these are unknown.
+        """Return the ends of the range of about 19 of 20 outcomes; None without known errors.
 
-        About 19 of 20 outcomes are between them if errors are about normal.
+        The ends are the number minus and plus two root mean square errors of test predictions,
+        which suits errors that are about normal.
         """
         error = self._values[0].get("rmse")
         if error is None:
@@ -82,7 +83,7 @@ class NumberAnswers(CaseAnswers):
         return f"which {self.predictions.classes[0]} to expect of"
 
     def cells(self, index: int) -> list[str]:
-        """Return the number, and the range of about 19 of 20 outcomes."""
+        """Return the number and its range as text; the range is "-" without known errors."""
         interval = self._interval(index)
         texts = [f"{float(self.predictions.probabilities[index, 0]):.3g}", "-"]
         if interval:
@@ -275,11 +276,14 @@ class RiskAnswers(CaseAnswers):
         return f"how soon to expect the event '{self.predictions.classes[0]}' for"
 
     def cells(self, index: int) -> list[str]:
-        """Return the hazard ratio to the median training patient, and the median time."""
+        """Return the hazard ratio to the median training patient, and the median time, as text.
+
+        Each is "-" if the training patients do not determine it.
+        """
         baseline = self._baseline
         if isinstance(baseline, str):
             return ["-", "-"]
-        return [f"{np.exp(self._risk(index) - baseline.risk):.2f}", self._median(index)]
+        return [f"{np.exp(self._risk(index) - baseline.risk):.3g}", self._median(index)]
 
     def _median(self, index: int) -> str:
         """Format the time at which half of such patients have had the event; "-" if unknown."""
@@ -328,7 +332,7 @@ class RiskAnswers(CaseAnswers):
 
     def limits(self) -> list[str]:
         """Say on which patients the survival rests, and how well risks order patients."""
-        values, where = test_values(self.run, self.model)
+        values, where = site_values(self.run, self.model)
         baseline, said = self._baseline, []
         if isinstance(baseline, str):
             said.append(f"There is no hazard ratio and no survival: {baseline}.")
