@@ -45,6 +45,7 @@ def mask_page(
         document: the content of masks.json.
     """
     kept = {place: index for index, place in enumerate(inputs.kept())}
+    # Images that could not be read need a look, and are first
     order = sorted(range(len(inputs.names)), key=lambda place: (place in kept, place))
     classes = model.classes[1:]
     cases = []

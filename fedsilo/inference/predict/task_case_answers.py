@@ -60,6 +60,7 @@ class NumberAnswers(CaseAnswers):
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
             numbers += [one.predicted, one.observed]
+        # All cases share the scale, so that their points can be compared down the page
         reach = 2 * self._values[0].get("rmse", 0.0)
         low, high = min(numbers) - reach, max(numbers) + reach
         if low == high:
@@ -163,6 +164,7 @@ class FindingAnswers(CaseAnswers):
         That finding has its probability behind it.
         """
         shares = self.predictions.probabilities[index].tolist()
+        # Near 0.5 a small change would make another answer, so this finding needs a look first
         place = int(np.argmin([abs(share - 0.5) for share in shares]))
         unsure = f"{self.predictions.classes[place]} {shares[place]:.2f}"
         return [self._texts[index].replace(";", ", ") or "no finding", unsure]
@@ -228,6 +230,7 @@ class _Baseline:
 
     def survival(self, risk: float) -> Floats:
         """Return the survival of a patient with a risk beyond each of the times, (k,)."""
+        # A network may give a risk whose exponential overflows; beyond 50 the survival is 0 or 1
         survival: Floats = np.exp(-self.hazard * np.exp(np.clip(risk - self.risk, -50.0, 50.0)))
         return survival
 
@@ -241,6 +244,8 @@ def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
     Raises:
         DataError: the training patients have changed since the run.
     """
+    # The network knows no baseline, so the survival rests on patients whose times are known here.
+    # These are the training patients: the few test patients are those that the page may be about
     refuse_other_rows(model, "train")
     split = model.samples("train")
     times, events = split.labels.double().numpy().T
@@ -249,6 +254,7 @@ def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
     if events.sum() < floor:
         return _Baseline(len(times), middle, times[:0], times[:0])
     distinct, hazard = baseline_hazard(times, events, np.clip(risks - middle, -50.0, 50.0))
+    # Beyond these times a step of the curve would be a single patient's
     followed = len(times) - np.searchsorted(np.sort(times), distinct, side="right")
     enough = followed >= floor
     return _Baseline(len(times), middle, distinct[enough], hazard[enough])
@@ -290,6 +296,7 @@ class RiskAnswers(CaseAnswers):
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
             return "-"
+        # The curve falls only at events, so the median is the first one at which it is 0.5 or less
         below = np.flatnonzero(baseline.survival(self._risk(index)) <= 0.5)
         if not len(below):
             return f"{_LATER}{baseline.times[-1]:g}"
