@@ -1,10 +1,11 @@
 """What 'vectorised' saves: CPU seconds of the same steps in a bare loop, by the loop, and as one.
 
-    FEDSILO_DATA=DIR python benchmarks/vectorised.py [--csv FILE]
+    FEDSILO_DATA=DIR python benchmarks/vectorised.py [--csv FILE] [--jobs WORD...]
 
-FedAvg over heart's four hospitals (the experiment's 10 steps of 16 rows a round) and over digits
-that a Dirichlet distribution divides into 100 silos. Nothing is measured but the final model. The
-time of a run of one round is subtracted, so that the start and the end do not count.
+FedAvg, FedProx and Ditto over heart's four hospitals (the experiment's 10 steps of 16 rows a round)
+and over digits that a Dirichlet distribution divides into 100 silos, and UEFL over these digits in
+ten silos. Nothing is measured but the final model. The time of a run of one round is subtracted, so
+that the start and the end do not count. The bare loop is FedAvg's only.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pandas as pd
@@ -31,7 +33,6 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.server_app.config.settings import resolve
 
 _COMMON: dict[str, Value] = {
-    "method": "fedavg",
     "machine.device": "cpu",
     "train.mc-passes": 0,
     "seed": 7,
@@ -47,17 +48,26 @@ _DIGITS: dict[str, Value] = {
     "split.partition": "dirichlet",
     "split.silos": 100,
 }
-JOBS: dict[str, tuple[int, int, dict[str, Value]]] = {
-    "heart, mlp of width 8": (
-        *(4, 30),
-        {"dataset": "heart", "network.name": "mlp", "network.width": 8, "train.batch-size": 16},
-    ),
-    "digits, 100 silos, conv of width 1": (
-        100,
-        1,
-        {**_DIGITS, "network.width": 1, "train.batch-size": 8},
-    ),
+_HEART: dict[str, Value] = {
+    "dataset": "heart",
+    "network.name": "mlp",
+    "network.width": 8,
+    "train.batch-size": 16,
 }
+_SMALL = _DIGITS | {"network.width": 1, "train.batch-size": 8}
+_CODES: dict[str, Value] = {
+    "split.silos": 10,
+    "network.width": 4,
+    "train.batch-size": 32,
+    "uefl.codes": 16,
+    "uefl.segments": 2,
+}
+# Name -> sites, rounds and settings
+JOBS: dict[str, tuple[int, int, dict[str, Value]]] = {}
+for _method in ("fedavg", "fedprox", "ditto"):
+    JOBS[f"{_method}, heart, mlp of width 8"] = 4, 30, _HEART | {"method": _method}
+    JOBS[f"{_method}, digits, 100 silos, conv of width 1"] = 100, 1, _SMALL | {"method": _method}
+JOBS["uefl, digits, 10 silos, conv of width 4"] = 10, 5, _DIGITS | _CODES | {"method": "uefl"}
 
 
 def cpu_seconds(values: Mapping[str, Value], sites: int) -> tuple[float, float]:
@@ -65,9 +75,9 @@ def cpu_seconds(values: Mapping[str, Value], sites: int) -> tuple[float, float]:
     spent = [0.0]
     train = together.train_together
 
-    def timed(instructions: object) -> None:
+    def timed(*arguments: Any, **named: Any) -> None:
         began = time.process_time()
-        train(instructions)  # type: ignore[arg-type]
+        train(*arguments, **named)
         spent[0] += time.process_time() - began
 
     with (
@@ -119,19 +129,20 @@ def measured(name: str) -> dict[str, object]:
     """Return a job's row."""
     sites, rounds, own = JOBS[name]
     values = {**_COMMON, **own}
-    loop, _ = of_rounds(values, sites, rounds)
+    loop, _ = of_rounds({**values, "machine.vectorised": 1}, sites, rounds)
     one, training = of_rounds({**values, "machine.vectorised": sites}, sites, rounds)
-    common = resolve({**values, "rounds": rounds}).common
-    bare_seconds(common)  # imports
-    bare = bare_seconds(common)
-    seconds = {"bare": bare, "loop": loop, "vectorised": one, "of-it-training": training}
+    seconds = {"loop": loop, "vectorised": one, "of-it-training": training}
+    if values["method"] == "fedavg":
+        common = resolve({**values, "rounds": rounds}).common
+        bare_seconds(common)  # imports
+        seconds["bare"] = bare_seconds(common)
     row: dict[str, object] = {"job": name, "sites": sites, "rounds": rounds}
-    row |= {f"{key}-ms-a-round": round(1e3 * value / rounds, 2) for key, value in seconds.items()}
-    return row | {
-        "bare/training": round(bare / training, 2),
-        "bare/vectorised": round(bare / one, 2),
-        "loop/vectorised": round(loop / one, 2),
-    }
+    for key in ("bare", "loop", "vectorised", "of-it-training"):
+        if key in seconds:
+            row[f"{key}-ms-a-round"] = round(1e3 * seconds[key] / rounds, 2)
+        else:
+            row[f"{key}-ms-a-round"] = ""
+    return row | {"loop/vectorised": round(loop / one, 2)}
 
 
 def main() -> None:

@@ -102,6 +102,8 @@ class Lab:
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
+        # Replaces ``LocalTraining.run`` in ``fit``, for a rehearsal that stops there
+        self.run_training: Callable[[LocalTraining], float] | None = None
         self._arrays: dict[str, Tensor] | None = None
         self.trained: SiteNetwork | None = None
         # Optimiser moments and position in the epoch, for the next round; None before ``fit``
@@ -263,8 +265,10 @@ class Lab:
         )
         self._protect_patients(training, aside, stays)
         continue_from_earlier_rounds(training, settings, round_ - 1, aside)
+        # Simulated sites that were trained as one batch only pick up their result here
+        run = self.session.trainers.get(training.key, self.run_training or LocalTraining.run)
         if aside:
-            training.run()
+            run(training)
             return
         self.continued, self.trained = {}, network
         # The moments of a model that stays have no noise, so they must not outlive this training
@@ -274,8 +278,6 @@ class Lab:
                 training, self.stored_state, round_, self.site, order
             )
         else:
-            # Simulated sites that were trained as one batch only pick up their result here
-            run = self.session.trainers.get(training.key, LocalTraining.run)
             loss = run(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
 

@@ -68,7 +68,7 @@ class SiteSession(OpenedSite):
     task: Task = field(init=False)
     # Whether the site's numbers are standardised: a table's features, or a numeric outcome
     standardises: bool = field(init=False)
-    # Replaces ``LocalTraining.run`` for a round and site that was trained as one batch with others
+    # Replaces ``LocalTraining.run``, by the key of a training that was one batch with other sites
     trainers: dict[Hashable, Callable[[LocalTraining], float]] = field(
         init=False, default_factory=dict
     )

@@ -37,7 +37,7 @@ from fedsilo.models.tasks.task import task_class
 
 _UNREAD = {
     "medmnist": "is several data sets",
-    "chestmnist": "is multi-label, up to 14 findings an image, and networks here predict one class",
+    "chestmnist": "is multi-label and has no silos of its own: write arrays (docs/tasks.md)",
 }
 DATA_SETS = {
     **dict.fromkeys(SOURCES, "fedsilo.datasets.shifted.shifted:SHIFTED"),
@@ -59,6 +59,8 @@ DATA_SETS = {
     "pneumoniamnist": "fedsilo.datasets.radiographs.pneumoniamnist:PNEUMONIAMNIST",
     "mammography-phantom": "fedsilo.datasets.synthetic.phantoms:MAMMOGRAPHY_PHANTOM",
     "chest-phantom": "fedsilo.datasets.synthetic.findings:CHEST_PHANTOM",
+    "tumours-synthetic": "fedsilo.datasets.synthetic.tumours:TUMOURS",
+    "tumours-synthetic-size": "fedsilo.datasets.synthetic.tumours:TUMOUR_SIZES",
     "endovascular": "fedsilo.datasets.radiographs.endovascular:ENDOVASCULAR",
     "angiogram-phantom": "fedsilo.datasets.synthetic.phantoms:ANGIOGRAM_PHANTOM",
     "masks": "fedsilo.datasets.radiographs.masks:MASK_IMAGES",

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedsilo.client_app.site.policy import SiteFile, read_site_file
 from fedsilo.comparison.tune import Tuning
 from fedsilo.core.errors import FedsiloError
-from fedsilo.datasets.images.manifests import Declaration
+from fedsilo.datasets.images.declaration import Declaration
 from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
 from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.datasets.tables.schema import TableSchema, read_schema

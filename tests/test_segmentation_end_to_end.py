@@ -11,6 +11,7 @@ from PIL import Image
 import fedsilo
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings_schema import Value
+from fedsilo.inference.predict import mask_page
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.errors import refuses
 
@@ -111,6 +112,21 @@ def test_masks_of_a_site_are_written_with_the_numbers_of_their_classes(
     values = np.asarray(Image.open(tmp_path / "masks" / table["mask"][0]))
     assert values.shape == (16, 16)
     assert (values == 1).mean() == pytest.approx(table["vessel"][0])
+
+
+def test_a_page_has_each_image_with_the_outlines_of_its_mask(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask_page, "PICTURES", 2)
+    html = tmp_path / "masks.html"
+    written = fedsilo.predict(
+        run.path, site="north", split="test", out=tmp_path / "masks", html=html
+    )
+    page = html.read_text()
+    assert page.count('src="data:image/png;base64,') == 2
+    assert page.count("<article") == len(written.frame())
+    share = written.frame()["vessel"][0]
+    assert f"{share:.1%} of the pixels" in page
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     [
         ("explain", lambda run, site: fedsilo.explain(run, site=site)),
         ("calibrate", lambda run, site: fedsilo.calibrate(run, site)),
-        ("--html", lambda run, site: fedsilo.predict(run, site=site, split="test", html="x.html")),
+        ("--by", lambda run, site: fedsilo.report(run, "x.html", reader="clinic", by=["age"])),
         ("--coverage", lambda run, site: fedsilo.predict(run, split="test", coverage=0.9)),
     ],
 )

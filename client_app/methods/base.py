@@ -56,13 +56,15 @@ class SiteMethod(ABC):
         measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. The
             metrics of such a model have no noise for other patients, so with a cap on epsilon they
             stay too.
-        trains_plainly: whether ``train`` only passes the received network to ``lab.fit``, without
-            further arguments. Simulated sites can then be trained as one batch.
+        trains_stacked: whether simulated sites can be trained as one batch. Then ``train`` gives
+            ``lab.fit`` no objective, no second optimiser, only a ``Term`` as penalty, and only a
+            ``GradientSum`` to call after each step; and it trains the site's own model last. A
+            subclass does not inherit the value, because it may do more.
     """
 
     phases: ClassVar[tuple[str, ...]] = ("train",)
     measures_what_stays: ClassVar[bool] = False
-    trains_plainly: ClassVar[bool] = False
+    trains_stacked: ClassVar[bool] = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

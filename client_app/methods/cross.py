@@ -9,7 +9,7 @@ from fedsilo.client_app.methods.base import Lab, Measured, SiteNetwork, load_exc
 from fedsilo.client_app.methods.ensemble import EnsembleSite
 from fedsilo.client_app.methods.local import LocalSite
 from fedsilo.core.messages import ARRAYS, EVALUATE
-from fedsilo.models.methods.cross import CROSSED, metric_from
+from fedsilo.models.methods.cross import crossed_metrics, metric_from
 from fedsilo.models.networks.mixture import by_expert
 from fedsilo.strategies.wire.records import unpack
 
@@ -35,10 +35,11 @@ class CrossSite(EnsembleSite):
         yield from super().measured(lab, network)
         if lab.instruction.phase != EVALUATE:
             return
+        metrics = crossed_metrics(lab.task.name)
         packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
         # Unpacks one model at a time to limit memory
         for site, arrays in by_expert(packed).items():
             # The same object is reused, because ``Lab`` measures each network before it asks for
             # the next
             load_exchanged(network, {name: from_numpy(unpack(a)) for name, a in arrays.items()})
-            yield Measured(network, {metric: metric_from(metric, site) for metric in CROSSED})
+            yield Measured(network, {metric: metric_from(metric, site) for metric in metrics})

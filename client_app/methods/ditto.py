@@ -10,6 +10,7 @@ class DittoSite(SiteMethod):
 
     settings: DittoSettings
     measures_what_stays = True
+    trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the site's own model, which starts as the first received global model."""

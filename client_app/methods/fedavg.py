@@ -6,7 +6,7 @@ from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 class FedAvgSite(SiteMethod):
     """Receives and sends every parameter and float buffer of the network."""
 
-    trains_plainly = True
+    trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model on this silo, and send it."""

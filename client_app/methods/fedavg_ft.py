@@ -12,6 +12,7 @@ class FedAvgFTSite(SiteMethod):
 
     settings: FedAvgFTSettings
     measures_what_stays = True
+    trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the received weights; if none were sent, with the stored weights.

@@ -8,6 +8,8 @@ from fedsilo.models.networks.site_network import exchanged_arrays, last_layers
 class FedBABUSite(FedAvgFTSite):
     """Trains and sends all layers but the last. In fine-tuning rounds all layers are trained."""
 
+    trains_stacked = True
+
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
         """Train and send the body (all layers but the last); the last layer is frozen and stays.
 

@@ -3,6 +3,8 @@
 The site stores the linear term's coefficients, its local gradient.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.optimisers import refuse_forgetful
+from fedsilo.client_app.training.terms import Term
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.models.methods.fedprox import linear_term
 
@@ -18,6 +21,7 @@ class FedDynSite(SiteMethod):
     """Adds two terms to the loss: minus the local gradient times the weights, and a penalty."""
 
     settings: FedDynSettings
+    trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
         """Reject an alpha so large that each step cancels the previous ones.
@@ -49,10 +53,13 @@ class FedDynSite(SiteMethod):
             slopes.append(-gradient[name].to(parameter.device))
         pull = proximal(network, alpha)
 
-        def term() -> Tensor:
-            return pull() + linear_term([*trained.values()], slopes)
+        def pull_and_drift(
+            weights: Sequence[Tensor], anchors: Sequence[Tensor], slopes: Sequence[Tensor]
+        ) -> Tensor:
+            pulled: Tensor = pull.function(weights, anchors)
+            return pulled + linear_term(weights, slopes)
 
-        lab.fit(network, penalty=term)
+        lab.fit(network, penalty=Term(pull_and_drift, trained, (*pull.constants, slopes)))
         for name, parameter in trained.items():
             moved = parameter.detach().cpu() - received[name]
             # The first-order condition of the penalised loss (the local gradient at its minimum)

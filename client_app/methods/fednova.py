@@ -1,12 +1,15 @@
 """FedNova at a site: FedAvg, but the update that is sent is divided by the number of steps."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
+from fedsilo.core import messages
 from fedsilo.core.array_names import is_statistic
 from fedsilo.models.methods.fednova import STEPS
 
 
 class FedNovaSite(SiteMethod):
     """Trains like FedAvg, and divides its update by its number of steps before it is sent."""
+
+    trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
         """Train the global model; send the received weights plus the mean update per step.
@@ -17,11 +20,11 @@ class FedNovaSite(SiteMethod):
         network, received = lab.open(), lab.arrays()
         lab.measure(network)
         # Counted, not computed: in fp16 a step with infinite gradients is skipped
-        steps: list[object] = []
-        lab.fit(network, after_step=lambda *_: steps.append(None))
+        lab.fit(network)
+        steps = lab.work[messages.STEPS]
         sent = exchanged_arrays(network)
         # Batch norm's statistics are means already, so only weights are divided by the steps
         for name in [name for name in sent if not is_statistic(name)]:
-            sent[name] = received[name] + (sent[name].cpu() - received[name]) / len(steps)
-        lab.metrics[STEPS] = len(steps)
+            sent[name] = received[name] + (sent[name].cpu() - received[name]) / steps
+        lab.metrics[STEPS] = steps
         return Outgoing(network, send=sent)

@@ -8,6 +8,8 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 class FedPerSite(SiteMethod):
     """Trains everything, sends the shared arrays, and stores the settings' ``personal`` arrays."""
 
+    trains_stacked = True
+
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network from the received shared arrays and the site's stored personal arrays.
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.training.loop import Penalty
 from fedsilo.client_app.training.optimisers import refuse_forgetful
+from fedsilo.client_app.training.terms import Term
 from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 
 
@@ -16,6 +16,7 @@ class FedProxSite(SiteMethod):
     """Trains like FedAvg, with a proximal term towards the received weights."""
 
     settings: FedProxSettings
+    trains_stacked = True
 
     def admit(self, session: SiteSession) -> None:
         """Reject a mu so large that each step cancels the previous ones.
@@ -37,9 +38,7 @@ class FedProxSite(SiteMethod):
         return Outgoing(network)
 
 
-def proximal(
-    network: SiteNetwork, mu: float, around: Mapping[str, Tensor] | None = None
-) -> Penalty:
+def proximal(network: SiteNetwork, mu: float, around: Mapping[str, Tensor] | None = None) -> Term:
     """Return a penalty that pulls the trainable parameters of ``network`` towards fixed weights.
 
     The penalty takes no arguments and returns mu / 2 times the squared distance
@@ -53,6 +52,5 @@ def proximal(
     """
     # Only trained parameters, because a ViT has 22 million frozen ones
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-    weights = list(trained.values())
     anchors = [(around or trained)[name].detach().clone().to(p) for name, p in trained.items()]
-    return partial(proximal_term, mu, weights, anchors)
+    return Term(partial(proximal_term, mu), trained, (anchors,))

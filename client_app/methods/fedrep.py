@@ -11,6 +11,7 @@ class FedRepSite(FedPerSite):
     """Trains the head and the representation one after the other within a round."""
 
     settings: FedRepSettings
+    trains_stacked = True
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
         """Train only the personal head, then only the shared arrays.

@@ -14,6 +14,7 @@ class LocalSite(SiteMethod):
     """Trains its own model from round to round; the first weights are the run's initial ones."""
 
     measures_what_stays = True
+    trains_stacked = True
 
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the network with the stored weights or, if none are stored, with initial weights.

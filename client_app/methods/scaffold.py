@@ -1,8 +1,8 @@
 """SCAFFOLD at a site: FedAvg with corrected gradients; the site keeps its control variate."""
 
-import torch
-
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
+from fedsilo.client_app.training.terms import GradientSum, Term
+from fedsilo.core import messages
 from fedsilo.core.array_names import is_statistic, with_prefix
 from fedsilo.models.methods.fedprox import linear_term
 from fedsilo.models.methods.scaffold import CONTROL, INVERSE_STEPS
@@ -10,6 +10,8 @@ from fedsilo.models.methods.scaffold import CONTROL, INVERSE_STEPS
 
 class SCAFFOLDSite(SiteMethod):
     """Trains like FedAvg, and adds c - c_i to each gradient."""
+
+    trains_stacked = True
 
     def train(self, lab: Lab) -> Outgoing:
         """Train with corrected gradients, then update and store the site's control variate.
@@ -24,27 +26,19 @@ class SCAFFOLDSite(SiteMethod):
         lab.measure(network)
         control, before = lab.arrays(CONTROL), lab.counted_state()
         correction = {name: c - before.get(name, 0) for name, c in control.items()}
-        trained, slopes, sums = {}, [], {}
+        trained, slopes = {}, []
         for name, parameter in network.named_parameters():
             if name in control:
                 trained[name] = parameter
                 # Control variates are in units of rate * gradient, but the loss's linear term needs
                 # gradients
                 slopes.append((correction[name] / rate).to(parameter.device))
-                sums[name] = torch.zeros_like(parameter)
-        steps = 0
-
-        def add(*_: object) -> None:
-            nonlocal steps
-            steps += 1
-            for name, parameter in trained.items():
-                if parameter.grad is not None:
-                    sums[name] += parameter.grad
-
-        lab.fit(network, penalty=lambda: linear_term([*trained.values()], slopes), after_step=add)
+        gradients = GradientSum(trained)
+        lab.fit(network, penalty=Term(linear_term, trained, (slopes,)), after_step=gradients)
+        steps = lab.work[messages.STEPS]
         # The recorded gradients include the correction
         own, moved = {}, {}
-        for name, total in sums.items():
+        for name, total in gradients.sums.items():
             own[name] = rate * total.cpu() / steps - correction[name]
         for name, c in control.items():
             moved[name] = c + own[name] - before.get(name, 0)

@@ -34,6 +34,7 @@ class UEFLSite(SiteMethod):
     """Trains and sends the network and the codebooks that it may use; it sees no other books."""
 
     settings: UEFLSettings
+    trains_stacked = True
     phases = ("train", "uncertainty", "centroids")
 
     def admit(self, session: SiteSession) -> None:

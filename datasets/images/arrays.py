@@ -6,9 +6,10 @@ The file holds three arrays:
 
 - ``x``: samples (n, channels, height, width) or (n, height, width), as uint8 or as floats. Networks
   take floats unscaled.
-- ``y``: the labels of the task. They are class indices from 0 (n,), numbers (n,) for regression, or
-  0 and 1 (n, findings) for several findings.
-- ``classes``: the names of the classes or findings, or the outcome's name; equal at all sites.
+- ``y``: the labels of the task. They are class indices from 0 (n,), numbers (n,) for regression, 0
+  and 1 (n, findings) for several findings, or times and events (n, 2) for survival.
+- ``classes``: the names of the classes or findings, or the name of the outcome or event; equal at
+  all sites.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.files.site_names import find_by_site, folder_name, is_visible, normalise_name
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SURVIVAL
 from fedsilo.datasets.images.decoding import BrokenImageError, check_file
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
 from fedsilo.datasets.silo.silos import (
@@ -53,7 +54,7 @@ class OwnArrays(DataSet):
     origin = "own"
     silos_by_files = True
     settings = frozenset({"data.standardise", *SPLIT_KEYS})
-    tasks = (CLASSIFICATION, REGRESSION, MULTI_LABEL)
+    tasks = (CLASSIFICATION, REGRESSION, MULTI_LABEL, SURVIVAL)
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:

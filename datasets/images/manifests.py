@@ -9,126 +9,32 @@ import math
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.declarations import FileModel, Text, as_text, fault, whole
-from fedsilo.core.files.declarations import number as number_between
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.text_files import normalise_name, read_rows, same_text
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
-from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SURVIVAL
+from fedsilo.datasets.images.declaration import Declaration, label_columns, resolve_inside
 from fedsilo.datasets.images.decoding import describe
-from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE, Classes, ImageDataSet
+from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
-from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
+from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.datasets.silo.silos import SPLITS
 
-LARGEST_IMAGE = 4096
 _LARGEST = float(np.finfo(np.float32).max)  # the largest outcome
-_RESERVED = frozenset({"path", "label", "split", "patient"})  # columns that are no findings
 # How programs write that a patient is unknown; such images do not belong to one patient
 _NO_PATIENT = frozenset({"", "?", "na", "n/a", "nan", "none", "null", "unknown", "<na>"})
 _MOST_OF_A_SITE = 0.5  # a patient with more than this share of a site's images gets a notice
-
-
-def _names_as_lists(content: Any) -> Any:
-    """Convert a list of class names to a mapping: each class has its own name as its only label.
-
-    Anything but a list is returned unchanged.
-
-    Raises:
-        ValueError: a name appears twice.
-    """
-    if not isinstance(content, list):
-        return content
-    return {name: [name] for name in distinct_names(content)}
-
-
-def distinct_names(content: Sequence[Any]) -> list[str]:
-    """Convert the class names of a list under 'classes' to strings.
-
-    Raises:
-        ValueError: a name appears twice.
-    """
-    names = [as_text(name) for name in content]
-    if len(set(names)) != len(names):
-        raise fault("under 'classes' a name appears twice")
-    return names
-
-
-class Declaration(FileModel):
-    """The content of a declaration file.
-
-    Attributes:
-        sites: site -> its manifest, relative to the data directory.
-        task: what the labels are: classes, a number, or several findings.
-        classes: class name -> the labels in manifests that mean this class, in class order; empty
-            for other tasks.
-        findings: the findings, each a column of 0 and 1 in the manifests; empty for other tasks.
-        outcome: a name for the number in the column 'label', of task regression.
-        unit: the unit of that number.
-        mean, std: statistics to standardise that number with; both or neither.
-        image_size: side of an image in pixels, unless the settings name one.
-        test_share: share of test images if neither the manifest nor the settings give a split.
-    """
-
-    model_config = ConfigDict(title="the file")
-
-    sites: Sites
-    task: Literal["classification", "regression", "multi-label"] = CLASSIFICATION
-    classes: Annotated[ClassLists, BeforeValidator(_names_as_lists)] = Field(default_factory=dict)
-    findings: list[Text] = Field(default_factory=list)
-    outcome: Text = ""
-    unit: Text = ""
-    mean: Annotated[float, number_between(-1e300, 1e300)] | None = None
-    std: Annotated[float, number_between(1e-12, 1e300)] | None = None
-    image_size: Annotated[int, whole(SMALLEST_IMAGE, LARGEST_IMAGE)] = 224
-    test_share: Annotated[float, number_between(0.0, 0.9)] = 0.25
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Declaration":
-        needed = {CLASSIFICATION: "classes", MULTI_LABEL: "findings", REGRESSION: "outcome"}
-        for task, key in needed.items():
-            is_given = bool(getattr(self, key))
-            if is_given and task != self.task:
-                raise fault(f"'{key}' belongs to 'task: {task}', but the task is '{self.task}'")
-            if not is_given and task == self.task:
-                raise fault(f"the file lacks the key '{key}', which 'task: {task}' needs")
-        if len(set(self.findings)) < len(self.findings) or set(self.findings) & _RESERVED:
-            raise fault(
-                "under 'findings' a name appears twice, or is the name of another column of "
-                f"manifests ({', '.join(sorted(_RESERVED))}): rename it"
-            )
-        has_number = self.unit or self.mean is not None or self.std is not None
-        if has_number and self.task != REGRESSION:
-            raise fault("'unit', 'mean' and 'std' belong to 'task: regression': remove them")
-        if (self.mean is None) != (self.std is None):
-            raise fault("the file declares one of 'mean' and 'std': give both or none")
-        return self
-
-    def labels(self) -> Classes:
-        """Return class name -> its labels, in class order.
-
-        Findings and a numeric outcome have no labels: then each finding, or the outcome's name with
-        its unit in brackets, maps to ``()``.
-        """
-        if self.outcome and self.unit:
-            return {f"{self.outcome} ({self.unit})": ()}
-        if self.outcome:
-            return {self.outcome: ()}
-        if self.findings:
-            return dict.fromkeys(self.findings, ())
-        return self.classes
 
 
 class ManifestDataSet(ImageDataSet):
@@ -142,7 +48,7 @@ class ManifestDataSet(ImageDataSet):
 
     origin = "own"
     settings = ImageDataSet.settings | {"data.standardise"}
-    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, REGRESSION, MULTI_LABEL)
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION, REGRESSION, MULTI_LABEL, SURVIVAL)
     file: ClassVar[str]
     model: ClassVar[type[Declaration]] = Declaration
     columns: ClassVar[tuple[str, ...]] = ()
@@ -241,26 +147,12 @@ class OwnImages(ManifestDataSet):
     file = "images.yaml"
 
 
-def resolve_inside(folder: str, path: str) -> str | None:
-    """Normalise ``folder/path``, relative to the data directory; None if it leads outside.
-
-    Only the text is used: symbolic links are not followed, and the file need not exist.
-    """
-    # normpath removes '..', so only a path that leads outside still begins with '..'. It keeps two
-    # slashes at the beginning, which pathlib takes for another root than one slash
-    joined = os.path.normpath(PurePosixPath(folder) / path)
-    if joined.startswith("/") or PurePosixPath(joined).parts[:1] == ("..",):
-        return None
-    return joined
-
-
 @dataclass
 class Manifest:
     """The reader of one manifest.
 
     Class attributes:
         image_column: the column that names the image files.
-        needed: the columns that a manifest must have.
 
     Attributes:
         folder: the data directory.
@@ -281,7 +173,6 @@ class Manifest:
     lines: dict[str, int] = field(default_factory=dict)
 
     image_column: ClassVar[str] = "path"
-    needed: ClassVar[tuple[str, ...]] = ("path", "label")
 
     @property
     def where(self) -> str:
@@ -298,9 +189,7 @@ class Manifest:
             DataError: a line is invalid, or a patient is in two parts.
         """
         optional = ("split", "patient", *self.columns)
-        needed = self.needed
-        if self.task == MULTI_LABEL:
-            needed = (self.image_column, *self.classes)
+        needed = (self.image_column, *self.label_columns())
         rows = read_rows(self.folder / self.file, needed, optional)
         # If one line names a part, all must: an empty cell is refused then
         has_parts = any(row.get("split") for _, row in rows)
@@ -320,6 +209,10 @@ class Manifest:
         self._mention_large_group(index)
         return index
 
+    def label_columns(self) -> tuple[str, ...]:
+        """Return the columns with an image's label, which a manifest must have."""
+        return label_columns(self.task, self.classes)
+
     def mask(self, number: int, row: Mapping[str, str]) -> str:
         """Return the mask of the image in line ``number``, relative to the data directory.
 
@@ -330,15 +223,19 @@ class Manifest:
     def label(self, number: int, row: Mapping[str, str]) -> Any:
         """Return the label of line ``number`` as the task has it.
 
-        The result is a class index, the number itself for a regression, or a list of 0 or 1 for
-        each finding. The label of a class is compared in its normal form, in which 1.0 equals 1.
+        The result is a class index, the number itself for a regression, a list of 0 or 1 for each
+        finding, or a list of a time and of 1 for an event or 0 for a censored patient. The label of
+        a class is compared in its normal form, in which 1.0 equals 1.
 
         Raises:
-            DataError: no class has this label, or a number or finding has an impossible value. The
-                error names the line and column.
+            DataError: no class has this label, or a number, finding, time or event has an
+                impossible value. The error names the line and column.
         """
         if self.task == REGRESSION:
-            return self._outcome(number, row["label"])
+            return self._number(number, "label", row["label"], -_LARGEST)
+        if self.task == SURVIVAL:
+            time = self._number(number, "time", row["time"], 0.0)
+            return [time, self._finding(number, "event", row["event"])]
         if self.task == MULTI_LABEL:
             return [self._finding(number, name, row[name]) for name in self.classes]
         label = row["label"]
@@ -353,26 +250,33 @@ class Manifest:
             f"{self.declaration}"
         )
 
-    def _outcome(self, number: int, text: str) -> float:
-        """Parse the number in line ``number``. Raises DataError if it is not a finite number."""
+    def _number(self, number: int, column: str, text: str, lowest: float) -> float:
+        """Parse a cell of line ``number`` as a finite number of at least ``lowest``.
+
+        Raises:
+            DataError: the cell is anything else, such as empty.
+        """
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not abs(value) < _LARGEST:
+        if not lowest <= value < _LARGEST:
+            least = ""
+            if lowest == 0:
+                least = " of at least 0"
             raise DataError(
-                f"{self.where}, line {number}, column 'label': the outcome of task 'regression' "
-                "must be a finite number: correct it, or remove the line"
+                f"{self.where}, line {number}, column '{column}': task '{self.task}' needs a "
+                f"finite number{least} here: correct it, or remove the line"
             )
         return value
 
     def _finding(self, number: int, column: str, text: str) -> float:
-        """Parse a finding in line ``number``. Raises DataError if it is neither 0 nor 1."""
+        """Parse a cell of line ``number`` as 0 (absent) or 1 (present). Raises DataError if not."""
         value = same_text(text)
         if value not in ("0", "1"):
             raise DataError(
-                f"{self.where}, line {number}, column '{column}': a finding must be 0 or 1, but "
-                "this is neither: correct it, or remove the line"
+                f"{self.where}, line {number}, column '{column}': the value must be 0 or 1, but is "
+                "neither: correct it, or remove the line"
             )
         return float(value)
 

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from fedsilo.core.files.declarations import number, whole
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.images.declaration import LARGEST_IMAGE, Declaration
 from fedsilo.datasets.images.decoding import ImageHeader
 from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE, ImageDataSet, Reader
 from fedsilo.datasets.images.index import ImageIndex
-from fedsilo.datasets.images.manifests import LARGEST_IMAGE, Declaration, ManifestDataSet
+from fedsilo.datasets.images.manifests import ManifestDataSet
 from fedsilo.datasets.radiographs.dicom import radiograph_header, read_radiograph
 from fedsilo.datasets.radiographs.radiograph_decoding import as_int16, fit_square
 from fedsilo.datasets.silo.declared_silos import read_declared

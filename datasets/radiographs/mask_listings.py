@@ -25,7 +25,10 @@ class MaskManifest(Manifest):
     """The reader of a manifest with the columns ``image`` and ``mask``."""
 
     image_column: ClassVar[str] = "image"
-    needed: ClassVar[tuple[str, ...]] = ("image", "mask")
+
+    def label_columns(self) -> tuple[str, ...]:
+        """Return the column that names the mask."""
+        return ("mask",)
 
     def label(self, number: int, row: Mapping[str, str]) -> int:
         """Return 0 for every image, because pixels have classes here and images have none."""

@@ -17,6 +17,7 @@ from fedsilo.core.files.declarations import check_content, fault
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.tasks import SEGMENTATION
+from fedsilo.datasets.images.declaration import distinct_names, resolve_inside
 from fedsilo.datasets.images.decoding import (
     PICTURES,
     BrokenImageError,
@@ -27,7 +28,6 @@ from fedsilo.datasets.images.decoding import (
 from fedsilo.datasets.images.folder_layout import subfolders
 from fedsilo.datasets.images.image_data_set import Reader
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.images.manifests import distinct_names, resolve_inside
 from fedsilo.datasets.radiographs.dicom import is_dicom
 from fedsilo.datasets.radiographs.endovascular import (
     central_square,

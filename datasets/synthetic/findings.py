@@ -6,34 +6,17 @@ number of the findings. They contain no patient's data and do not replace real r
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.core.files.locations import Places
-from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.seeding import derive_seed
-from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.tasks import MULTI_LABEL
-from fedsilo.datasets.radiographs.endovascular import read_square
-from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
-from fedsilo.datasets.silo.silos import (
-    DataSet,
-    ImageReader,
-    Silo,
-    Split,
-    cached_silo,
-    save_silo,
-    strata_of,
-)
 from fedsilo.datasets.synthetic import made_up_pictures as pictures
+from fedsilo.datasets.synthetic.drawn_images import SIZE, Drawn, DrawnImages
 from fedsilo.datasets.synthetic.made_up_pictures import Blob
 
 FINDINGS = ("cardiomegaly", "effusion", "nodule")
-_SIZE = 32  # pixels per side
-_SHARE = 0.25  # share of test images if there are no test folds
-_MAKER = 1  # raise it when the same settings make other images
 
 
 @dataclass(frozen=True)
@@ -53,60 +36,25 @@ _CLINICS: Mapping[str, _Clinic] = {
 }
 
 
-class ChestPhantom(DataSet):
+class ChestPhantom(DrawnImages):
     """The data set ``chest-phantom``: images (1, 32, 32) with three findings each."""
 
     name = "chest-phantom"
-    origin = "made-up"
-    settings = frozenset(SPLIT_KEYS)
     tasks = (MULTI_LABEL,)
+    sites, names = tuple(_CLINICS), FINDINGS
 
-    def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the three sites."""
-        return list(_CLINICS)
-
-    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes an 8-bit image or DICOM to uint8 (1, 32, 32)."""
-        return lambda path: read_square(path, 8, _SIZE)[None]
-
-    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Draw and split a site's images, or open them in the cache.
-
-        Raises:
-            DataError: there are too few images for the folds.
-        """
-        facts = [_MAKER, name, split_values(settings)]
-
-        def fill(folder: Path) -> None:
-            images, labels = chest_images(name)
-            strata = strata_of(labels, MULTI_LABEL)
-            rows = split_rows(strata, settings, _SHARE, settings.fold_seed, f"{self.name}, {name}")
-            parts = {}
-            for part, chosen in vars(rows).items():
-                parts[part] = Split.of(images[chosen], labels[chosen])
-            known = {"name": name, "distribution": name, "classes": FINDINGS, "task": MULTI_LABEL}
-            save_silo(folder, parts, known | {"schema": json_digest([FINDINGS, _SIZE])})
-
-        folder = places.cache / f"{self.name}-silos"
-        return cached_silo(folder, name, facts, len(FINDINGS), fill)
-
-
-def chest_images(site: str) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
-    """Draw all images of a site, the same in every run.
-
-    Returns:
-        Images (n, 1, 32, 32) uint8, and whether each has each of ``FINDINGS``, (n, 3) of 0 and 1.
-    """
-    clinic = _CLINICS[site]
-    images, labels = [], []
-    for number in range(clinic.images):
-        rng = np.random.default_rng(derive_seed(0, "chest-phantom", site, number))
-        present = rng.random(len(FINDINGS)) < clinic.shares
-        picture = clinic.brightness * _draw_chest(rng, *map(bool, present))
-        picture += rng.normal(0, clinic.noise, picture.shape)
-        images.append((255 * picture.clip(0, 1)).astype(np.uint8)[None])
-        labels.append(present)
-    return np.stack(images), np.array(labels, dtype=np.float32)
+    def draw(self, site: str) -> Drawn:
+        """Draw a site's images, and whether each has each of ``FINDINGS``, (n, 3) of 0 and 1."""
+        clinic = _CLINICS[site]
+        images, labels = [], []
+        for number in range(clinic.images):
+            rng = np.random.default_rng(derive_seed(0, "chest-phantom", site, number))
+            present = rng.random(len(FINDINGS)) < clinic.shares
+            picture = clinic.brightness * _draw_chest(rng, *map(bool, present))
+            picture += rng.normal(0, clinic.noise, picture.shape)
+            images.append((255 * picture.clip(0, 1)).astype(np.uint8)[None])
+            labels.append(present)
+        return np.stack(images), np.array(labels, dtype=np.float32)
 
 
 def _draw_chest(
@@ -117,19 +65,19 @@ def _draw_chest(
     A large heart is wider, an effusion fills the bottom of the right lung, and a nodule is a bright
     spot in the left one. ``rng`` draws places and sizes.
     """
-    x, y = pictures.grid(_SIZE)
-    picture = np.full((_SIZE, _SIZE), 0.6, dtype=np.float32)
+    x, y = pictures.grid(SIZE)
+    picture = np.full((SIZE, SIZE), 0.6, dtype=np.float32)
     for side in (-0.45, 0.45):
         lung = Blob(side + rng.normal(0, 0.02), rng.normal(0, 0.03), 0.42, soft=0.2)
-        picture -= 0.45 * lung.soft_mask(_SIZE)
+        picture -= 0.45 * lung.soft_mask(SIZE)
     radius = rng.uniform(0.33, 0.45) if large_heart else rng.uniform(0.25, 0.37)
-    picture += 0.4 * Blob(0.05, 0.3, radius, soft=0.2).soft_mask(_SIZE)
+    picture += 0.4 * Blob(0.05, 0.3, radius, soft=0.2).soft_mask(SIZE)
     if effusion:
         level = rng.uniform(0.2, 0.5)
         picture += rng.uniform(0.05, 0.25) * ((y > level) & (x < -0.15))
     if nodule:
         spot = Blob(rng.uniform(0.3, 0.6), rng.uniform(-0.35, 0.1), 0.1, soft=0.5)
-        picture += rng.uniform(0.05, 0.35) * spot.soft_mask(_SIZE)
+        picture += rng.uniform(0.05, 0.35) * spot.soft_mask(SIZE)
     return picture
 
 

@@ -186,19 +186,19 @@ def predict(
     folder, written, page = folder_of(run_dir), path_of(out), path_of(html)
     files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
     source = choose_source(id, **files, split=split)
-    of_classes = {"coverage": coverage, "calibration": calibration, "html": html}
+    of_classes = {"coverage": coverage, "calibration": calibration}
     # Options for sites, calibration and rounds do not apply to a fine-tuned segmentation model
     if masks.is_finetuned(folder):
         others = {"site": site, "state-dir": state_dir, "answer-all": answer_all, "best": best}
-        masks.refuse_options(folder, {**of_classes, **others})
+        masks.refuse_options(folder, {**of_classes, **others, "html": html})
         return masks.predict_masks(folder, source, written, path_of(data_dir), watch)
     check_coverage(coverage)
     run = FinishedRun.open(folder)
     if run.settings.common.task == SEGMENTATION:
-        # Options for class probabilities and pages of cases do not apply to masks
+        # Options for class probabilities and for novelty do not apply to masks
         masks.refuse_options(folder, {**of_classes, "answer-all": answer_all})
         model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
-        return predict_run_masks(model, source, written, watch)
+        return predict_run_masks(run, model, source, written, page, watch)
     _refuse_without_classes(run, of_classes)
     prediction.check_outputs(written, page)
     model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
@@ -226,7 +226,7 @@ def _refuse_without_classes(run: FinishedRun, of_classes: Mapping[str, object]) 
     """
     for name, value in of_classes.items():
         if value is not None:
-            run.refuse_masks(f"predict --{name}")
+            run.require_classes(f"predict --{name}")
 
 
 @options.command
@@ -268,7 +268,7 @@ def calibrate(
     if target is not None:
         refuse_target(target, "another --out")
     finished = FinishedRun.open(run)
-    finished.refuse_masks("calibrate")
+    finished.require_classes("calibrate")
     model = finished.model(site, data_dir=data_dir, state_dir=state_dir)
     found = calibrate_model(model, coverage)
     write_calibration(found, target or calibration_path(run, site))
@@ -295,7 +295,8 @@ def monitor(
     """Check whether new cases still resemble the training data of a run.
 
     The feature distributions of the new cases are compared with the site's training data. If
-    enough cases have labels, accuracy, calibration and coverage are checked too.
+    enough cases have labels, accuracy, calibration and coverage are checked too, or for a number
+    the mean absolute error. For other tasks, labels are not compared.
 
     Returns:
         The checks. ``alarms`` lists the checks beyond their limit; ``missing`` lists the checks
@@ -314,7 +315,6 @@ def monitor(
     if not cases.exists():
         raise DataError(f"{cases} does not exist: name new cases by --data")
     run = FinishedRun.open(folder_of(run_dir))
-    run.refuse_masks("monitor")
     model = run.model(site, data_dir=data_dir)
     return check_new_cases(run, model, cases, coverage, path_of(calibration))
 

@@ -97,7 +97,7 @@ def explain(
             "an explanation is for one case, but --table and --image are given: remove one"
         )
     run = FinishedRun.open(folder_of(run_dir))
-    run.refuse_masks("explain")
+    run.require_classes("explain")
     if table is None and image is None:
         lab = run.lab(site, path_of(data_dir), path_of(state_dir), split=split)
         explanation = explain_sample(lab, split, row)
@@ -144,7 +144,7 @@ def attention(
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "images", images)
     run = FinishedRun.open(folder_of(run_dir))
-    run.refuse_masks("attention")
+    run.require_classes("attention")
     folder, data, state = path_of(pictures) or run.path, path_of(data_dir), path_of(state_dir)
     for name in several(site) or run.silos:
         lab = run.lab(name, data, state, split=split)
@@ -302,7 +302,7 @@ def embeddings(
     refuse_shared_state(state, folders, 1)
     runs = [FinishedRun.open(folder) for folder in folders]
     for run in runs:
-        run.refuse_masks("embeddings")
+        run.require_classes("embeddings")
     selection = embedding.Selection(several(site), split, layer, limit, seed)
     panels = [embedding.embed_run(run, selection, data, state, tell) for run in runs]
     rows = []
@@ -377,7 +377,7 @@ def gradcam(
     # All runs are opened first: an unfinished one ends the command before the long computation
     runs = [FinishedRun.open(folder) for folder in folders]
     for run in runs:
-        run.refuse_masks("gradcam")
+        run.require_classes("gradcam")
     opened = grad_cam.open_networks(runs, site, split, path_of(data_dir), state)
     if scenarios:
         chosen = grad_cam.choose_by_scenario(opened, scenarios, split)

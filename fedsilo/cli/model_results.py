@@ -40,7 +40,7 @@ def predict(
     html: AnyPath | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print a summary of the predictions and, unless ``result`` has masks, the written files.
+    """Print a summary of the predictions, and the written files.
 
     JSON has a record for each input, with the columns of the CSV file.
 
@@ -50,10 +50,11 @@ def predict(
     if as_json:
         print_json(result.frame().to_dict("records"))
     else:
+        files = [out, html]
+        if not hasattr(result, "inputs"):
+            files = [html]  # the summary of masks ends with their folder
         print_result(result)
-    # Only classes are written to files that these options name; masks list theirs themselves
-    if hasattr(result, "inputs") and not as_json:
-        print_result([path for path in (out, html) if path is not None])
+        print_result([path for path in files if path is not None])
     if result.faults:
         raise typer.Exit(3)
 

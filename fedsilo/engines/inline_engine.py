@@ -3,9 +3,11 @@
 It is meant for debugging, tests and one large GPU, and runs the same apps as ``flwr run``.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
+from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -13,9 +15,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedsilo.core.errors import MemoryShortageError
 from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
+from fedsilo.server_app.config.resources import has_gpu
 from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.config.training import why_not_together
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 _SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
@@ -23,13 +29,21 @@ _FIRST_NODE = 1001
 
 
 class InlineGrid(Grid):
-    """A grid whose nodes run in this process: each call of ``pull_messages`` computes one reply."""
+    """A grid whose nodes run in this process: each call of ``pull_messages`` computes one reply.
+
+    Args:
+        client_app: answers the messages.
+        run_config: the run's settings by key, the same for all nodes.
+        node_configs: the node config of each node.
+        together: how many sites to train as one batch; 1 for one after another.
+    """
 
     def __init__(
         self,
         client_app: ClientApp,
         run_config: Mapping[str, Value],
         node_configs: Iterable[Mapping[str, Value]],
+        together: int = 1,
     ) -> None:
         self._app = client_app
         self._run = Run.create_empty(1)
@@ -40,8 +54,9 @@ class InlineGrid(Grid):
             own = Context(self._run.run_id, node, dict(config), RecordDict(), shared)
             self._contexts[node] = own
         self._waiting: dict[str, Message] = {}
-        self._together = int(run_config.get("machine.vectorised", 1))
+        self._together = together
         self._trained: set[str] = set()  # messages whose sites have been trained as one batch
+        self._train_together: Callable[[list[tuple[Message, Context]]], None] | None = None
         self._numbers = count(1)
 
     def set_run(self, run: Run) -> None:
@@ -83,30 +98,35 @@ class InlineGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Compute and return the reply to the oldest waiting message among ``message_ids``.
 
-        Returns a list with one reply, or an empty list if none of these messages is waiting. With
-        'machine.vectorised' above 1, the site is first trained in one batch with the sites of the
-        next training messages.
+        Returns a list with one reply, or an empty list if none of these messages is waiting. If
+        sites are trained as one, the site is first trained in one batch with the sites of the next
+        training messages.
         """
         wanted = set(message_ids)
         # One reply per call, so that the caller can show progress between two sites
         for message_id in list(self._waiting):
             if message_id in wanted:
                 if self._together > 1 and message_id not in self._trained:
-                    self._train_together()
+                    self._train_next()
                 return [self.answer(self._waiting.pop(message_id))]
         return []
 
-    def _train_together(self) -> None:
-        """Train the sites of the oldest 'machine.vectorised' training messages as one batch.
+    def _train_next(self) -> None:
+        """Train the sites of the oldest training messages as one batch.
 
         The ids of these messages are noted in ``_trained``. Each site uses its result when it
-        answers.
+        answers. If memory is short, and the user did not choose the number of sites, a line says so
+        and sites train one after another from now on.
 
         Raises:
-            MemoryShortageError: the GPU, or the machine, has no memory for the batch.
+            MemoryShortageError: the GPU, or the machine, has no memory for the number of sites that
+                the user chose.
         """
-        from fedsilo.engines.together import train_together
+        if self._train_together is None:
+            from fedsilo.engines import stacked_steps, together
 
+            held = stacked_steps.HeldSamples()  # for the whole run
+            self._train_together = partial(together.train_together, held=held)
         batch: list[tuple[Message, Context]] = []
         self._trained = set()
         for message_id, message in self._waiting.items():
@@ -114,13 +134,32 @@ class InlineGrid(Grid):
                 batch.append((message, self._contexts[message.metadata.dst_node_id]))
                 self._trained.add(message_id)
         try:
-            train_together(batch)
+            self._train_together(batch)
         except (MemoryError, RuntimeError) as error:
-            from fedsilo.client_app.training.memory import raise_memory_shortage
+            self._go_on_alone(error, batch)
 
-            message, context = batch[0]
+    def _go_on_alone(self, error: Exception, batch: list[tuple[Message, Context]]) -> None:
+        """Let sites train one after another if ``error`` says that a batch of them is too large.
+
+        Raises:
+            Exception: ``error`` itself, if it has another cause; or a MemoryShortageError, if the
+                user chose the number of sites.
+        """
+        from fedsilo.client_app.training.memory import raise_memory_shortage
+
+        message, context = batch[0]
+        try:
             raise_memory_shortage(error, context.run_config, message, len(batch))
-            raise
+        except MemoryShortageError:
+            if context.run_config["machine.vectorised"]:
+                raise
+            self._together, self._train_together = 1, None  # also lets go of the samples
+            print(
+                f"fedsilo: {len(batch)} sites as one batch need more memory than there is, so "
+                "sites train one after another from now on"
+            )
+            return
+        raise error
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -159,13 +198,43 @@ def flower_identity() -> Iterator[None]:
         TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
 
 
+def choose_together(common: CommonSettings, sites: int) -> int:
+    """Choose the number of sites to train as one batch, at least 1.
+
+    The number is 'machine.vectorised'. If that is 0, it is all sites on a GPU if the method and the
+    settings allow it, and otherwise 1. On a machine with a GPU that choice is printed with its
+    reason.
+
+    Args:
+        common: the run's common settings.
+        sites: the number of simulated sites.
+    """
+    if common.vectorised or sites < 2 or common.device == "cpu" or not has_gpu():
+        return max(1, common.vectorised)
+    reason = why_not_together(common)
+    if reason:
+        print(f"fedsilo: sites use the GPU one after another, because {reason}")
+        return 1
+    print(
+        f"fedsilo: all {sites} sites train as one batch on the GPU (one after another: --set "
+        "machine.vectorised=1)"
+    )
+    return sites
+
+
 @contextmanager
-def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
-    """Yield a grid of ``nodes`` simulated sites in this process."""
+def inline_grid(settings: RunSettings, nodes: int, together: int = 1) -> Iterator[InlineGrid]:
+    """Yield a grid of ``nodes`` simulated sites in this process.
+
+    Args:
+        settings: the settings of the run.
+        nodes: the number of sites.
+        together: how many sites to train as one batch.
+    """
     from fedsilo.client_app.app import app
 
     with flower_identity():
-        yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
+        yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes), together)
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
@@ -175,6 +244,10 @@ def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
     """
     from fedsilo.server_app.run.runner import run
 
-    with inline_grid(settings, nodes) as grid:
-        launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
+    together = choose_together(settings.common, nodes)
+    with inline_grid(settings, nodes, together) as grid:
+        launch: dict[str, Any] = {"engine": "inline", "resources": {"num-supernodes": nodes}}
+        if together > 1:
+            # The settings do not tell it if they leave the choice to the machine
+            launch["sites-as-one"] = together
         return run(grid, settings, launch)

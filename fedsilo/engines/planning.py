@@ -211,7 +211,7 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
         common.dataset, ""
     )  # the name is enough: its module needs PyTorch
     if engine == "processes" or (
-        engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
+        engine == "auto" and cores() > 1 and not is_table and common.vectorised <= 1
     ):
         start_fork_server()
 
@@ -244,7 +244,7 @@ def engine_for(
         hint = ""
         if workers > 1:
             hint = " (to train side by side: --engine processes)"
-        print(f"fedsilo: sites train one after another in this process, because {reason}{hint}")
+        print(f"fedsilo: all sites train in this process, because {reason}{hint}")
         return "inline"
     print(
         f"fedsilo: sites train side by side in {workers} processes (to use only this one: "

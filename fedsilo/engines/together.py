@@ -1,230 +1,207 @@
 """Train several simulated sites as one batch, before each answers its own message.
 
-Each site has its own batches, dropout, moments and number of steps, and its result equals the
-result of the usual training loop up to rounding. Each site then handles its message as usual, but
-instead of training it takes its result of the common training.
+Each site has its own weights, batches, dropout, moments and number of steps, and its result equals
+the result of the usual training loop up to rounding. What a site trains is found by a rehearsal:
+its method runs until it calls ``Lab.fit``, and stops there. Once all sites of a group have been
+trained, each handles its message as usual, but ``Lab.fit`` takes the result of the common training.
+A method with several trainings is rehearsed again after each of them.
 """
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NoReturn
 
 import torch
-from flwr.app import Context, Message, RecordDict
-from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
-from torch.optim import Optimizer
+from flwr.app import Context, Message
+from torch import Tensor
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import collect_unrepeatable_operations
-from fedsilo.client_app.training.loop import (
-    LocalTraining,
-    count_steps,
-    refuse_unusable,
-    schedule,
-    steps_of,
-)
-from fedsilo.client_app.training.optimisers import open_optimiser
-from fedsilo.client_app.training.rates import rate_setter
+from fedsilo.client_app.training.loop import LocalTraining, refuse_unusable, schedule
+from fedsilo.client_app.training.terms import GradientSum, Term
 from fedsilo.core.errors import FedsiloError
-from fedsilo.core.messages import ARRAYS, CONFIG, SAMPLES, STEPS, TRAIN, Instruction
-from fedsilo.core.seeding import derive_seed, generator
-from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.stacked import Rows, StackedNetwork
+from fedsilo.core.messages import CONFIG, SAMPLES, STEPS, TRAIN, Instruction
+from fedsilo.core.seeding import derive_seed
+from fedsilo.engines.stacked_steps import HeldSamples, Planned, StackedSteps
 from fedsilo.strategies.wire.records import unbundle
 
-_FUSED = ("adam", "adamw", "sgd", "adagrad")  # optimisers with a fused form
-_PADDING = -100  # the label that cross-entropy ignores
+_Asked = Sequence[tuple[Message, Context]]
+
+
+def train_together(messages: _Asked, held: HeldSamples) -> None:
+    """Train the sites of these messages as one batch, or as one per group with equal ``_group_of``.
+
+    Each site later takes its own results in ``Lab.fit``. Sites are left out if their method cannot
+    be rehearsed, if their training cannot be stacked, if they are the only site of a group, or if
+    their group fails. They train by themselves when they answer, and their replies then have any
+    error.
+
+    Args:
+        messages: training messages, each with the context of its site.
+        held: the samples that stay on the device between rounds.
+    """
+    for _, context in messages:
+        with suppress(FedsiloError):
+            session_of(context).trainers.clear()  # a result is as large as the model
+    while messages:
+        messages = _train_next(messages, held)
+
+
+def _train_next(messages: _Asked, held: HeldSamples) -> _Asked:
+    """Train what each site trains next; return the messages of sites that train more afterwards.
+
+    A training with a key of its own, such as of the head, comes before that of the site's model.
+    """
+    groups: dict[Hashable, list[_Site]] = {}
+    for message, context in messages:
+        with suppress(FedsiloError):
+            site = _rehearse(message, context)
+            if site and _is_stackable(site.training):
+                groups.setdefault(_group_of(site.training), []).append(site)
+    unfinished = []
+    for sites in groups.values():
+        # A single site gains nothing from a stack, so it trains as usual when it answers
+        if len(sites) > 1 and _try_to_train(sites, held):
+            unfinished += [site.asked for site in sites if len(site.training.key) > 2]
+    return unfinished
 
 
 @dataclass
 class _Site:
     """One of the sites that are trained as one batch."""
 
+    asked: tuple[Message, Context]
     session: SiteSession
-    content: RecordDict  # the message's records
-    instruction: Instruction  # the message's instruction
-    key: tuple[int, str]  # round and site, which key the random numbers of the message
-    split: Split  # the training samples
-    counted: tuple[int, int]  # steps in earlier rounds and in all rounds; see ``count_steps``
-    batches: list[Tensor]  # the sample numbers of each step
-    last: int  # the number of steps in the last pass
-
-    def batch_key(self) -> Hashable:
-        """Return a key that is equal for sites that can train as one batch.
-
-        Sites with equal keys have the same round, received model, and input shape and type. If the
-        learning rate changes over the run, they also have the same number of steps so far and in
-        all rounds.
-        """
-        arrays = self.content.array_records[ARRAYS].values()
-        # Equal identity means the same received model; comparing the values would cost a pass
-        identities = tuple(id(array.data) for array in arrays)
-        # A stack needs samples of equal shape; their number may differ, because steps are padded
-        inputs = self.split.inputs
-        return self.key[0], self.counted, inputs.shape[1:], inputs.dtype, identities
+    # The next training that has no result yet
+    training: LocalTraining
+    planned: Planned
 
 
-def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
-    """Train the sites of these messages as one batch, or as one per group with equal ``batch_key``.
+class _ReachedTraining(Exception):
+    """Ends a rehearsal at the first training that has no result yet."""
 
-    Each site later takes its own result in ``fit``. A site that cannot be opened here, the only
-    site of a group, and all sites of a group that fails are left out. They train by themselves when
-    they answer, and their replies then have any error.
+    def __init__(self, training: LocalTraining) -> None:
+        super().__init__()
+        self.training = training
+
+
+def _stop(training: LocalTraining) -> NoReturn:
+    raise _ReachedTraining(training)
+
+
+def _rehearse(message: Message, context: Context) -> _Site | None:
+    """Run a site's method until its next training without a result; None if there is none.
+
+    Nothing is measured, stored or sent, because the site's own answer does that later.
     """
-    groups: dict[Hashable, list[_Site]] = {}
-    for message, context in messages:
-        with suppress(FedsiloError):
-            site = _open_site(message, context)
-            if site.instruction.phase == TRAIN:
-                groups.setdefault(site.batch_key(), []).append(site)
-    for sites in groups.values():
-        # A single site gains nothing from a stack, so it trains as usual when it answers
-        if len(sites) > 1:
-            with suppress(FedsiloError):
-                _train(sites)
-
-
-def _open_site(message: Message, context: Context) -> _Site:
     session, content = session_of(context), unbundle(message.content)
-    instruction = Instruction.from_config(content[CONFIG])
-    silo = session.silo
-    if silo.features:
-        silo = session.silo_for(content)
-    split = silo.train
-    settings, floor = session.sampling, session.limits.minimum_batch
-    counted = (0, 0)
-    if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
-        steps = steps_of(len(split), settings, floor)
-        counted = count_steps(steps, settings, instruction.round - 1)
-    key = (instruction.round, session.silo.name)
-    # Drawn like ``LocalTraining`` draws them, so that the loop would see the same batches
-    rng = torch.Generator().manual_seed(derive_seed(settings.seed, "batches", *key))
-    passes = list(schedule(len(split), settings, rng, floor))
-    batches = list(chain.from_iterable(passes))
-    return _Site(session, content, instruction, key, split, counted, batches, len(passes[-1]))
+    instruction = replace(Instruction.from_config(content[CONFIG]), evaluate=False)
+    if instruction.phase != TRAIN:
+        return None
+    lab = Lab(session, content, instruction)
+    lab.run_training = _stop
+    try:
+        # The site's own answer reports again whatever earlier trainings report here
+        with collect_unrepeatable_operations():
+            session.method.train(lab)
+    except _ReachedTraining as reached:
+        training = reached.training
+        return _Site((message, context), session, training, _plan(training))
+    return None
 
 
-def _train(sites: list[_Site]) -> None:
-    """Train sites that start from the same weights as one stack, and store each site's result.
+def _plan(training: LocalTraining) -> Planned:
+    """Return the batches of a training, which are those that ``LocalTraining.run`` would take."""
+    passes = training.plan
+    if passes is None:
+        seed = derive_seed(training.settings.seed, "batches", *training.key)
+        rng = torch.Generator().manual_seed(seed)
+        passes = schedule(len(training.split), training.settings, rng, training.minimum_batch)
+    passes = list(passes)
+    return Planned(training, list(chain.from_iterable(passes)), len(passes[-1]))
 
-    The result is in the site's ``session.trainers``. ``sites`` is sorted in place.
+
+def _is_stackable(training: LocalTraining) -> bool:
+    """Tell whether a training does only what ``StackedSteps`` does too."""
+    further = (
+        training.objective,
+        training.beside,
+        training.optimiser,
+        training.before_pass,
+        training.weights,
+        training.private,
+    )
+    is_plain = all(one is None for one in further) and training.minimum_batch <= 1
+    has_terms = training.penalty is None or isinstance(training.penalty, Term)
+    has_sums = training.after_step is None or isinstance(training.after_step, GradientSum)
+    return is_plain and has_terms and has_sums and hasattr(training.network, "losses")
+
+
+def _group_of(training: LocalTraining) -> Hashable:
+    """Return a key that is equal for trainings that can be one batch.
+
+    Sites with equal keys have the same round, settings, input shape and type, and networks with the
+    same arrays. Their weights and their numbers of samples and steps may differ. If the learning
+    rate changes over the run, they also have the same number of steps so far and in all rounds.
+    """
+    round_, _, *aside = training.key
+    arrays = []
+    for name, array in training.network.state_dict(keep_vars=True).items():
+        arrays.append((name, array.shape, array.dtype, array.requires_grad))
+    # A stack needs samples of equal shape; their number may differ, because steps are padded
+    inputs = training.split.inputs
+    # The batches are planned already, so a site's own number of steps does not matter any more
+    settings = replace(training.settings, local_steps=0)
+    added = training.penalty is None, training.after_step is None
+    shape = tuple(inputs.shape[1:]), inputs.dtype
+    return round_, *aside, settings, training.counted, shape, added, tuple(arrays)
+
+
+def _try_to_train(sites: list[_Site], held: HeldSamples) -> bool:
+    """Train the sites of a group as one stack; return False if that failed."""
+    try:
+        _train(sites, held)
+    except FedsiloError:
+        return False  # one of them raises it again when it trains by itself
+    return True
+
+
+def _train(sites: list[_Site], held: HeldSamples) -> None:
+    """Train the sites of a group as one stack, and store each site's result in its session.
+
+    ``sites`` is sorted in place.
     """
     # Sites with more steps come first, so that the others drop out at the end
-    sites.sort(key=lambda site: -len(site.batches))
-    session = sites[0].session
-    torch.set_num_threads(session.settings.threads)
-    # All sites received the same weights, so the first one's network can be copied for all
-    network = Lab(session, sites[0].content, sites[0].instruction).open().train()
-    seed = session.sampling.seed
-    rows = Rows(sources=[generator(seed, "training", *site.key) for site in sites])
-    stack = StackedNetwork(network, len(sites), rows)
+    sites.sort(key=lambda site: -len(site.planned.batches))
+    steps = StackedSteps([site.planned for site in sites], held)
     with collect_unrepeatable_operations() as operations:
-        losses, rates = _take_steps(stack, rows, sites)
+        losses = steps.take_all()
     for number, site in enumerate(sites):
-        arrays = {name: array[number] for name, array in stack.arrays.items()}
-        steps = len(site.batches)
-        sizes = torch.tensor([len(batch) for batch in site.batches])
-        last = slice(steps - site.last, steps)
+        count = len(site.planned.batches)
+        sizes = torch.tensor([len(batch) for batch in site.planned.batches])
+        last = slice(count - site.planned.last, count)
         mean = float((losses[number, last] * sizes[last]).sum() / sizes[last].sum())
-        work = Counter({STEPS: steps, SAMPLES: int(sizes.sum())})
-        trained = TrainedTogether(arrays, mean, rates[:steps], work, frozenset(operations))
-        site.session.trainers.clear()  # a result is as large as the model
-        site.session.trainers[site.key] = trained
-
-
-def _take_steps(
-    stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]
-) -> tuple[Tensor, list[float]]:
-    """Take all steps of all sites. Afterwards ``stack`` has each site's trained arrays.
-
-    Returns:
-        The mean loss of each step, (sites, steps), which is 0 for steps that a site does not take;
-        and the learning rate of each step.
-    """
-    settings, compute = sites[0].session.sampling, sites[0].session.compute
-    optimiser = _open_optimiser(stack, settings)
-    set_rates = rate_setter([optimiser], settings, *sites[0].counted)
-    pick = compute.hold(torch.cat([site.split.inputs for site in sites]))
-    numbers, truths, sizes = _plan_steps(sites)
-    truths, lengths = compute.bring(truths), compute.bring(sizes)
-    losses = torch.zeros(sizes.shape, device=compute.device)
-    rates = list[float]()
-    active = len(sites)  # the sites that still have steps to take
-    for step, step_sizes in enumerate(sizes.T.tolist()):
-        rows.sizes = [size for size in step_sizes if size]
-        # Sites with fewer steps have finished; their rows leave the stack with their results
-        if len(rows.sizes) < active:
-            active = len(rows.sizes)
-            stack.keep(active, optimiser)
-        now = slice(active), step, slice(max(rows.sizes))
-        if set_rates:
-            set_rates()
-        optimiser.zero_grad(set_to_none=True)
-        with compute.autocast():
-            # One batch of (sites * most) samples, which the stacked layers treat site by site
-            logits = stack.network(float_inputs(pick(numbers[now].flatten())))
-            each = nn.functional.cross_entropy(logits, truths[now].flatten(), reduction="none")
-        means = rows.split(each).sum(1) / lengths[:active, step]
-        # The sum of losses gives each site its own gradient, because sites share no parameters
-        means.sum().backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
-        optimiser.step()
-        losses[:active, step] = means.detach()
-        rates.append(optimiser.param_groups[0]["lr"])
-    return losses.cpu(), rates
-
-
-def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser over the stacked parameters.
-
-    The fused form is used if the settings ask for it, or if the optimiser is one of ``_FUSED``
-    without further arguments.
-    """
-    has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
-    fused = settings.fused_optimiser or has_fused_form
-    return open_optimiser(
-        nn.ParameterList(stack.parameters()), replace(settings, fused_optimiser=fused)
-    )
-
-
-def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
-    """Lay out the samples of all steps of all sites as three padded tensors.
-
-    Sample numbers count through the sites' data one after another. A step with fewer samples is
-    padded with the site's first sample, under a label that the loss ignores.
-
-    Returns:
-        Sample numbers and labels, (sites, steps, most), and the number of samples in each step,
-        (sites, steps), 0 for steps that a site does not take.
-    """
-    most = 0  # samples of the largest step
-    for site in sites:
-        for batch in site.batches:
-            most = max(most, len(batch))
-    shape = len(sites), len(sites[0].batches), most
-    numbers, first = torch.zeros(shape, dtype=torch.long), 0
-    truths = torch.full(shape, _PADDING)
-    for own, labels, site in zip(numbers, truths, sites, strict=True):
-        padded = pad_sequence(site.batches, batch_first=True, padding_value=-1)
-        part = slice(len(padded)), slice(padded.shape[1])
-        own[part] = padded.clamp(min=0) + first
-        # Padding indexes the last label with -1, and is masked before anybody reads it
-        labels[part] = site.split.labels[padded].masked_fill(padded < 0, _PADDING)
-        first += len(site.split)
-    return numbers, truths, (truths != _PADDING).sum(2)
+        site.session.trainers[site.training.key] = TrainedTogether(
+            {name: array[number] for name, array in steps.stack.arrays.items()},
+            {name: total[number] for name, total in steps.gradient_sums.items()},
+            mean,
+            steps.rates[:count],
+            Counter({STEPS: count, SAMPLES: int(sizes.sum())}),
+            frozenset(operations),
+        )
 
 
 @dataclass(frozen=True)
 class TrainedTogether:
-    """A site's result of the common training, for the message that asked for it."""
+    """A site's result of a common training, for the message that asked for it."""
 
     arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name
+    gradient_sums: Mapping[str, Tensor]  # a ``GradientSum``, by the parameter's name
     loss: float  # the mean loss over the last pass
     rates: list[float]  # the learning rate of each step
     work: Counter[str]  # counts the steps and the samples that they used
@@ -240,6 +217,8 @@ class TrainedTogether:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
         # Merged, so that arrays which the stack lacks keep the values of the network
         training.network.load_state_dict(training.network.state_dict() | dict(self.arrays))
+        if isinstance(training.after_step, GradientSum):
+            training.after_step.sums.update(self.gradient_sums)
         training.work.update(self.work)
         refuse_unusable(self.loss, self.rates, training.minimum_steps, fp16=False)
         return self.loss

@@ -8,7 +8,7 @@ of a row sum to the row's probability minus the probability of the mean row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +81,21 @@ def columns_of(features: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.partition("=")[0] for name in features))
 
 
+def probabilities_of(outputs: Tensor) -> Tensor:
+    """Map the outputs of a classifier (batch, classes) to probabilities."""
+    return torch.softmax(outputs.float(), dim=-1)
+
+
 def column_contributions(
-    network: SiteNetwork, rows: Tensor, features: Sequence[str], answers: Tensor
+    network: SiteNetwork,
+    rows: Tensor,
+    features: Sequence[str],
+    answers: Tensor,
+    predict: Callable[[Tensor], Tensor] = probabilities_of,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the Shapley value of each column for the probability of a class in each row.
+    """Compute the Shapley value of each column for a prediction in each row.
+
+    By default the prediction is the probability of a class.
 
     The random orders of columns have a fixed seed, so equal calls give equal values. The features
     of a categorical column are one column, with one value.
@@ -93,11 +104,12 @@ def column_contributions(
         network: on its device; it is put in eval mode.
         rows: (k, f) on any device, standardised, so that 0 is the mean of the training rows.
         features: the names of the f features.
-        answers: (k,) int64, the class to explain in each row.
+        answers: (k,) int64, the class to explain in each row; 0 if there is one output.
+        predict: maps the network's outputs (batch, outputs) to predictions of that shape.
 
     Returns:
-        The contributions (k, columns) in the order of ``columns_of``, and the probabilities (k,) of
-        the explained classes, on the CPU.
+        The contributions (k, columns) in the order of ``columns_of``, and the explained predictions
+        (k,), on the CPU.
     """
     from captum.attr import ShapleyValueSampling
 
@@ -111,14 +123,14 @@ def column_contributions(
     inputs, groups = rows.float().to(device), groups.to(device)
     network.eval()
 
-    def probability(x: Tensor) -> Tensor:
-        return torch.softmax(network(x).float(), dim=-1)
+    def prediction(x: Tensor) -> Tensor:
+        return predict(network(x)).float()
 
     with torch.no_grad(), seed_generators(0, "shapley", device=device):
-        found = ShapleyValueSampling(probability).attribute(
+        found = ShapleyValueSampling(prediction).attribute(
             inputs, target=answers.to(device), feature_mask=groups, n_samples=_ORDERS
         )
-        own = probability(inputs).gather(1, answers.to(device)[:, None])[:, 0]
+        own = prediction(inputs).gather(1, answers.to(device)[:, None])[:, 0]
     # captum repeats a column's value for each of its features, so the first feature has it
     first = [column_of.index(place) for place in range(len(names))]
     return found[:, first].cpu(), own.cpu()

@@ -6,7 +6,7 @@ Everything here runs at the hospital that has the images; nothing is sent.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -84,7 +84,7 @@ def overlay_sheet(lab: Lab, split: str) -> Figure | None:
         _draw_case(plain, marked, image, {_TRUTH: truth, _FOUND: found[case.row]})
         plain.set_ylabel(f"{case.name}, row {case.row}", fontsize="small")
         marked.set_xlabel(f"Dice {case.dice:.2f}", fontsize="small")
-    _add_legend(figure, classes)
+    _add_legend(figure, classes[1:], {_TRUTH: ", true", _FOUND: ", predicted"})
     figure.suptitle(literal(title), fontsize="medium")
     return figure
 
@@ -110,6 +110,20 @@ def choose_cases(scores: Tensor) -> list[_Case]:
             drawn.add(place)
             cases.append(_Case(name, ranked[place][1], -ranked[place][0]))
     return cases
+
+
+def draw_marked(figure: Figure, image: Tensor, mask: Tensor, classes: Sequence[str]) -> None:
+    """Draw an image beside the same image with the outlines of a mask, one colour per class.
+
+    Args:
+        figure: an empty figure.
+        image: (channels, h, w).
+        mask: (h, w), the class of each pixel; 0 is the background.
+        classes: the names of the classes from 1 on, for the legend.
+    """
+    plain, marked = figure.subplots(1, 2)
+    _draw_case(plain, marked, image, {_TRUTH: mask})
+    _add_legend(figure, classes, {_TRUTH: ""})
 
 
 def _draw_case(plain: Axes, marked: Axes, image: Tensor, masks: dict[Line, Tensor]) -> None:
@@ -143,13 +157,16 @@ def _colour(number: int, style: Line) -> str:
     return CATEGORIES[number % len(CATEGORIES)]
 
 
-def _add_legend(figure: Figure, classes: Sequence[str]) -> None:
+def _add_legend(figure: Figure, classes: Sequence[str], ends: Mapping[Line, str]) -> None:
+    """Add a legend below the panels, with an entry for each class in each line style.
+
+    ``classes`` are those from 1 on, and ``ends`` maps a style to the end of its entries.
+    """
     from matplotlib.lines import Line2D
 
     handles = []
-    said: dict[Line, str] = {_TRUTH: "true", _FOUND: "predicted"}
-    for style, what in said.items():
-        for number, name in enumerate(classes[1:], start=1):
-            label, colour = f"{literal(name)}, {what}", _colour(number, style)
+    for style, end in ends.items():
+        for number, name in enumerate(classes, start=1):
+            label, colour = f"{literal(name)}{end}", _colour(number, style)
             handles.append(Line2D([], [], color=colour, linestyle=style, label=label))
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize="small")

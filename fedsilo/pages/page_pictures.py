@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.drawing.glyphs import fonts_for
@@ -55,6 +56,49 @@ def curves(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
     return _finish_picture(figure, axes, name, over, legend=len(lines) > 1)
+
+
+@dataclass(frozen=True)
+class Band:
+    """A point of a line with an interval: its place x, its value, and the interval's ends."""
+
+    x: float
+    value: float
+    low: float
+    high: float
+
+
+def bands(
+    name: str,
+    lines: Mapping[str, Sequence[Band]],
+    styles: Mapping[str, LineStyle],
+    label: str,
+    over: str,
+) -> str:
+    """Draw lines with shaded intervals, each with its own colour, marker and dash.
+
+    Args:
+        name: the picture's name, unique on its page.
+        lines: title of a line -> its points, in ascending order of x.
+        styles: title of a line -> its style.
+        label: the label of the vertical axis, which goes from 0 to 1.
+        over: the label of the horizontal axis.
+
+    Returns:
+        The text of an ``svg`` element.
+    """
+    figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
+    for title, points in lines.items():
+        look: dict[str, Any] = {"markersize": 4, "linewidth": 1.5, **styles[title].options()}
+        places = [point.x for point in points]
+        lows, highs = [point.low for point in points], [point.high for point in points]
+        axes.fill_between(places, lows, highs, color=look["color"], alpha=0.15, linewidth=0)
+        values = [point.value for point in points]
+        axes.plot(places, values, label=short_label(title), **look)
+    axes.set_ylim(0.0, 1.02)
+    axes.set_xlim(left=0.0)
+    axes.set_ylabel(label)
+    return _finish_picture(figure, axes, name, over, legend=True)
 
 
 def estimates(

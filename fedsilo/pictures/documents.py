@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 
 from fedsilo.core.drawing.palette import BLUE, ORANGE, SALIENCY, SKY, line_styles
 from fedsilo.core.drawing.panels import annotated_heat_map, line_legend, without_frame
+from fedsilo.core.metric_names import metric_range
 from fedsilo.pictures.panel_grids import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:
@@ -163,8 +165,8 @@ def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``cross.png``: for each metric a heat map of all hospitals' models at all hospitals.
 
-    A row is the training hospital, and a column is the testing hospital. Colours range from 0 to 1.
-    A cell without a value is empty.
+    A row is the training hospital, and a column is the testing hospital. Colours range from 0 to 1,
+    or to the largest value of a metric that may exceed 1. A cell without a value is empty.
 
     Returns:
         File name -> figure.
@@ -174,11 +176,17 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
     panels = figure.subplots(1, len(document), squeeze=False)[0]
     for axes, (metric, matrix) in zip(panels, document.items(), strict=True):
         sites = matrix["trained"], matrix["tested"]
-        annotated_heat_map(axes, matrix["values"], *sites, f"test {metric}", top=1.0)
+        annotated_heat_map(axes, matrix["values"], *sites, f"test {metric}", top=_largest(metric))
         axes.set_xlabel("tested at")
         axes.set_ylabel("trained at")
     figure.suptitle("Trained at one hospital, tested at another", fontsize="medium")
     return {"cross.png": figure}
+
+
+def _largest(metric: str) -> float | None:
+    """Return 1 for a metric that is at most 1; None for others, such as an error in days."""
+    high = metric_range(metric)[1]
+    return high if math.isfinite(high) else None
 
 
 def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:

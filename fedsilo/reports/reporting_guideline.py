@@ -12,12 +12,32 @@ from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import NOBODY, SERVER
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SEGMENTATION, SURVIVAL
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.tables.table_data_set import TableDataSet
+from fedsilo.models.tasks.task import task_class, task_named
 from fedsilo.reports.run_facts import result
 from fedsilo.runs.finished_run import Shown
 
 BY_A_PERSON = "a person must write this"
+# Task -> the form of an answer, and which threshold turns it into a decision
+_ANSWERS = {
+    CLASSIFICATION: "a probability of each class; the class of the largest is predicted, without "
+    "another threshold",
+    REGRESSION: "a number in the unit of the outcome, without a threshold",
+    MULTI_LABEL: "a probability of each finding, which counts as present from 0.5",
+    SEGMENTATION: "the most probable class of each pixel, without another threshold",
+    SURVIVAL: "the logarithm of a hazard, of which only differences between patients have a "
+    "meaning; no threshold",
+}
+# Task -> the groups whose sizes may be unequal, and of which the run has counts
+_GROUPS = {
+    CLASSIFICATION: "counts by class and site",
+    REGRESSION: "none: the outcome is a number",
+    MULTI_LABEL: "counts of the test samples with each finding, by site",
+    SEGMENTATION: "counts by site of the images in whose mask each class is the largest",
+    SURVIVAL: "counts of censored patients and of events, by site",
+}
 
 
 @dataclass(frozen=True)
@@ -131,7 +151,7 @@ def _analysis(run: Shown) -> list[Item]:
         Item(
             "12e",
             "measures of performance",
-            "accuracy, balanced accuracy, AUC, calibration error with 95 % intervals",
+            _measures(run),
             "fedsilo report --for clinic",
             "which measure decides, and why",
         ),
@@ -143,7 +163,7 @@ def _analysis(run: Shown) -> list[Item]:
             "model.safetensors, fedsilo predict",
             "",
         ),
-        Item("13", "class imbalance", _class_counts(run), "Sites", "what was done about it"),
+        _imbalance(run),
     ]
 
 
@@ -151,20 +171,13 @@ def _outputs(run: Shown) -> list[Item]:
     """Return items 14 to 19: fairness, output, evaluation data, and the openness of the study."""
     revision = run.config.environment.get("fedsilo-revision", "unknown")
     return [
-        Item(
-            "14",
-            "fairness",
-            "by groups of patients with --by COLUMN",
-            "fedsilo report --for clinic --by",
-            "which groups matter, and why",
-        ),
+        _fairness(run),
         Item(
             "15",
             "output of the model and thresholds",
-            "a probability of each class; the class of the largest is predicted, without another "
-            "threshold",
+            _ANSWERS[run.task],
             "fedsilo predict",
-            "the threshold for a clinical decision (--decisions helps)",
+            _threshold(run),
         ),
         Item(
             "16",
@@ -179,6 +192,26 @@ def _outputs(run: Shown) -> list[Item]:
         Item("18f", "availability of the code", f"fedsilo, revision {revision}", "config.toml", ""),
         Item("19", "involvement of patients and the public"),
     ]
+
+
+def _fairness(run: Shown) -> Item:
+    """Return item 14, which the run answers by groups of patients if it predicts classes."""
+    if run.task != CLASSIFICATION:
+        return Item("14", "fairness", missing="metrics by groups of patients, and why these groups")
+    return Item(
+        "14",
+        "fairness",
+        "by groups of patients with --by COLUMN",
+        "fedsilo report --for clinic --by",
+        "which groups matter, and why",
+    )
+
+
+def _threshold(run: Shown) -> str:
+    """Say what a person must add about thresholds."""
+    if run.task == CLASSIFICATION:
+        return "the threshold for a clinical decision (--decisions helps)"
+    return "the threshold for a clinical decision, if there is one"
 
 
 def _without_value(run: Shown) -> str:
@@ -244,21 +277,24 @@ def _discussion() -> list[Item]:
 
 def describe_columns(run: Shown) -> tuple[str, str]:
     """Describe the outcome and the predictors, by their titles and units if a schema is here."""
-    classes = join_names(run.class_names()) or "classes without names"
+    outcome = task_named(run.task).describe(run.class_names())
+    if run.task == CLASSIFICATION:
+        outcome = f"classes: {join_names(run.class_names()) or 'classes without names'}"
     data = data_set(str(run.summary["dataset"]))
     if not isinstance(data, TableDataSet):
-        return f"classes: {classes}", "images"
+        return outcome, "images"
     common = run.settings.common
     try:
         schema = data.schema(find_places(common.data_dir, common.cache_dir))
     except FedsiloError:
         # The page may be written on another machine than the hospitals' data
-        return f"classes: {classes}", "the columns of the hospitals' schema, which is not here"
+        return outcome, "the columns of the hospitals' schema, which is not here"
     titles = []
     for column in schema.columns:
         if column.kind != "ignored":
             titles.append(column.words().title)
-    return f"column {schema.label.column}, classes: {classes}", join_names(titles)
+    columns = join_names(schema.label.columns())
+    return f"column {columns}: {outcome}", join_names(titles)
 
 
 def _sizes(run: Shown) -> str:
@@ -276,10 +312,21 @@ def _sizes(run: Shown) -> str:
     return ", ".join(parts)
 
 
-def _class_counts(run: Shown) -> str:
-    if run.trust == NOBODY:
-        return "counts by class and site, with the hospitals' noise"
-    return "counts by class and site"
+def _measures(run: Shown) -> str:
+    """Name the measures of performance of the run's task."""
+    if run.task == CLASSIFICATION:
+        return "accuracy, balanced accuracy, AUC, calibration error with 95 % intervals"
+    return task_class(run.task).measured_words
+
+
+def _imbalance(run: Shown) -> Item:
+    """Return item 13, for which a person must add nothing if the outcome is a number."""
+    answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
+    if run.task == REGRESSION:
+        place, missing = "", ""
+    elif run.trust == NOBODY:
+        answer += ", with the hospitals' noise"
+    return Item("13", "class imbalance", answer, place, missing)
 
 
 def _split_text(run: Shown) -> str:

@@ -10,6 +10,7 @@ from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.core.settings_schema import Value
+from fedsilo.core.tasks import SURVIVAL
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import wilson
@@ -166,6 +167,7 @@ def taking_part(run: Shown) -> dict[str, Any]:
         "splits": columns,
         "sizes": sizes,
         "class_names": run.stratum_names(),
+        "groups_by": "outcome" if run.task == SURVIVAL else "class",
         "by_class": by_class,
         "stopped": run.summary["stopped"],
         "failed": failed,
@@ -284,6 +286,9 @@ class TaskParts(Protocol):
 
     def limit(self, run: Shown, site: str | None) -> str:
         """Describe the result's main limit in one sentence."""
+
+    def meaning(self, run: Shown) -> str:
+        """Explain the task's metrics to a reader who does not know them."""
 
     def sections(self, run: Shown) -> Sequence[Any]:
         """Return the task's sections of the clinic's report, each an ``Examination``."""

@@ -117,11 +117,14 @@ class FinishedRun(RunFiles):
         """Return the names of the groups in which the label counts count the samples.
 
         If the task counts all samples as one group, the list is empty. Otherwise the groups are the
-        classes, and the names are those of ``class_names`` for ``site``.
+        classes of ``class_names`` for ``site``, or of survival the censored patients and the event.
         """
         if TASKS[self.task].strata == 1:
             return []
-        return self.class_names(site)
+        names = self.class_names(site)
+        if TASKS[self.task].strata == 0 or not names:
+            return names
+        return task_named(self.task).stratum_names(names)
 
     def class_names(self, site: str = "") -> list[str]:
         """Return the names of the classes at ``site``, by default the run's first site.
@@ -148,11 +151,11 @@ class FinishedRun(RunFiles):
             return word
         return f"{word}s"
 
-    def refuse_masks(self, command: str) -> None:
+    def require_classes(self, command: str) -> None:
         """Check that the run predicts class probabilities, which the named command needs.
 
         Args:
-            command: the command's name, such as 'calibrate'.
+            command: the command's name for the error, such as 'calibrate'.
 
         Raises:
             SettingError: the run's answers are masks, numbers, several findings or risks.

@@ -60,7 +60,7 @@ def published_curve(times: Floats, events: Floats, minimum: int) -> dict[str, fl
     low, high = curve.band()
     values: dict[str, float] = {}
     number, before = 0, 0
-    for time in _grid(float(times.max())):
+    for time in round_times(float(times.max()), SURVIVAL_POINTS):
         happened = int(((times <= time) & (events == 1)).sum())
         followed = int((times > time).sum())
         if happened - before < max(minimum, 1) or followed < minimum:
@@ -88,15 +88,15 @@ def read_curve(values: Mapping[str, float]) -> list[CurvePoint]:
     return points
 
 
-def _grid(longest: float) -> Floats:
-    """Return the multiples 1, 2, 3, ... of a round step; the last is at least the longest time.
+def round_times(longest: float, most: int) -> Floats:
+    """Return rising round times up to ``longest``, at most ``most`` of them.
 
-    There are ``SURVIVAL_POINTS`` times, or none if ``longest`` is not above 0. The step is the
-    smallest 1, 2 or 5 times a power of ten that suffices, so the grid tells the longest follow-up
-    only roughly.
+    The step is 1, 2 or 5 times a power of ten, the smallest that makes few enough times. The result
+    is empty if ``longest`` is 0.
     """
     if longest <= 0:
         return np.zeros(0)
-    power = 10.0 ** math.floor(math.log10(longest / SURVIVAL_POINTS))
-    step = next(size * power for size in _STEPS if size * power * SURVIVAL_POINTS >= longest)
-    return step * np.arange(1.0, SURVIVAL_POINTS + 1)
+    power = 10.0 ** math.floor(math.log10(longest / most))
+    step = next(size * power for size in _STEPS if size * power * most >= longest)
+    times: Floats = step * np.arange(1.0, most + 1)
+    return times[times <= longest]

@@ -7,8 +7,20 @@ Equations (arXiv:2107.02504):
 from dataclasses import dataclass
 
 from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.tasks import CLASSIFICATION
+from fedsilo.models.tasks.task import task_class
 
 CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
+
+
+def crossed_metrics(task: str) -> tuple[str, ...]:
+    """Return the metrics of a task that are measured for the models of all sites.
+
+    For other tasks than classification they are the metrics of result tables except the loss.
+    """
+    if task == CLASSIFICATION:
+        return CROSSED
+    return tuple(metric for metric in task_class(task).shown if metric != "loss")
 
 
 def metric_from(metric: str, site: str) -> str:

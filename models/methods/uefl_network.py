@@ -21,6 +21,38 @@ from fedsilo.models.methods.uefl import (
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 
+class Codebooks(nn.ParameterDict):
+    """Book number, as text -> codewords (n, c / s); it maps tokens to their nearest codewords.
+
+    Args:
+        books: the codewords of each book, which are copied.
+        segments: s, the parts of a token that each have a codeword.
+    """
+
+    __call__ = nn.Module.__call__  # a ParameterDict refuses to be called
+
+    def __init__(self, books: Mapping[str, Tensor], segments: int) -> None:
+        super().__init__()
+        self.segments = segments
+        for name in sorted(books, key=int):
+            self[name] = nn.Parameter(books[name].clone())
+
+    def codewords(self) -> Tensor:
+        """Concatenate all books in the order of their numbers, (n, c / s)."""
+        # As texts "10" would come before "2", and codes would change their meaning
+        return torch.cat([self[name] for name in sorted(self, key=int)])
+
+    def nearest(self, tokens: Tensor) -> Discretised:
+        """Replace tokens (batch, l, c) by the nearest codewords of all books, float32."""
+        # Distances in bf16 are so coarse that other codes would be chosen
+        with torch.autocast(tokens.device.type, enabled=False):
+            return nearest_codewords(_precise(tokens), self.codewords(), self.segments)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens (batch, l, c) to their nearest codewords (batch, l, c), float32."""
+        return self.nearest(tokens).codewords
+
+
 class UEFLNetwork(SiteNetwork):
     """A classifier whose head reads codewords instead of the encoder's tokens.
 
@@ -33,24 +65,17 @@ class UEFLNetwork(SiteNetwork):
     ) -> None:
         super().__init__()
         self.classifier = classifier
-        self.codebooks = nn.ParameterDict()
-        for name in sorted(books, key=int):
-            self.codebooks[name] = nn.Parameter(books[name].clone())
+        self.codebooks = Codebooks(books, settings.segments)
         self.settings = settings
-
-    def _names(self) -> list[str]:
-        """Return the books' numbers, ascending."""
-        # As texts "10" would come before "2", and codes would change their meaning
-        return sorted(self.codebooks, key=int)
 
     def codebook(self) -> Tensor:
         """Concatenate all books in the order of their numbers, (n, c / s)."""
-        return torch.cat([self.codebooks[name] for name in self._names()])
+        return self.codebooks.codewords()
 
     def books(self) -> dict[str, Tensor]:
         """Return wire name -> codewords, without gradient, for each book."""
         books: dict[str, Tensor] = {}
-        for name in self._names():
+        for name in sorted(self.codebooks, key=int):
             books[f"{CODEBOOK}{name}"] = self.codebooks[name].detach()
         return books
 
@@ -63,16 +88,14 @@ class UEFLNetwork(SiteNetwork):
 
     def nearest(self, tokens: Tensor) -> Discretised:
         """Replace tokens (batch, l, c) by the nearest codewords in this site's books, float32."""
-        # Distances in bf16 are so coarse that other codes would be chosen
-        with torch.autocast(tokens.device.type, enabled=False):
-            return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
+        return self.codebooks.nearest(tokens)
 
     def features(self, tokens: Tensor) -> Tensor:
         """Return the nearest codewords of ``tokens``, (batch, l, c).
 
         The gradient of the codewords passes to the tokens unchanged (straight-through).
         """
-        return straight_through(tokens, self.nearest(tokens).codewords)
+        return straight_through(tokens, self.codebooks(tokens))
 
     def classify(self, features: Tensor) -> Tensor:
         """Map codewords (batch, l, c) to logits (batch, classes)."""
@@ -84,12 +107,33 @@ class UEFLNetwork(SiteNetwork):
         The classifier sees the codewords, and the gradient passes them straight through to the
         tokens.
         """
+        logits, tokens, codewords = self._quantise(inputs)
+        return self.classifier.criterion(logits, labels) + _codebook_loss(tokens, codewords)
+
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of each sample (batch,); the arguments are those of ``loss``.
+
+        Without evidence their mean is ``loss``, because the codebook loss is a mean over elements,
+        and each sample has as many. The samples may belong to several stacked networks.
+        """
+        logits, tokens, codewords = self._quantise(inputs)
+        each = nn.functional.cross_entropy(logits, labels, reduction="none")
+        return each + torch.vmap(_codebook_loss)(tokens, codewords)
+
+    def _quantise(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return logits (batch, classes), tokens (batch, l, c) and their codewords."""
         tokens = self.encode(inputs)
-        codewords = self.nearest(tokens).codewords
-        logits = self.classify(straight_through(tokens, codewords))
-        return self.classifier.criterion(logits, labels) + codebook_loss(
-            tokens.float(), codewords, CODEBOOK_WEIGHT, COMMITMENT_WEIGHT
-        )
+        codewords = self.codebooks(tokens)
+        return self.classify(straight_through(tokens, codewords)), _precise(tokens), codewords
+
+
+def _precise(tokens: Tensor) -> Tensor:
+    """Return tokens of half precision in float32, and other tokens unchanged."""
+    return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+
+
+def _codebook_loss(tokens: Tensor, codewords: Tensor) -> Tensor:
+    return codebook_loss(tokens, codewords, CODEBOOK_WEIGHT, COMMITMENT_WEIGHT)
 
 
 class CodeUse:

@@ -115,6 +115,13 @@ class TokenClassifier(SiteNetwork):
         """Compute ``criterion``, a scalar, for inputs (batch, *input_shape) and labels (batch,)."""
         return self.criterion(self(inputs), labels)
 
+    def losses(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the cross-entropy of each sample (batch,); the arguments are those of ``loss``.
+
+        Without evidence their mean is ``loss``. The samples may belong to several stacked networks.
+        """
+        return nn.functional.cross_entropy(self(inputs), labels, reduction="none")
+
 
 def evidences(module: nn.Module) -> list[Evidence]:
     """Return all ``Evidence`` modules inside ``module``; empty for a network without evidence."""

@@ -5,6 +5,7 @@ weights treats each row by itself, so it need not know the sites. A linear layer
 batched product; other layers with weights run under ``torch.func.vmap``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,35 +23,47 @@ class Rows:
     Attributes:
         sizes: rows of each site. Sites with fewer rows than the largest are padded, and the
             outputs for padding are ignored.
-        sources: the generators of the sites' dropout, in the order of the sites.
+        states: the states of the generators that draw the sites' dropout, in the order of the
+            sites. They belong to generators of the device of the inputs, and advance as masks are
+            drawn.
+        counts: ``sizes`` as a tensor (sites,) on the device of the inputs. None to copy ``sizes``
+            there at each use, for which a GPU has to wait.
     """
 
     sizes: list[int] = field(default_factory=list)
-    sources: list[torch.Generator] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    counts: Tensor | None = None
 
     def split(self, rows: Tensor) -> Tensor:
         """Reshape rows (sites * most, ...) to (sites, most, ...); most is the largest size."""
         return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
 
+    def counts_on(self, device: torch.device) -> Tensor:
+        """Return the rows of each site as a tensor (sites,) on ``device``."""
+        if self.counts is None:
+            return torch.tensor(self.sizes, device=device)
+        return self.counts
+
 
 class StackedNetwork:
-    """Trains one network at several sites at once, all starting from the same weights.
+    """Trains one network at several sites at once, each starting from its own weights.
 
     Args:
-        network: the initial network. Only layers without sublayers may have weights. Its layers are
-            replaced in place.
-        sites: the number of sites.
+        networks: each site's network, at least one; they differ only in the values of their arrays.
+            Only layers without sublayers may have weights. The layers of the first network are
+            replaced in place, and the other networks are unchanged.
         rows: the division of each batch into sites, which are the first sites of the stack.
 
     Attributes:
-        network: maps the rows of several sites, each by the weights of its site.
+        network: the first network, which now maps the rows of several sites, each by the weights
+            of its site.
         arrays: parameters and buffers (sites, ...), by their names in the network.
     """
 
-    def __init__(self, network: nn.Module, sites: int, rows: Rows) -> None:
-        self.network = network
+    def __init__(self, networks: Sequence[nn.Module], rows: Rows) -> None:
+        self.network = networks[0]
         self.arrays: dict[str, Tensor] = {}
-        self._layers: list[_Layer] = []
+        self._layers: dict[str, _Layer] = {}
         for name, layer in list(self.network.named_modules()):
             is_dropout = isinstance(layer, nn.Dropout) and layer.p > 0
             tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
@@ -59,19 +72,22 @@ class StackedNetwork:
             if is_dropout:
                 self.network.set_submodule(name, _Dropout(layer.p, rows))
                 continue
-            stacked = _stack(layer, sites, rows)
+            stacked = _stack([network.get_submodule(name) for network in networks], rows)
             self.network.set_submodule(name, stacked)
-            self._layers.append(stacked)
+            self._layers[name] = stacked
             for own_name, array in stacked.arrays.items():
                 self.arrays[f"{name}.{own_name}"] = array.data
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the stacked parameters (sites, ...) that require gradients."""
-        trained = []
-        for layer in self._layers:
-            for array in layer.arrays.values():
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return the stacked parameters (sites, ...) that require gradients, by name.
+
+        After ``keep`` they are other parameters, which have only the remaining sites.
+        """
+        trained = {}
+        for layer_name, layer in self._layers.items():
+            for name, array in layer.arrays.items():
                 if isinstance(array, nn.Parameter) and array.requires_grad:
-                    trained.append(array)
+                    trained[f"{layer_name}.{name}"] = array
         return trained
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
@@ -87,7 +103,7 @@ class StackedNetwork:
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter: dict[Tensor, nn.Parameter] = {}
-        for before in self.parameters():
+        for before in self.parameters().values():
             after = nn.Parameter(before.data[:sites])
             shorter[before] = after
             # The optimiser finds its moments by the parameter object, so they move to the new one
@@ -98,25 +114,30 @@ class StackedNetwork:
             optimiser.state[after] = state
         for group in optimiser.param_groups:
             group["params"] = [shorter[before] for before in group["params"]]
-        for layer in self._layers:
+        for layer in self._layers.values():
             for name, array in layer.arrays.items():
                 layer.arrays[name] = shorter.get(array, array)
 
 
 class _Layer(nn.Module):
-    """A layer with separate weights for each site, computed under ``torch.vmap``."""
+    """A layer with separate weights for each site, computed under ``torch.vmap``.
 
-    def __init__(self, layer: nn.Module, sites: int, rows: Rows) -> None:
+    Args:
+        layers: the same layer of each site's network.
+        rows: the division of each batch into sites.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], rows: Rows) -> None:
         super().__init__()
         # A list hides the module: torch would register it, and with it unused weights
-        self._of_one = [layer]
+        self._of_one = [layers[0]]
         self._rows = rows
         self.arrays: dict[str, Tensor] = {}
-        for name, weights in layer.named_parameters():
-            stack = weights.detach().repeat(sites, *[1] * weights.ndim)
+        for name, weights in layers[0].named_parameters():
+            stack = torch.stack([layer.get_parameter(name).detach() for layer in layers])
             self.arrays[name] = nn.Parameter(stack, weights.requires_grad)
-        for name, buffer in layer.named_buffers():
-            self.arrays[name] = buffer.repeat(sites, *[1] * buffer.ndim)
+        for name, _ in layers[0].named_buffers():
+            self.arrays[name] = torch.stack([layer.get_buffer(name) for layer in layers])
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map rows (sites * most, ...), each by the weights of its site."""
@@ -188,7 +209,7 @@ class _Norm(_Layer):
         places = inputs.unsqueeze(3)
         if inputs.ndim > 3:
             places = inputs.flatten(3)
-        sizes = torch.tensor(rows.sizes, device=inputs.device)
+        sizes = rows.counts_on(inputs.device)
         real = torch.arange(places.shape[1], device=inputs.device) < sizes[:, None]
         weights = real[:, :, None, None].to(places.dtype)
         count = (sizes * places.shape[3])[:, None]
@@ -211,34 +232,47 @@ class _Norm(_Layer):
 class _Dropout(nn.Module):
     """Dropout whose masks come from each site's own generator.
 
-    A site that trains by itself on a CPU draws the same numbers, so the masks are the same.
+    A site that trains by itself on the same device draws the same masks, because torch's own
+    dropout draws them here too.
     """
 
     def __init__(self, rate: float, rows: Rows) -> None:
         super().__init__()
-        self._keep, self._rows = 1 - rate, rows
+        self._rate, self._rows = rate, rows
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Drop elements of rows (sites * most, ...) with a mask drawn from each site's generator.
 
         Kept elements are divided by the rate at which they are kept. Padding is multiplied by 0.
         """
-        kept = []
-        # Finished sites are not in ``sizes`` any more, but keep their generator
-        for size, source in zip(self._rows.sizes, self._rows.sources, strict=False):
-            mask = torch.empty(size, *inputs.shape[1:])
-            kept.append(mask.bernoulli_(self._keep, generator=source))
-        noise = pad_sequence(kept, batch_first=True).flatten(0, 1).div_(self._keep)
-        return inputs * noise.to(inputs)
+        kept, states = [], self._rows.states
+        # Torch's dropout reads only this generator. Its state is in memory of the CPU, so that
+        # exchanging it makes no GPU wait
+        shared = default_generator(inputs.device)
+        before = shared.get_state()
+        # Finished sites are not in ``sizes`` any more, but keep their state
+        for number, size in enumerate(self._rows.sizes):
+            shared.set_state(states[number])
+            kept.append(nn.functional.dropout(inputs.new_ones(size, *inputs.shape[1:]), self._rate))
+            states[number] = shared.get_state()
+        shared.set_state(before)
+        return inputs * pad_sequence(kept, batch_first=True).flatten(0, 1)
 
 
-def _stack(layer: nn.Module, sites: int, rows: Rows) -> _Layer:
-    """Wrap a layer for several sites: batch norm in ``_Norm``, an ``nn.Linear`` in ``_Linear``.
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return the generator of ``device`` that torch's functions draw from without being told."""
+    if device.type == "cuda":
+        return torch.cuda.default_generators[device.index or 0]
+    return torch.default_generator
+
+
+def _stack(layers: Sequence[nn.Module], rows: Rows) -> _Layer:
+    """Wrap the same layer of several networks: batch norm in ``_Norm``, linear in ``_Linear``.
 
     Other layers, and subclasses of ``nn.Linear``, are wrapped in ``_Layer``.
     """
-    if isinstance(layer, _BatchNorm):
-        return _Norm(layer, sites, rows)
-    if type(layer) is nn.Linear:  # a subclass may compute something else
-        return _Linear(layer, sites, rows)
-    return _Layer(layer, sites, rows)
+    if isinstance(layers[0], _BatchNorm):
+        return _Norm(layers, rows)
+    if type(layers[0]) is nn.Linear:  # a subclass may compute something else
+        return _Linear(layers, rows)
+    return _Layer(layers, rows)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.tasks import REGRESSION
-from fedsilo.models.tasks.task import Task
+from fedsilo.models.tasks.task import Task, describe_range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,9 +130,7 @@ class Regression(Task):
         """
         if not len(predictions):
             return names[0]
-        numbers = predictions[:, 0].double()
-        low, middle, high = numbers.min(), numbers.median(), numbers.max()
-        return f"{names[0]} from {low:.4g} to {high:.4g}, median {middle:.4g}"
+        return f"{names[0]} {describe_range(predictions[:, 0])}"
 
     def stand_in_labels(self, counts: Sequence[int], outputs: int) -> Tensor:
         """Return as many zeros as there are declared samples, (n,) float32."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedsilo.core.tasks import SURVIVAL
-from fedsilo.models.tasks.task import Task
+from fedsilo.models.tasks.task import Task, describe_range
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
 
@@ -44,6 +45,7 @@ class Survival(Task):
         "time": "the time to the event or to the end of follow-up, if it is known",
         "event": "1 if the event happened at that time, 0 if the patient is censored",
     }
+    report = "fedsilo.reports.tasks.survival"
     output_name = "risk"
     output_meaning = "the logarithm of the patient's hazard; only differences have a meaning"
     label_noun = "time to an event"
@@ -85,13 +87,35 @@ class Survival(Task):
         times, events = labels.double().numpy().T
         return published_curve(times, events, minimum)
 
+    def label_fault(self, labels: npt.NDArray[Any], samples: int, names: Sequence[str]) -> str:
+        """Explain why an array is not a time and an event for each sample; '' if it is.
+
+        A time is a finite number of at least 0, and an event is 0 or 1. There must be one name,
+        that of the event.
+        """
+        import numpy as np
+
+        if len(names) != 1:
+            return f"needs one name in 'classes', that of the event, but there are {len(names)}"
+        if labels.shape != (samples, 2) or labels.dtype.kind not in "iuf":
+            return (
+                f"must be a time and an event for each of {samples} samples, but is {labels.dtype} "
+                f"of shape {labels.shape}"
+            )
+        times, events = labels.T
+        if not np.isfinite(times).all() or (times < 0).any():
+            return "has a time that is negative or not finite: remove those samples"
+        if not np.isin(events, (0, 1)).all():
+            return "has an event that is neither 0 (censored) nor 1: correct it"
+        return ""
+
     def strata(self, labels: Tensor) -> Tensor:
         """Return 1 for patients with an event and 0 for censored patients."""
         return labels[:, 1].long()
 
     def describe(self, names: Sequence[str]) -> str:
-        """Return the name of the event, as "the time to: dead"."""
-        return f"the time to: {', '.join(names)}"
+        """Return the name of the event, as "the time to the event 'dead'"."""
+        return f"the time to the event '{', '.join(names)}'"
 
     def answer_columns(self, predictions: Tensor, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return one column: "risk", the log hazards; a higher risk means an earlier event."""
@@ -108,9 +132,7 @@ class Survival(Task):
         """
         if not len(predictions):
             return "no risk"
-        risks = predictions[:, 0].double()
-        low, middle, high = risks.min(), risks.median(), risks.max()
-        return f"risks from {low:.3g} to {high:.3g}, median {middle:.3g}"
+        return f"risks {describe_range(predictions[:, 0])}"
 
     def stratum_names(self, names: Sequence[str]) -> list[str]:
         """Return "censored" and the name of the event, the only one in ``names``."""

@@ -317,6 +317,15 @@ class Task(ABC):
             )
 
 
+def describe_range(numbers: Tensor) -> str:
+    """Describe at least one number, (n,), by its range, as "from 18.8 to 56.4, median 31.9".
+
+    Of two numbers in the middle, the median is the lower one.
+    """
+    numbers = numbers.double()
+    return f"from {numbers.min():.3g} to {numbers.max():.3g}, median {numbers.median():.3g}"
+
+
 def task_class(name: str) -> type[Task]:
     """Import and return the class of a task.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.methods import OURS, site_class
+from fedsilo.core.methods import site_class
 from fedsilo.core.one_line import join_names, quote_value
 from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
@@ -57,7 +57,12 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
-        _check_vectorised(common)
+        reason = why_not_together(common)
+        if reason:
+            raise SettingError(
+                f"'machine.vectorised' is {common.vectorised}, but {reason}: set "
+                "'machine.vectorised' to 1"
+            )
     # The sites' own checks are imported only if a setting needs them: they bring PyTorch
     values, usual = as_mapping(common), defaults(CommonSettings)
     if all(values[key] == usual[key] for key in _TRAINING):
@@ -126,30 +131,29 @@ def _check_early_stopping(common: CommonSettings) -> None:
         raise SettingError(fault)
 
 
-def _check_vectorised(common: CommonSettings) -> None:
-    """Check that the inline engine can train several sites of this run as one batch.
+def why_not_together(common: CommonSettings) -> str:
+    """Explain why the inline engine cannot train several sites of this run as one batch.
 
-    Raises:
-        SettingError: the method does more than plain training, or a setting has a value that the
-            batched training does not support. If several of these hold, the message names only the
-            last one.
+    The method may take steps that have no form for several sites, or a setting may have a value
+    that the batched training does not support.
+
+    Returns:
+        One reason as a clause, even if there are several; empty if the sites can train as one.
     """
-    values, fault = as_mapping(common), ""
-    # A plugin may extend a method that trains plainly, and do more
-    if common.method not in OURS or not site_class(common.method).trains_plainly:
-        fault = (
-            f"a site of method '{common.method}' does more than train the received model: set "
-            "'machine.vectorised' to 1"
-        )
+    values = as_mapping(common)
+    # Not by inheritance, because a method that extends another may do more
+    if not vars(site_class(common.method)).get("trains_stacked", False):
+        return f"method '{common.method}' has training steps that sites cannot take as one"
+    if not task_of(common).trains_stacked:
+        return f"task '{common.task}' cannot train several sites as one"
     for key, allowed in _VECTORISED.items():
         value = values[key]
         if isinstance(value, str):
             value = value.lower()
         if value not in allowed:
             wanted = join_names([str(one) or "empty" for one in allowed])
-            fault = (
-                f"'{key}' is {quote_value(values[key])}: sites are trained as one only if it is "
-                f"{wanted}; set 'machine.vectorised' to 1"
+            return (
+                f"'{key}' is {quote_value(values[key])}, and sites are trained as one only if it "
+                f"is {wanted}"
             )
-    if fault:
-        raise SettingError(f"'machine.vectorised' is {common.vectorised}, but {fault}")
+    return ""

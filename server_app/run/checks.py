@@ -139,7 +139,7 @@ def check_vectorised(plan: Plan) -> Problem:
     engine and the setting fit.
     """
     count = plan.common.vectorised
-    if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
+    if count <= 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
         return None
     return SettingError(
         f"setting 'machine.vectorised' is {count}, but only engine 'inline' trains several sites "

@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsilo.core.array_names import with_prefix
 from fedsilo.core.messages import TRAIN
-from fedsilo.models.methods.cross import CROSSED, metric_from
+from fedsilo.models.methods.cross import crossed_metrics, metric_from
 from fedsilo.models.networks.mixture import expert_array
 from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method, State
 
@@ -89,14 +89,14 @@ class Cross(Ensemble):
     def disclosures(self) -> Disclosures:
         """List the data sent by a site: its model, once, and all models' metrics on its data.
 
-        The metrics are accuracy, balanced accuracy, AUC and average precision, on the site's
-        validation and test samples.
+        The metrics are those of ``crossed_metrics``, such as accuracy, on the site's validation and
+        test samples.
         """
+        metrics = ", ".join(crossed_metrics(self.common.task))
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",
-            f"at the end: {', '.join(CROSSED)} of every site's model on this site's validation and "
-            "test data",
+            f"at the end: {metrics} of every site's model on this site's validation and test data",
         )
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class Cross(Ensemble):
         """
         sites = self.participants.sites()
         document = {}
-        for metric in CROSSED:
+        for metric in crossed_metrics(self.common.task):
             matrix: list[list[float | None]] = []
             # A metric that no site could measure would be a matrix of only None
             has_values = False

@@ -35,6 +35,7 @@ def test_what_is_the_users_own_or_made_up_is_not_taken_for_public() -> None:
         *("table", "images", "folder", "arrays", "mammography", "endovascular", "masks"),
         *("heart-synthetic", "heart-synthetic-pulse", "survival-synthetic", "vessels-synthetic"),
         *("dermoscopy-phantom", "mammography-phantom", "angiogram-phantom", "chest-phantom"),
+        *("tumours-synthetic", "tumours-synthetic-size"),
     }
 
 

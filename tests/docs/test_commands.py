@@ -37,10 +37,12 @@ STORIES: Mapping[tuple[str, ...], Callable[[Path], object]] = {
     ("docs/unseen.md", "docs/many-sites.md", "docs/secure-aggregation.md"): lambda _: None,
     ("docs/experiments.md",): lambda _: None,
     ("docs/report.md",): lambda _: None,
+    ("docs/task-tutorials.md",): lambda _: None,
     ("fedsilo/api/project/README.md",): lambda folder: shutil.copytree(
         PROJECT, folder, dirs_exist_ok=True
     ),
 }
+SLOW = ["docs/task-tutorials.md"]  # tried by make test-soak; each page's commands are parsed always
 # Commands that a story leaves out, by their first words -> why
 NOT_RUN = {
     "make run": "it installs the packages, and trains what first steps train",
@@ -74,6 +76,10 @@ SMALL = {
     "fedsilo simulate fedavg-digits": DIGITS,
     "fedsilo simulate fedavg-digits --engine inline --set secure": [*DIGITS, "silos=4"],
     "fedsilo simulate fedbn-digits": DIGITS,
+    "fedsilo simulate fedbn-tumour": ["rounds=1", "train.local-epochs=1"],
+    "fedsilo simulate fedavg-findings": ["rounds=1"],
+    "fedsilo simulate fedavg-survival": ["rounds=1"],
+    "fedsilo simulate fedavg-vessel-masks": ["rounds=1", "train.local-steps=2"],
     "fedsilo simulate fedavg-digits --set network.name=timm": [
         *(*DIGITS[:3], "silos=2", "train.mc-passes=0", "network.name=timm:test_resnet"),
     ],
@@ -158,7 +164,13 @@ def _interrupt(*_: object) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("pages", STORIES, ids=lambda pages: pages[0])
+@pytest.mark.parametrize(
+    "pages",
+    [
+        pytest.param(pages, marks=[pytest.mark.soak] if pages[0] in SLOW else [], id=pages[0])
+        for pages in STORIES
+    ],
+)
 def test_commands_of_a_story_run_in_order(
     pages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.core.errors import DataError, SettingError
-from fedsilo.datasets.images.manifests import Declaration
+from fedsilo.datasets.images.declaration import Declaration
 from fedsilo.datasets.silo.declared_silos import read_declared
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "manifests.py"

@@ -44,8 +44,8 @@ CASES = [
         },
     ),
     Case(
-        "does more than train the received model: set",
-        tiny("fedprox", vectorised=2),
+        "has training steps that sites cannot take as one: set",
+        tiny("apfl", vectorised=2),
         {"set 'machine.vectorised' to 1": {"vectorised": 1}},
     ),
     Case(

@@ -205,9 +205,10 @@ class MachineSettings:
     fused_optimiser: bool = setting(
         False, "compute an optimiser step in one kernel, which rounds differently"
     )
-    vectorised: int = _positive(
-        1,
-        "engine inline: sites whose small networks are trained as one, which rounds differently",
+    vectorised: int = _count(
+        0,
+        "engine inline: sites that train as one batch, which rounds differently (0: all sites on "
+        "a GPU if method and settings allow it, otherwise 1)",
         le=10_000,
     )
 

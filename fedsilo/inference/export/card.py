@@ -28,7 +28,7 @@ from fedsilo.models.tasks.task import task_class, task_named
 from fedsilo.pages.page import NONE, at_most, environment, hide_small_count, with_interval
 from fedsilo.reports.clinic import class_outcomes, final_metrics
 from fedsilo.reports.run_facts import facts as facts_of
-from fedsilo.reports.run_facts import limit, result
+from fedsilo.reports.run_facts import limit, result, task_parts
 from fedsilo.runs.finished_run import FinishedRun, Shown
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
 
@@ -63,7 +63,7 @@ def card_text(
     sites = list(run.silos)
     if site:
         sites = [site]
-    metrics = _choose_metrics(run, sites)
+    metrics, parts = _choose_metrics(run, sites), task_parts(run.task)
     usage = ""
     if form:
         usage = Markdown(yaml.safe_load(_USAGE.read_text())[form])
@@ -82,7 +82,8 @@ def card_text(
         "by_class": _class_rows(run, sites),
         "classes": run.class_names() or ["without names"],
         "predicts": task_named(run.task).describe(run.class_names()),
-        "has_classes": not task_class(run.task).report,
+        "has_classes": parts is None,
+        "meaning": parts.meaning(run) if parts else "",
         "metrics": metrics,
         "values": [_metric_row(run, name, metrics) for name in sites],
         "epsilon": Markdown(_epsilon(run.summary["privacy"]["guarantee"])),

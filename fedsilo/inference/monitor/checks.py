@@ -233,3 +233,19 @@ def accuracy_check(predicted: Tensor, labels: Tensor, reference: float) -> CaseC
         "alarm if all of the 95 % interval is below the run's accuracy",
         around.high < reference,
     )
+
+
+def error_check(errors: Tensor, reference: float) -> CaseCheck:
+    """Check that the mean absolute error has not risen above that of the run's test samples.
+
+    It is an alarm if the 95 % interval of the mean, by the normal distribution, is entirely above
+    ``reference``. ``errors`` are the absolute errors (n,) of at least two cases.
+    """
+    mean = errors.double().mean().item()
+    reach = 1.96 * errors.double().std().item() / len(errors) ** 0.5
+    return CaseCheck(
+        f"MAE, {reference:.3g} on the run's test samples",
+        f"{mean:.3g} ({mean - reach:.3g} to {mean + reach:.3g})",
+        "alarm if all of the 95 % interval is above the run's MAE",
+        mean - reach > reference,
+    )

@@ -331,9 +331,10 @@ def examine(
         data_dir: the data directory; None for that of the run.
 
     Raises:
-        SettingError: a column is not one of the run's table.
+        SettingError: the run's answers are no classes, or a column is not one of its table.
         FedsiloError: the data or a model cannot be opened.
     """
+    run.require_classes("report' with --by or '--decisions")
     # The level is checked before any data are opened
     level = run.settings.common.trust
     if level != SERVER:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,33 +11,22 @@ import torch
 from torch import Tensor
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.locations import find_places
-from fedsilo.core.files.text_files import read_rows, same_text
 from fedsilo.core.settings.common_settings import NOBODY
+from fedsilo.core.tasks import CLASSIFICATION, REGRESSION
 from fedsilo.core.versions import FEDSILO
-from fedsilo.datasets.images.image_data_set import ImageDataSet
-from fedsilo.datasets.registry import data_set
-from fedsilo.datasets.tables.parsing import BOOLEANS
-from fedsilo.datasets.tables.schema import TableSchema
-from fedsilo.datasets.tables.table_files import read_table
 from fedsilo.inference.monitor.checks import (
     CaseCheck,
     accuracy_check,
     certainty_check,
     coverage_check,
     drift_checks,
+    error_check,
 )
+from fedsilo.inference.monitor.new_data import NewData, open_new_data
 from fedsilo.inference.predict.calibration import (
     Calibration,
     calibration_path,
     open_calibration,
-)
-from fedsilo.inference.predict.inputs import (
-    CaseSource,
-    Inputs,
-    as_cell,
-    open_inputs,
-    table_schema,
 )
 from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.pages.page import render_page
@@ -47,6 +36,8 @@ from fedsilo.server_app.records.summary import join_names
 
 ALARM = 3  # exit status of the command if a check is an alarm
 _IMAGE_FEATURES = ("brightness", "contrast")  # the features that are checked for images
+# Task -> the checks that need labels
+_OF_LABELS = {CLASSIFICATION: "coverage, calibration and accuracy", REGRESSION: "MAE"}
 
 
 @dataclass(frozen=True)
@@ -118,8 +109,9 @@ def check_new_cases(
 ) -> Monitored:
     """Check new cases against the model of a finished run and the training data of its site.
 
-    The distribution of features is checked for all cases. Coverage, calibration and accuracy need
-    labels for at least as many cases as the run's floor.
+    The distribution of features is checked for all cases. If at least as many cases as the run's
+    floor have labels, these are checked too: for classes coverage, calibration and accuracy, and
+    for numbers the mean absolute error. For other tasks labels are not compared.
 
     Args:
         run: the run of the model.
@@ -134,40 +126,75 @@ def check_new_cases(
             floor.
     """
     new, floor = open_new_data(model, data), run.floor
-    found = predict_inputs(model, new.inputs)
-    kept = new.inputs.kept()
-    if len(kept) < floor:
+    # Reading all files also finds those that cannot be used
+    features = new.features()
+    if len(features) < floor:
         raise DataError(
-            f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
+            f"{data} has {len(features)} cases that can be used, but a check needs {floor} "
             "('privacy.sums-min-count'): collect more cases"
         )
+    checks = [*_drift(model, features, floor)]
+    missing = [*_unchecked_features(model, checks, floor)]
+    of_labels, reasons = _check_labels(run, model, new, coverage, calibration)
+    facts = _facts(model, data, len(features), len(new.inputs.faults))
+    return Monitored(facts, [*checks, *of_labels], [*missing, *reasons])
+
+
+def _check_labels(
+    run: FinishedRun, model: TrainedModel, new: NewData, coverage: float, calibration: Path | None
+) -> tuple[list[CaseCheck], list[str]]:
+    """Return the checks of cases with a label, and a line for each that was not possible.
+
+    The arguments are those of ``check_new_cases``. Too few labels, and tasks whose labels are not
+    compared, give a single line.
+
+    Raises:
+        FedsiloError: the calibration cannot be used.
+    """
+    if run.task not in _OF_LABELS:
+        return [], [f"labels: of task '{run.task}' only the distribution of features is checked"]
+    known, floor = new.labelled_places(), run.floor
+    if len(known) < floor:
+        lacking = f"{len(known)} cases have a label, but {floor} are needed"
+        return [], [f"{_OF_LABELS[run.task]}: {lacking}"]
     # An input that could not be read may have a label, but lacks a prediction
-    # (k,) classes in the order of found.own (k, classes)
-    labels = new.labels[kept]
-    checks = [*_drift(model, new, floor)]
-    # A label of -1 is unknown
-    known = labels >= 0
-    missing = [*_missing(model, checks, int(known.sum()), floor)]
-    if int(known.sum()) >= floor:
-        chosen, why = _calibration(model, calibration)
-        if why:
-            missing.append(why)
-        # shown() hides the accuracy of too few patients
-        before = run.shown().summary["sites"].get(model.site, {}).get("accuracy")
-        if before is None:
-            missing.append(f"accuracy: the run has none of {model.site} that may be shown")
-        checks += _label_checks(found.own[known], labels[known], chosen, coverage, before)
-    return Monitored(_facts(model, data, len(kept), len(new.inputs.faults)), checks, missing)
+    labels = new.labels[new.inputs.kept()][known]
+    own = predict_inputs(model, new.inputs).own[known]
+    # shown() hides metrics of too few patients
+    before = run.shown().summary["sites"].get(model.site, {})
+    if run.task == REGRESSION:
+        return _number_checks(own[:, 0], labels, before.get("mae"), model.site)
+    chosen, why = _calibration(model, calibration)
+    missing = [why] if why else []
+    if "accuracy" not in before:
+        missing.append(f"accuracy: the run has none of {model.site} that may be shown")
+    return [*_label_checks(own, labels, chosen, coverage, before.get("accuracy"))], missing
 
 
-def _drift(model: TrainedModel, new: NewData, floor: int) -> Iterator[CaseCheck]:
-    """Yield checks of the new cases' features against the site's own training samples.
+def _number_checks(
+    predicted: Tensor, outcomes: Tensor, before: float | None, site: str
+) -> tuple[list[CaseCheck], list[str]]:
+    """Return the check of the mean absolute error, or a line if the run has no error to show.
+
+    Args:
+        predicted: the predictions (n,).
+        outcomes: the outcomes (n,), in the same unit.
+        before: the mean absolute error on the run's test samples of ``site``, or None.
+        site: the name of the site.
+    """
+    if before is None:
+        return [], [f"MAE: the run has none of {site} that may be shown"]
+    return [error_check((predicted - outcomes).abs(), before)], []
+
+
+def _drift(model: TrainedModel, now: Tensor, floor: int) -> Iterator[CaseCheck]:
+    """Yield checks of the new cases' features ``now`` against the site's own training samples.
 
     Images are compared by brightness and contrast. At trust ``nobody`` nothing is yielded.
     """
     if model.common.trust == NOBODY:
         return
-    training, now = model.lab.session.silo.train.inputs, new.features()
+    training = model.lab.session.silo.train.inputs
     if not model.silo.features:
         training, now = _pixel_statistics(training), _pixel_statistics(now)
     yield from drift_checks(model.silo.features or _IMAGE_FEATURES, training, now, floor)
@@ -179,34 +206,28 @@ def _pixel_statistics(images: Tensor) -> Tensor:
     return torch.stack([flat.mean(dim=1), flat.std(dim=1)], dim=1)
 
 
-def _missing(
-    model: TrainedModel, drift: Sequence[CaseCheck], labelled: int, floor: int
+def _unchecked_features(
+    model: TrainedModel, drift: Sequence[CaseCheck], floor: int
 ) -> Iterator[str]:
-    """Yield a sentence for each kind of check that was not possible, with the reason.
+    """Yield a sentence for the features that could not be checked, with the reason.
 
-    ``drift`` has the checks of features that were possible, ``labelled`` is the number of cases
-    with a label.
+    ``drift`` has the checks of features that were possible.
     """
     if model.common.trust == NOBODY:
         yield (
             "the distribution of features: at 'trust: nobody' no distribution of training data "
             "may be kept or compared with"
         )
-    else:
-        checked = {check.name for check in drift}
-        unchecked: list[str] = []
-        for name in model.silo.features or _IMAGE_FEATURES:
-            column = name.partition("=")[0]
-            if f"distribution of {column}" not in checked and column not in unchecked:
-                unchecked.append(column)
-        if unchecked:
-            said = join_names(unchecked)
-            yield f"the distribution of {said}: no two cells with {floor} training samples"
-    if labelled < floor:
-        yield (
-            f"coverage, calibration and accuracy: {labelled} cases have a label, but {floor} are "
-            "needed"
-        )
+        return
+    checked = {check.name for check in drift}
+    unchecked: list[str] = []
+    for name in model.silo.features or _IMAGE_FEATURES:
+        column = name.partition("=")[0]
+        if f"distribution of {column}" not in checked and column not in unchecked:
+            unchecked.append(column)
+    if unchecked:
+        said = join_names(unchecked)
+        yield f"the distribution of {said}: no two cells with {floor} training samples"
 
 
 def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
@@ -262,102 +283,3 @@ def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tup
         ("new cases", f"{cases} of {data.name}{skipped}"),
         ("version", f"fedsilo {FEDSILO}"),
     ]
-
-
-@dataclass(frozen=True)
-class NewData:
-    """New cases, with the class of each case; -1 if it is unknown."""
-
-    inputs: Inputs
-    labels: Tensor  # (n,) int64, of all inputs, readable or not
-
-    def features(self) -> Tensor:
-        """Return the readable inputs as they were read (k, *input_shape), NaN for a missing value.
-
-        Images are decoded again, because ``inputs`` does not store them.
-        """
-        if self.inputs.read is not None:
-            return self.inputs.read
-        return torch.cat(list(self.inputs.batches()))
-
-
-def open_new_data(model: TrainedModel, data: Path) -> NewData:
-    """Open new cases from a folder of images, a table or a manifest, with the labels in the file.
-
-    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table, and
-    as a manifest otherwise. A case without a known label gets -1.
-
-    Raises:
-        DataError: there are no cases, they cannot be read, or they are of another kind than the
-            run's data.
-    """
-    by_name: dict[str, int] = {}
-    if data.is_dir():
-        inputs = open_inputs(model, CaseSource("images", data))
-    elif model.silo.features:
-        inputs = open_inputs(model, CaseSource("table", data))
-        schema = table_schema(model)
-        by_name = dict(_table_labels(data, schema, _class_numbers(schema.classes)))
-    else:
-        inputs = open_inputs(model, CaseSource("manifest", data))
-        by_name = dict(_manifest_labels(data, _class_numbers(_read_class_labels(model))))
-    labels = [by_name.get(name, -1) for name in inputs.names]
-    return NewData(inputs, torch.tensor(labels))
-
-
-def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return class -> the labels that the data set declares for the class.
-
-    For data sets other than image data sets, each class has no labels.
-    """
-    data, common = data_set(model.common.dataset), model.common
-    if isinstance(data, ImageDataSet):
-        return data.classes(common, find_places(common.data_dir, common.cache_dir))
-    return dict.fromkeys(model.classes, ())
-
-
-def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Map each string that a label may have to its class number.
-
-    ``classes`` maps a class's name to the labels that the data set declares for the class. The keys
-    of the result are the names and the labels. If a label equals the name of another class, the
-    label decides.
-    """
-    numbers = {}
-    for number, name in enumerate(classes):
-        numbers[same_text(name)] = number
-    # After all names, so that a declared label wins over the name of another class
-    for number, values in enumerate(classes.values()):
-        for value in values:
-            numbers[same_text(value)] = number
-    return numbers
-
-
-def _table_labels(
-    path: Path, schema: TableSchema, classes: Mapping[str, int]
-) -> Iterator[tuple[str, int]]:
-    """Yield (line number as a string, class number) for each row with a known label.
-
-    ``classes`` maps a label to its class number. For a table without a label column, nothing is
-    yielded.
-    """
-    (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
-    names = [name.strip().casefold() for name in first]
-    if schema.label.column.casefold() not in names:
-        return
-    # A row may be shorter than the header, and so end before the label
-    place = names.index(schema.label.column.casefold())
-    for number, cells in rows:
-        text = ""
-        if place < len(cells):
-            text = same_text(cells[place])
-        label = classes.get(text, classes.get(BOOLEANS.get(text.lower(), "")))
-        if label is not None:
-            yield str(number), label
-
-
-def _manifest_labels(path: Path, classes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    for _, row in read_rows(path, ("path",), ("label", "split", "patient", "mask")):
-        label = classes.get(same_text(row.get("label", "")))
-        if label is not None:
-            yield as_cell(row["path"]), label

@@ -18,15 +18,22 @@ import numpy as np
 import torch
 
 from fedsilo.client_app.summary.suppression import secret_of, suppress
+from fedsilo.core.drawing.panels import without_frame
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.registry import image_reader
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.datasets.tables.columns import Column
 from fedsilo.datasets.tables.schema import TableSchema
-from fedsilo.explanations.columns import METHOD, column_contributions, columns_of
-from fedsilo.explanations.image_explanation import ImageExplanation
+from fedsilo.explanations.columns import (
+    METHOD,
+    column_contributions,
+    columns_of,
+    probabilities_of,
+)
+from fedsilo.explanations.image_explanation import ImageExplanation, draw_image
 from fedsilo.explanations.sample import explain_case
 from fedsilo.inference.predict.answers import Predictions
 from fedsilo.inference.predict.inputs import FileInputs, Inputs, RowInputs, table_inputs
@@ -35,10 +42,12 @@ from fedsilo.pictures.panel_grids import new_figure
 from fedsilo.runs.trained_model import TrainedModel, refuse_table_or_images
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fedsilo.explanations.sample import Explanation
 
 _FEW = 5  # a number with at most this many different values has them listed
-_PICTURES = 50  # largest number of images on a page
+PICTURES = 50  # largest number of images on a page
 
 
 @dataclass(frozen=True)
@@ -196,8 +205,7 @@ class Reasons:
         if index not in self.pictures:
             return {"image": "", "image_text": ""}
         content, words = self.pictures[index]
-        coded = base64.b64encode(content).decode()
-        return {"image": f"data:image/png;base64,{coded}", "image_text": words}
+        return {"image": data_url(content), "image_text": words}
 
 
 def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[int]) -> Reasons:
@@ -219,7 +227,9 @@ def reasons_of(model: TrainedModel, predictions: Predictions, shown: Sequence[in
     if model.silo.features:
         assert isinstance(predictions.inputs, RowInputs)
         return _columns(model, predictions, predictions.inputs, chosen)
-    return _pictures(model, predictions.inputs, chosen[:_PICTURES])
+    if predictions.task.name != CLASSIFICATION:
+        return _plain_pictures(predictions.inputs, chosen[:PICTURES])
+    return _pictures(model, predictions.inputs, chosen[:PICTURES])
 
 
 def _columns(
@@ -227,17 +237,35 @@ def _columns(
 ) -> Reasons:
     # The model's own answers: a temperature does not change which class is the most probable
     answers = predictions.own[chosen].argmax(dim=1)
-    features = model.silo.features
-    parts, _ = column_contributions(model.network, inputs.inputs[chosen], features, answers)
+    features, task = model.silo.features, predictions.task
+    predict, answer = task.predict, "answer"
+    if task.name == CLASSIFICATION:
+        predict, answer = probabilities_of, "probability of the answer"
+    parts, _ = column_contributions(
+        model.network, inputs.inputs[chosen], features, answers, predict
+    )
     names = columns_of(features)
     adds = {}
     for index, row in zip(chosen, parts.tolist(), strict=True):
         adds[index] = dict(zip(names, row, strict=True))
     said = (
         f"What an input adds: {METHOD}, against the mean of the training rows, in one pass without "
-        "dropout. The parts add up to the probability of the answer less that of the mean row."
+        f"dropout. The parts add up to the {answer} less that of the mean row. This says how the "
+        "model uses an input, not that the input causes the disease or that changing it helps."
     )
     return Reasons(adds=adds, limits=[said])
+
+
+def _plain_pictures(inputs: Inputs, chosen: Sequence[int]) -> Reasons:
+    """Draw images without maps, because maps explain the probability of a class."""
+    made, places = {}, inputs.kept()
+    for index in chosen:
+        figure = new_figure(2.6, 2.6)
+        axes = figure.subplots()
+        draw_image(axes, read_image(inputs, places[index], index))
+        without_frame(axes)
+        made[index] = as_png(figure), "The image as the network sees it."
+    return Reasons(pictures=made)
 
 
 def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Reasons:
@@ -245,18 +273,27 @@ def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Rea
     places = inputs.kept()
     try:
         for index in chosen:
-            image = _image(inputs, places[index], index)
+            image = read_image(inputs, places[index], index)
             cases = Split(image[None], torch.zeros(1, dtype=torch.int64))
             explained = explain_case(model.lab, model.network, cases, 0, "")
             if isinstance(explained, ImageExplanation):
-                made[index] = _png(explained), explained.saliency.place
+                figure = new_figure(5.0, 2.6)
+                explained.draw(*figure.subplots(1, 2))
+                made[index] = as_png(figure), explained.saliency.place
     except SettingError as error:
         return Reasons(limits=[f"What spoke for an answer is not shown: {error}."])
-    said = f"Maps over images, of up to {_PICTURES} cases, show what mattered to the answer."
+    said = (
+        f"Maps over images, of up to {PICTURES} cases, show what mattered to the answer. They say "
+        "how the model uses an image, not what causes the disease."
+    )
     return Reasons(pictures=made, limits=[said])
 
 
-def _image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
+def read_image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
+    """Return an image (channels, h, w) of the inputs to predict, as a silo holds it.
+
+    ``place`` is its index among all inputs, and ``index`` that among the readable ones.
+    """
     # Images of files are decoded again, because keeping all of them could fill the memory
     if isinstance(inputs, FileInputs):
         return torch.from_numpy(np.array(inputs.reader(inputs.paths[place])))
@@ -264,11 +301,15 @@ def _image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
     return inputs.inputs[index]
 
 
-def _png(explained: ImageExplanation) -> bytes:
+def data_url(png: bytes) -> str:
+    """Return a PNG as a URL that holds the picture itself."""
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def as_png(figure: Figure) -> bytes:
+    """Render a figure as a PNG, the same bytes for equal figures."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    figure = new_figure(5.0, 2.6)
-    explained.draw(*figure.subplots(1, 2))
     figure.set_dpi(110)
     buffer = io.BytesIO()
     # 'savefig' would draw all of it twice

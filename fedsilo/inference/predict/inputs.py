@@ -19,6 +19,7 @@ from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.files.text_files import read_rows
 from fedsilo.core.one_line import format_count, one_line
+from fedsilo.datasets.images.declaration import label_columns
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.registry import data_set, image_reader
 from fedsilo.datasets.silo.silos import ImageReader
@@ -35,12 +36,8 @@ from fedsilo.runs.trained_model import (
 
 Watch = Callable[[int, int], None]  # gets the number of inputs read so far, and of all inputs
 
-_MANIFEST = (
-    "label",
-    "split",
-    "patient",
-    "mask",
-)  # columns that a manifest may have in addition to "path"
+# Columns that a manifest may have in addition to "path"
+_MANIFEST = ("label", "split", "patient", "mask")
 _AHEAD = 64  # files that are decoded while the network computes
 
 
@@ -225,19 +222,24 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
     if is_table:
         return table_inputs(model, source.path, source.id_column)
     reader = image_reader(model.site, model.common)
-    return file_inputs(source, reader, int(np.prod(model.silo.shape.input_shape)))
+    labels = label_columns(model.lab.task.name, model.classes)
+    return file_inputs(source, reader, int(np.prod(model.silo.shape.input_shape)), labels)
 
 
-def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileInputs:
+def file_inputs(
+    source: CaseSource, reader: ImageReader, numbers: int, labels: Sequence[str] = ()
+) -> FileInputs:
     """Find the image files of a source. The result's ``batches`` decodes them with ``reader``.
 
     ``numbers`` is roughly the count of numbers in an image, which decides the size of a batch.
+    ``labels`` are further columns that a manifest may have; they are not read.
+
 
     Raises:
         SettingError: the source is neither a folder of images nor a manifest.
         DataError: no files are found, or the manifest cannot be read.
     """
-    files = files_of(source)
+    files = files_of(source, labels)
     return FileInputs(
         key="file",
         names=list(files),
@@ -248,13 +250,13 @@ def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileIn
     )
 
 
-def files_of(source: CaseSource) -> Mapping[str, Path]:
-    """Return name -> path for the image files of a source; raises the errors of ``file_inputs``."""
+def files_of(source: CaseSource, labels: Sequence[str] = ()) -> Mapping[str, Path]:
+    """Return name -> path for the image files of a source, with the errors of ``file_inputs``."""
     if source.kind == "manifest":
-        return _read_manifest(source.path)
-    if source.kind != "images":
-        raise SettingError("no images are named: give --images or --manifest")
-    return _find_files(source.path)
+        return _read_manifest(source.path, labels)
+    if source.kind == "images":
+        return _find_files(source.path)
+    raise SettingError("no images are named: give --images or --manifest")
 
 
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
@@ -371,18 +373,19 @@ def as_cell(name: str) -> str:
     return name
 
 
-def _read_manifest(manifest: Path) -> dict[str, Path]:
+def _read_manifest(manifest: Path, labels: Sequence[str]) -> dict[str, Path]:
     """Return name -> path for the files in the column 'path' of a manifest, in its order.
 
-    A name is the cell's text, with ``./`` before it if a spreadsheet would read it as a formula. A
-    relative path is relative to the manifest's folder. Whether the files exist is not checked.
+    The columns ``labels``, and those of ``_MANIFEST``, are allowed and not read. A name is
+    the cell's text, with ``./`` before it if a spreadsheet would read it as a formula. A relative
+    path is relative to the manifest's folder. Whether the files exist is not checked.
 
     Raises:
         DataError: the manifest cannot be read, lacks the column, is empty, lists a file twice, or
             has an empty or unprintable name.
     """
     files: dict[str, Path] = {}
-    for number, row in read_rows(manifest, ("path",), _MANIFEST):
+    for number, row in read_rows(manifest, ("path",), tuple({*_MANIFEST, *labels})):
         name = row["path"]
         cell = as_cell(name)
         fault = ""

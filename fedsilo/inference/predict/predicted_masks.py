@@ -82,7 +82,7 @@ def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise SettingError(
-                f"--{name} has no effect on masks, and the model in {folder} predicts masks: "
+                f"--{name} does not apply to the masks that the model in {folder} predicts: "
                 f"remove --{name}"
             )
 

@@ -18,7 +18,7 @@ from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.core.arguments import refuse_target
 from fedsilo.core.drawing.palette import CATEGORIES
 from fedsilo.core.errors import SettingError
-from fedsilo.core.files.atomic_files import build_folder
+from fedsilo.core.files.atomic_files import build_folder, write_atomically
 from fedsilo.core.versions import installed_software
 from fedsilo.inference.predict.inputs import CaseSource, Inputs, Watch, open_inputs
 from fedsilo.inference.predict.predicted_masks import (
@@ -26,11 +26,17 @@ from fedsilo.inference.predict.predicted_masks import (
     mask_name,
     refuse_equal_masks,
 )
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
 
 
 def predict_run_masks(
-    model: TrainedModel, source: CaseSource, out: Path | None, watch: Watch
+    run: FinishedRun,
+    model: TrainedModel,
+    source: CaseSource,
+    out: Path | None,
+    html: Path | None,
+    watch: Watch,
 ) -> MaskPredictions:
     """Predict a mask for each image of a source, and write the masks and a table to a new folder.
 
@@ -38,25 +44,30 @@ def predict_run_masks(
     each class in a colour.
 
     Args:
-        model: the model of a run whose task is segmentation.
+        run: a run whose task is segmentation.
+        model: its model.
         source: the images, or a split of the model's site, whose masks are named by their rows.
         out: the folder to write, which must not exist.
+        html: the page of images with outlines to write, which must not exist; None for no page.
         watch: takes the number of images read so far, and the number of all images.
 
     Raises:
-        FedsiloError: the images cannot be read, or ``out`` exists or is None.
+        FedsiloError: the images cannot be read, ``out`` exists or is None, or ``html`` exists or is
+            in ``out``.
     """
     if out is None:
         raise SettingError("masks are written to a folder: name one by --out")
     refuse_target(out, "another --out")
+    if html is not None:
+        refuse_target(html, "another --html")
     inputs = open_inputs(model, source)
     refuse_equal_masks(inputs.names)
     shares: dict[str, list[float]] = {}
+    masks: list[Tensor] = []
 
     def fill(work: Path) -> None:
-        masks: list[Tensor] = []
         for batch in inputs.watch_batches(watch):
-            masks += _predict(model, batch).unbind()
+            masks.extend(_predict(model, batch).unbind())
         # Only now is it known which files could be read
         for place, mask in zip(inputs.kept(), masks, strict=True):
             name = inputs.names[place]
@@ -66,6 +77,12 @@ def predict_run_masks(
         (work / "masks.csv").write_text(_table(inputs, shares, model.classes))
 
     build_folder(out, fill)
+    if html is not None:
+        # Imported here, because only the page needs matplotlib
+        from fedsilo.inference.predict.mask_page import mask_page
+
+        page = mask_page(run.shown(), model, inputs, masks, shares, _about(model, inputs))
+        write_atomically(html, page, 0o600)
     faults = {inputs.names[place]: reason for place, reason in inputs.faults.items()}
     marked = {name: sum(of_classes) for name, of_classes in shares.items()}
     return MaskPredictions(out, marked, faults, "something marked")
@@ -121,6 +138,7 @@ def _about(model: TrainedModel, inputs: Inputs) -> dict[str, Any]:
         "method": model.common.method,
         "dataset": model.common.dataset,
         "site": model.site,
+        "model": "the site's own" if model.own else "of all sites",
         "weights": model.weights_digest(),
         "source": dict(inputs.source),
         "classes": list(model.classes),

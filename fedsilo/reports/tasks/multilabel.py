@@ -48,7 +48,7 @@ def sections(run: Shown) -> list[Examination]:
         if rows:
             columns = ["finding", f"{run.noun(2)} that have it", "AUC"]
             tables.append(Table(f"Site {site}, {total or NONE} test {run.noun(2)}", columns, rows))
-    sentences = ["AUC: how often a sample with the finding gets a higher probability of it."]
+    sentences = [meaning(run)]
     if left_out:
         sentences.append(
             f"Left out, because fewer than {run.floor} test {run.noun(2)} have the finding or lack "
@@ -58,6 +58,15 @@ def sections(run: Shown) -> list[Examination]:
         return [Examination(title, sentences)]
     sentences.append(INTERVALS)
     return [Examination(title, sentences, _picture(run, drawn), tables)]
+
+
+def meaning(run: Shown) -> str:
+    """Explain the metrics to a reader who does not know them; ``run`` is not used."""
+    return (
+        "AUC: how often a sample with the finding gets a higher probability of it than one "
+        "without; 0.5 is chance. Means are over the findings that some samples have and others "
+        "lack."
+    )
 
 
 def _area(outcome: FindingOutcome, total: int) -> Estimate | None:

@@ -37,15 +37,22 @@ def limit(run: Shown, site: str | None) -> str:
 def sections(run: Shown) -> list[Examination]:
     """Build the sections of the clinic's report: errors by site, and calibration."""
     metrics = final_metrics(run)
-    return [_errors(metrics, run.class_names()[0]), _calibration(run, metrics)]
+    return [_errors(run, metrics), _calibration(run, metrics)]
 
 
-def _errors(metrics: Mapping[str, Mapping[str, float]], name: str) -> Examination:
+def meaning(run: Shown) -> str:
+    """Explain the metrics to a reader who does not know them."""
+    return (
+        "MAE, the mean absolute error, and RMSE, the root mean square error, are in the unit of "
+        f"the outcome, {run.class_names()[0]}. R² is 1 for perfect predictions, and 0 for always "
+        "predicting the mean outcome of the site's test samples; it may be negative."
+    )
+
+
+def _errors(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section with a row of errors per site; a metric that no site has is left out.
 
-    Args:
-        metrics: site -> metric -> value on test samples.
-        name: the name of the outcome, with its unit.
+    ``metrics`` maps a site to its metrics on test samples.
     """
     title = "How far it is off"
     shown = [metric for metric in _ERRORS if any(metric in found for found in metrics.values())]
@@ -55,14 +62,9 @@ def _errors(metrics: Mapping[str, Mapping[str, float]], name: str) -> Examinatio
     for site, by_name in metrics.items():
         cells = [f"{by_name[metric]:.3g}" if metric in by_name else NONE for metric in shown]
         rows.append([site, *cells])
-    sentences = [
-        "MAE, the mean absolute error, and RMSE, the root mean square error, are in the unit of "
-        f"the outcome, {name}. R² is 1 for perfect predictions, and 0 for always predicting the "
-        "mean outcome of the site's test samples; it may be negative."
-    ]
     columns = ["site", *(_ERRORS[metric] for metric in shown)]
     table = Table("Errors on test samples, by site", columns, rows)
-    return Examination(title, sentences, tables=[table])
+    return Examination(title, [meaning(run)], tables=[table])
 
 
 def _calibration(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:

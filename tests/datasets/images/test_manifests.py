@@ -14,7 +14,8 @@ from PIL import Image
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.datasets.images.manifests import IMAGES, Declaration
+from fedsilo.datasets.images.declaration import Declaration
+from fedsilo.datasets.images.manifests import IMAGES
 from fedsilo.datasets.registry import load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import Silo
 from tests.support.data_folders import rewrite

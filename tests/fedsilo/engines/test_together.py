@@ -1,22 +1,29 @@
 """Sites that are trained as one against the loop over them."""
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedsilo.client_app.training.compute import choose_compute
+from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
-from fedsilo.engines import together
-from fedsilo.engines.inline_engine import run_inline
+from fedsilo.engines import inline_engine, together
+from fedsilo.engines.inline_engine import choose_together, run_inline
+from fedsilo.engines.stacked_steps import HeldSamples, StackedSteps
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.float64 import ABSOLUTE, RELATIVE, train_in_float64
-from tests.support.tiny import TINY
+from tests.support.tiny import TINY, TINY_METHOD
 
 HEART: dict[str, Value] = {
     "method": "fedavg",
@@ -39,6 +46,23 @@ UNEQUAL: dict[str, Value] = {
     "rounds": 1,
 }
 _OF_THE_MACHINE = ("seconds", "peak-memory-bytes")
+
+
+# What a method's sites do besides training the model they were sent, within two rounds
+METHODS: dict[str, dict[str, Value]] = {
+    "fedprox": HEART | {"fedprox.proximal-mu": 0.5},
+    "scaffold": HEART | {"train.optimiser": "sgd"},
+    "feddyn": HEART,
+    "fednova": HEART,
+    "fedper": HEART,
+    "fedrep": HEART,
+    "ditto": HEART | {"ditto.personal-lambda": 0.5},
+    "local": HEART,
+    "fedavg-ft": HEART | {"fedavg-ft.finetune-rounds": 1},
+    "fedbabu": HEART | {"fedavg-ft.finetune-rounds": 1},
+    "fedbn": UNEQUAL | {"rounds": 2},
+    "uefl": UNEQUAL | TINY_METHOD["uefl"] | {"rounds": 2, "uefl.segments": 2},
+}
 
 
 def ran(folder: Path, values: dict[str, Value], vectorised: int, sites: int) -> RunDirectory:
@@ -71,17 +95,53 @@ def test_sites_trained_as_one_come_to_what_the_loop_over_them_comes_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     train_in_float64(monkeypatch)  # a grouped convolution adds up in another order
-    loop = ran(tmp_path, values, 1, sites)
-    with mock.patch.object(together, "_take_steps", wraps=together._take_steps) as steps:
-        one = ran(tmp_path, values, vectorised, sites)
-    assert max(len(call.args[2]) for call in steps.call_args_list) == vectorised
-    models = [load_file(run.path / "model.safetensors") for run in (loop, one)]
-    assert models[0].keys() == models[1].keys()
-    for name, array in models[0].items():
-        np.testing.assert_allclose(models[1][name], array, RELATIVE, ABSOLUTE, err_msg=name)
+    stacks, _ = equal_runs(values, sites, vectorised, tmp_path)
+    assert max(stacks) == vectorised
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sites_of_a_method_trained_as_one_come_to_what_each_comes_to(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_in_float64(monkeypatch)
+    sites = int(METHODS[method].get("split.silos", 4))
+    stacks, alone = equal_runs(METHODS[method] | {"method": method}, sites, sites, tmp_path)
+    # UEFL gives an uncertain site a book of its own, whose arrays the other sites do not have
+    expected = ({sites - 1, sites}, 1) if method == "uefl" else ({sites}, 0)
+    assert (set(stacks), alone) == expected
+
+
+def equal_runs(
+    values: dict[str, Value], sites: int, vectorised: int, folder: Path
+) -> tuple[list[int], int]:
+    """Compare a run with one whose sites are trained as one.
+
+    Returns:
+        The sizes of the second run's stacks, and how many of its trainings were of a single site.
+    """
+    loop = ran(folder, values, 1, sites)
+    alone = mock.patch.object(LocalTraining, "run", autospec=True, side_effect=LocalTraining.run)
+    with mock.patch.object(together, "StackedSteps", wraps=StackedSteps) as steps, alone as runs:
+        one = ran(folder, values, vectorised, sites)
+    arrays = arrays_of(loop)
+    assert arrays
+    found = arrays_of(one)
+    assert arrays.keys() == found.keys()
+    for name, array in arrays.items():
+        np.testing.assert_allclose(found[name], array, RELATIVE, ABSOLUTE, err_msg=name)
     numbers = [measured(run) for run in (loop, one)]
     assert numbers[0] == pytest.approx(numbers[1], rel=RELATIVE, abs=ABSOLUTE)
     assert numbers[0]
+    return [len(call.args[0]) for call in steps.call_args_list], runs.call_count
+
+
+def arrays_of(run: RunDirectory) -> dict[str, Any]:
+    """Return the arrays of the final model and of what the sites keep, by file and name."""
+    arrays = {}
+    for path in sorted(run.path.rglob("*.safetensors")):
+        for name, array in load_file(path).items():
+            arrays[f"{path.relative_to(run.path)}/{name}"] = array
+    return arrays
 
 
 def measured(run: RunDirectory) -> dict[tuple[str, ...], float]:
@@ -105,8 +165,9 @@ def test_site_that_diverges_is_named_and_the_others_go_on(tmp_path: Path) -> Non
 
 
 def test_dropout_of_several_sites_has_the_numbers_of_each() -> None:
-    rows = Rows([2, 3], [torch.Generator().manual_seed(seed) for seed in (5, 6)])
-    stack = StackedNetwork(torch.nn.Sequential(torch.nn.Dropout(0.5)), 2, rows)
+    states = [torch.Generator().manual_seed(seed).get_state() for seed in (5, 6)]
+    rows = Rows([2, 3], states)
+    stack = StackedNetwork([torch.nn.Sequential(torch.nn.Dropout(0.5))] * 2, rows)
     found = rows.split(stack.network(torch.ones(6, 4)))
     for site, (seed, size) in enumerate([(5, 2), (6, 3)]):
         torch.manual_seed(seed)
@@ -118,7 +179,9 @@ def test_dropout_of_several_sites_has_the_numbers_of_each() -> None:
 def test_batch_norm_of_padded_rows_is_of_the_real_ones() -> None:
     rows = Rows([4, 2])
     # In float64, since float32 sums differ with the order in which a processor adds
-    stack = StackedNetwork(torch.nn.Sequential(torch.nn.BatchNorm2d(3).double()), 2, rows)
+    stack = StackedNetwork(
+        [torch.nn.Sequential(torch.nn.BatchNorm2d(3).double()) for _ in rows.sizes], rows
+    )
     images = torch.randn(8, 3, 2, 2, generator=torch.Generator().manual_seed(1)).double()
     found = rows.split(stack.network(images))
     for site, size in enumerate(rows.sizes):
@@ -132,7 +195,7 @@ def test_batch_norm_of_padded_rows_is_of_the_real_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"method": "fedprox"}, "does more than train the received model"),
+        ({"method": "apfl"}, "'apfl' has training steps that sites cannot take as one"),
         ({"train.optimiser-state": "run"}, "'train.optimiser-state' is 'run'"),
         ({"train.optimiser": "lbfgs"}, "'train.optimiser' is 'lbfgs'"),
         ({"train.class-weights": "balanced"}, "'train.class-weights' is 'balanced'"),
@@ -151,10 +214,108 @@ def test_what_sites_cannot_be_trained_as_one_with_is_refused(
         resolve({**HEART, **changes, "machine.vectorised": 4})
 
 
-def test_plug_that_extends_fedavg_is_refused(tmp_path: Path) -> None:
+def test_plug_with_a_site_of_its_own_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine_together.py").write_text(
-        "from fedsilo.strategies.methods.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+        "from fedsilo.client_app.methods.fedavg import FedAvgSite\n"
+        "from fedsilo.strategies.methods.fedavg import FedAvg\n\n\n"
+        "class Mine(FedAvg):\n    pass\n\n\nclass MineSite(FedAvgSite):\n    pass\n"
     )
     plug = {"method": "mine_together", "plugin": str(tmp_path / "mine_together.py")}
-    with pytest.raises(SettingError, match="'mine_together' does more than train"):
+    with pytest.raises(SettingError, match="'mine_together' has training steps"):
         resolve({**HEART, **plug, "machine.vectorised": 4})
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operators that PyTorch runs in the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        self.counts[operator.overloadpacket.__name__] += 1
+        return operator(*arguments, **(named or {}))
+
+
+# Each makes the program wait for a GPU: a number or a shape is read from it, or copied to it
+WAITING = {"_local_scalar_dense", "item", "nonzero", "equal", "lift_fresh", "unique", "_to_copy"}
+
+
+def test_a_step_reads_nothing_from_the_device_and_copies_nothing_to_it(tmp_path: Path) -> None:
+    take, counted = StackedSteps._take, Counter[str]()
+
+    def watched(steps: StackedSteps, step: int) -> torch.Tensor:
+        with Operations() as operations:
+            losses = take(steps, step)
+        counted.update(operations.counts)
+        return losses
+
+    values = UNEQUAL | {"method": "fedprox", "network.dropout": 0.2, "train.local-steps": 4}
+    with mock.patch.object(StackedSteps, "_take", watched):
+        ran(tmp_path, values, 5, 5)
+    assert counted["convolution"]
+    assert counted["bernoulli_"]
+    # 8-bit images become floats, which is a copy on the device
+    assert WAITING & counted.keys() <= {"_to_copy"}
+    assert counted["_to_copy"] == 4
+
+
+def test_samples_of_the_same_sites_stay_on_the_device() -> None:
+    held, compute = HeldSamples(), choose_compute("cpu", "fp32", 1)
+    parts = [torch.arange(3.0), torch.arange(3.0, 5.0)]
+    pick = held.pick(parts, compute)
+    assert pick(torch.tensor([0, 4])).tolist() == [0, 4]
+    assert held.pick(list(parts), compute) is pick
+    assert held.pick([parts[0].clone(), parts[1]], compute) is not pick
+    for _ in range(4):  # other groups take the place of those that were used long ago
+        held.pick([torch.zeros(1)], compute)
+    assert held.pick(parts, compute) is not pick
+
+
+@pytest.mark.parametrize("vectorised", [0, 4])
+def test_sites_that_do_not_fit_into_memory_train_alone_unless_they_were_asked_to(
+    vectorised: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inline_engine, "choose_together", lambda *_: 4)
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    alone = mock.patch.object(LocalTraining, "run", autospec=True, side_effect=LocalTraining.run)
+    values = HEART | {"rounds": 1}
+    with mock.patch.object(StackedSteps, "take_all", side_effect=full) as tried, alone as runs:
+        if vectorised:
+            with pytest.raises(FedsiloError, match=r"'machine\.vectorised' below 4"):
+                ran(tmp_path, values, vectorised, 4)
+        else:
+            ran(tmp_path, values, vectorised, 4)
+    assert tried.call_count == 1
+    assert runs.call_count == (0 if vectorised else 4)
+
+
+@pytest.mark.parametrize(
+    ("own", "gpu", "chosen", "lines"),
+    [
+        ({}, True, 9, 1),
+        ({"method": "apfl"}, True, 1, 1),
+        ({"method": "uefl"}, True, 9, 1),
+        ({"device": "cpu"}, True, 1, 0),
+        ({}, False, 1, 0),
+        ({"vectorised": 3}, True, 3, 0),
+        ({"vectorised": 1}, True, 1, 0),
+        ({"network": "resnet22"}, True, 1, 1),
+    ],
+)
+def test_on_a_gpu_all_sites_train_as_one_where_they_can(
+    own: dict[str, Any],
+    gpu: bool,
+    chosen: int,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(inline_engine, "has_gpu", lambda: gpu)
+    common = CommonSettings(**{"method": "fedavg"} | own)
+    assert choose_together(common, 9) == chosen
+    said = capsys.readouterr().out
+    assert said.count("\n") == lines
+    assert ("because" in said) == (lines == 1 and chosen == 1)

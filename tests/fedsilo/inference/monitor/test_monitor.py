@@ -12,7 +12,7 @@ from fedsilo import simulate
 from fedsilo.cli.main import main
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.heart import synthetic_text
-from fedsilo.inference.monitor.monitor import open_new_data
+from fedsilo.inference.monitor.new_data import open_new_data
 from fedsilo.runs.finished_run import FinishedRun
 from tests.support.data_folders import write_images
 

@@ -15,7 +15,8 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.explanations.columns import column_contributions, explain_columns
-from fedsilo.inference.predict import cases
+from fedsilo.inference.predict import case_details
+from fedsilo.inference.predict.case_answers import ClassAnswers
 from fedsilo.inference.predict.case_details import ValueTexts
 from fedsilo.inference.predict.prediction import check_outputs
 from fedsilo.models.measures.outcome_counts import bins, merge_bins
@@ -159,7 +160,8 @@ def test_values_have_the_titles_units_and_names_of_levels_of_the_schema() -> Non
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
     shown = FinishedRun.open(tables / "table").shown()
     found = final_metrics(shown)
-    counts = [one.count for one in cases._reliability(shown)]
+    answers = ClassAnswers(shown, None, None)  # type: ignore[arg-type]
+    counts = [one.count for one in answers.reliability]
     assert counts == [
         one.count for one in merge_bins(bins(found.values(), CONFIDENCE), shown.floor)
     ]
@@ -173,13 +175,14 @@ def test_two_files_of_one_name_are_refused(out: str, html: str, tmp_path: Path) 
 
 
 def test_images_are_shown_with_a_map_and_a_mixture_with_its_router(
-    tmp_path: Path, finished: Path
+    tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = write_images(tmp_path / "data", "images.yaml", count=60)
+    monkeypatch.setattr(case_details, "PICTURES", 3)
+    data = write_images(tmp_path / "data", "images.yaml")
     run = run_of("images", tmp_path / "runs", str(data), **{"split.test-folds": 3})
     page = tmp_path / "images.html"
     predict(run.path, images=data / "north", html=page, answer_all=True)
-    assert page.read_text().count('src="data:image/png;base64,') == 50
+    assert page.read_text().count('src="data:image/png;base64,') == 3
     assert "Grad-CAM" in page.read_text()
     mixed = tmp_path / "mixed.html"
     predict(finished / "picsr", site="s2a", split="test", html=mixed)

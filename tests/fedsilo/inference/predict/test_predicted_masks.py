@@ -117,9 +117,13 @@ def test_each_image_has_a_mask_of_its_own(
         ("classification", ["--images", "new"], "has a fine-tuned classifier"),
         ("segmentation", ["--split", "test"], "no images are named: give --images"),
         ("segmentation", ["--images", "new/more/none"], "is not a folder"),
-        ("segmentation", ["--images", "new", "--html", "p.html"], "--html has no effect on masks"),
-        ("segmentation", ["--images", "new", "--coverage", "0.9"], "--coverage has no effect"),
-        ("segmentation", ["--images", "new", "--best"], "--best has no effect"),
+        (
+            "segmentation",
+            ["--images", "new", "--html", "p.html"],
+            "--html does not apply to the masks",
+        ),
+        ("segmentation", ["--images", "new", "--coverage", "0.9"], "--coverage does not apply"),
+        ("segmentation", ["--images", "new", "--best"], "--best does not apply"),
     ],
 )
 def test_what_has_no_masks_is_told_in_a_line(

@@ -1,0 +1,177 @@
+"""New cases for ``fedsilo monitor``: their features, and the labels in their file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.files.text_files import read_rows, same_text
+from fedsilo.core.tasks import CLASSIFICATION, REGRESSION
+from fedsilo.datasets.images.declaration import label_columns
+from fedsilo.datasets.images.image_data_set import ImageDataSet
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.tables.parsing import BOOLEANS
+from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.datasets.tables.table_files import read_table
+from fedsilo.inference.predict.inputs import (
+    CaseSource,
+    Inputs,
+    as_cell,
+    open_inputs,
+    table_schema,
+)
+from fedsilo.runs.trained_model import TrainedModel
+
+# Reads a label's text: a class number, a number, or None if it is unknown
+ReadLabel = Callable[[str], float | None]
+_UNKNOWN = -1  # the class of a case without a label
+
+
+@dataclass(frozen=True)
+class NewData:
+    """New cases, with the label of each.
+
+    Attributes:
+        inputs: the cases, n of them.
+        labels: the class of each, int64 (n,), -1 if it is unknown; or the outcome, float64 (n,),
+            NaN if it is unknown. For other tasks all are unknown.
+    """
+
+    inputs: Inputs
+    labels: Tensor
+
+    def features(self) -> Tensor:
+        """Return the readable inputs as they were read (k, *input_shape), NaN for a missing value.
+
+        Images are decoded again, because ``inputs`` does not store them.
+        """
+        if self.inputs.read is not None:
+            return self.inputs.read
+        return torch.cat(list(self.inputs.batches()))
+
+    def labelled_places(self) -> Tensor:
+        """Return the places of the readable inputs with a label, among these, int64 (m,)."""
+        labels = self.labels[self.inputs.kept()]
+        if labels.is_floating_point():
+            return torch.nonzero(~labels.isnan())[:, 0]
+        return torch.nonzero(labels != _UNKNOWN)[:, 0]
+
+
+def open_new_data(model: TrainedModel, data: Path) -> NewData:
+    """Open new cases from a folder of images, a table or a manifest, with the labels in the file.
+
+    Cases from a folder are unlabelled. A file is read as a table if the run's data are a table, and
+    as a manifest otherwise. Labels are read for classes and for numbers.
+
+    Raises:
+        DataError: there are no cases, they cannot be read, or they are of another kind than the
+            run's data.
+    """
+    task = model.lab.task.name
+    by_name: dict[str, float] = {}
+    if data.is_dir():
+        inputs = open_inputs(model, CaseSource("images", data))
+    elif model.silo.features:
+        inputs = open_inputs(model, CaseSource("table", data))
+        schema = table_schema(model)
+        by_name = dict(_table_labels(data, schema, _label_reader(task, schema.classes)))
+    else:
+        inputs = open_inputs(model, CaseSource("manifest", data))
+        read = _label_reader(task, _read_class_labels(model))
+        columns = label_columns(task, model.classes)
+        by_name = dict(_manifest_labels(data, columns, read))
+    if task == REGRESSION:
+        return NewData(inputs, _in_order(inputs, by_name, math.nan).double())
+    return NewData(inputs, _in_order(inputs, by_name, _UNKNOWN).long())
+
+
+def _in_order(inputs: Inputs, by_name: Mapping[str, float], unknown: float) -> Tensor:
+    """Return the labels in the order of the inputs, ``unknown`` for an input without one."""
+    return torch.tensor([by_name.get(name, unknown) for name in inputs.names])
+
+
+def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
+    """Return class -> the labels that the data set declares for it; none for other data sets."""
+    data, common = data_set(model.common.dataset), model.common
+    if isinstance(data, ImageDataSet):
+        return data.classes(common, find_places(common.data_dir, common.cache_dir))
+    return dict.fromkeys(model.classes, ())
+
+
+def _label_reader(task: str, classes: Mapping[str, Sequence[str]]) -> ReadLabel:
+    """Return the function that reads a label of a task; for tasks without one, all are unknown.
+
+    ``classes`` maps a class's name to the labels that the data set declares for it.
+    """
+    if task == CLASSIFICATION:
+        return _class_numbers(classes).get
+    if task == REGRESSION:
+        return _read_number
+    return lambda text: None
+
+
+def _read_number(text: str) -> float | None:
+    """Parse a number; None if the text is not a finite one."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Map each text that a label may have to its class number.
+
+    ``classes`` maps a class's name to the labels that the data set declares for it. Names and
+    labels both count; a label that is also the name of another class counts as a label.
+    """
+    numbers = {}
+    for number, name in enumerate(classes):
+        numbers[same_text(name)] = number
+    # After all names, so that a declared label wins over the name of another class
+    for number, values in enumerate(classes.values()):
+        for value in values:
+            numbers[same_text(value)] = number
+    return numbers
+
+
+def _table_labels(path: Path, schema: TableSchema, read: ReadLabel) -> Iterator[tuple[str, float]]:
+    """Yield (line number as text, label) for each row with a known label.
+
+    For a table without a label column, nothing is yielded.
+    """
+    (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
+    names = [name.strip().casefold() for name in first]
+    if schema.label.column.casefold() not in names:
+        return
+    # A row may be shorter than the header, and so end before the label
+    place = names.index(schema.label.column.casefold())
+    for number, cells in rows:
+        text = ""
+        if place < len(cells):
+            text = same_text(cells[place])
+        label = read(text)
+        if label is None:
+            label = read(BOOLEANS.get(text.lower(), ""))
+        if label is not None:
+            yield str(number), label
+
+
+def _manifest_labels(
+    path: Path, columns: Sequence[str], read: ReadLabel
+) -> Iterator[tuple[str, float]]:
+    """Yield (file name, label) for each image with a known label in the column 'label'.
+
+    ``columns`` are the columns with labels of the run's task, which the manifest may have.
+    """
+    optional = tuple({"label", "split", "patient", "mask", *columns})
+    for _, row in read_rows(path, ("path",), optional):
+        label = read(same_text(row.get("label", "")))
+        if label is not None:
+            yield as_cell(row["path"]), label

@@ -1,0 +1,134 @@
+"""``fedsilo predict --html`` for a segmentation: a page of images with the outlines of their masks.
+
+The page holds patients' images and stays where the predictions were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fedsilo.core.one_line import format_count, join_names
+from fedsilo.explanations.mask_overlays import draw_marked
+from fedsilo.inference.predict.case_answers import Bar
+from fedsilo.inference.predict.case_details import PICTURES, as_png, data_url, read_image
+from fedsilo.inference.predict.cases import MOST, STATES, page_facts
+from fedsilo.inference.predict.inputs import Inputs
+from fedsilo.inference.predict.task_case_answers import test_values
+from fedsilo.pages.page import render_page
+from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.reports.clinic import TITLE, WARNING
+from fedsilo.runs.finished_run import Shown
+from fedsilo.runs.trained_model import TrainedModel
+
+
+def mask_page(
+    run: Shown,
+    model: TrainedModel,
+    inputs: Inputs,
+    masks: Sequence[Tensor],
+    shares: Mapping[str, Sequence[float]],
+    document: Mapping[str, Any],
+) -> str:
+    """Build the HTML page of predicted masks, images without a mask first.
+
+    It shows at most 200 cases, and at most 50 of them with a picture.
+
+    Args:
+        run: the run of the model, without what pages must not show.
+        model: the model.
+        inputs: the images.
+        masks: the masks of the images that could be read, (h, w) each, with class numbers.
+        shares: image -> the share of its pixels that each class except the background has.
+        document: the content of masks.json.
+    """
+    kept = {place: index for index, place in enumerate(inputs.kept())}
+    order = sorted(range(len(inputs.names)), key=lambda place: (place in kept, place))
+    classes = model.classes[1:]
+    cases = []
+    for place in order[:MOST]:
+        case = _case(inputs, place, classes, shares)
+        if place in kept and kept[place] < PICTURES:
+            case |= _picture(inputs, place, kept[place], masks[kept[place]], classes)
+        cases.append(case)
+    left_out = ""
+    if len(order) > MOST:
+        left_out = f"{len(order) - MOST} more images are only in masks.csv."
+    sentence = (
+        f"The model marks {join_names(classes)} in each of "
+        f"{format_count(len(inputs.names), 'image')}. {model.title} trained it at "
+        f"{format_count(len(model.sites), 'site')}. Not used: "
+        f"{format_count(len(inputs.faults), 'image')}."
+    )
+    return render_page(
+        "cases.html",
+        "Images and predicted masks",
+        {
+            "warning": WARNING,
+            "sentence": sentence,
+            "facts": page_facts(model, inputs, document),
+            "columns": ["image", "look", *(f"{name}, share of pixels" for name in classes)],
+            "overview": [case["row"] for case in cases],
+            "overview_note": "Images without a mask come first, then the others in their order.",
+            "cases": cases,
+            "left_out": left_out,
+            "limits": _limits(run, model),
+        },
+        subtitle=f"{model.title} on {model.common.dataset}, run {document['run']}",
+        foot=f"{TITLE}. {WARNING} This page holds patients' data: keep it where they are.",
+    )
+
+
+def _case(
+    inputs: Inputs, place: int, classes: Sequence[str], shares: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """Build the template variables of the image with index ``place`` among all inputs."""
+    name = inputs.names[place]
+    state, cells, bars = "refused", ["-"] * len(classes), []
+    if name in shares:
+        state = "usual"
+        cells = [f"{share:.1%}" for share in shares[name]]
+        for label, share, text in zip(classes, shares[name], cells, strict=True):
+            bars.append(Bar(label, share, f"{text} of the pixels"))
+    title = f"{inputs.key} {name}"
+    headline = "mask predicted" if bars else STATES[state]
+    return {
+        "name": title,
+        "state": state,
+        "headline": headline,
+        "why": inputs.faults.get(place, ""),
+        "bars": bars,
+        "row": [title, headline, *cells],
+        "notes": [],
+        "inputs": [],
+        "image": "",
+    }
+
+
+def _picture(
+    inputs: Inputs, place: int, index: int, mask: Tensor, classes: Sequence[str]
+) -> dict[str, str]:
+    """Draw an image beside the same image with the outlines of its mask, as template variables."""
+    figure = new_figure(5.0, 2.9)
+    draw_marked(figure, read_image(inputs, place, index), mask, classes)
+    words = "The image as the network sees it, and with the outlines of its predicted mask."
+    return {"image": data_url(as_png(figure)), "image_text": words}
+
+
+def _limits(run: Shown, model: TrainedModel) -> list[str]:
+    """Say how well masks agreed with true ones, and what the page does not compare."""
+    values, where = test_values(run, model)
+    said = [
+        "A mask belongs to the image as the network sees it: its central square, resized to "
+        f"{model.silo.shape.input_shape[-1]} pixels per side.",
+        "It is not known whether an image is like the training images: masks have no novelty.",
+    ]
+    if "dice" in values:
+        said.insert(
+            0,
+            f"On test images, masks had a Dice score of {values['dice']:.2f} ({where}); 1 is a "
+            "perfect mask, and 0 a missed one.",
+        )
+    return said

@@ -1,0 +1,361 @@
+"""The answers of a page of cases for numbers, findings and risks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.core.errors import DataError
+from fedsilo.core.tasks import CLASSIFICATION, MULTI_LABEL, REGRESSION, SURVIVAL
+from fedsilo.inference.predict.answers import Predictions
+from fedsilo.inference.predict.case_answers import UNSURE, Bar, CaseAnswers, ClassAnswers
+from fedsilo.models.measures.finding_metrics import finding_outcomes
+from fedsilo.models.measures.regression_metrics import OutcomeBin, pool_outcome_bins
+from fedsilo.models.measures.survival_curves import round_times
+from fedsilo.models.measures.survival_metrics import Floats, baseline_hazard
+from fedsilo.reports.clinic import final_metrics
+from fedsilo.reports.tasks.shared import values_of
+from fedsilo.runs.finished_run import Shown
+from fedsilo.runs.trained_model import TrainedModel, refuse_other_rows
+
+_LATER = "later than "  # before a time up to which the event is less likely than not
+_HORIZONS = 4  # largest number of times at which a case's survival is shown
+
+
+def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> CaseAnswers:
+    """Return the answers of a page of cases in the form of the run's task."""
+    return _ANSWERS[predictions.task.name](run, model, predictions)
+
+
+def test_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
+    """Return the final test metrics of the page's site, or the means over all if it has none.
+
+    The text tells which of both they are.
+    """
+    values, where = values_of(run, model.site)
+    if not values:
+        values, where = values_of(run, None)
+    return dict(values), where
+
+
+class NumberAnswers(CaseAnswers):
+    """A number: its place on a scale, and the errors of the run's test predictions."""
+
+    columns = ("prediction", "about 19 of 20")
+
+    @cached_property
+    def _values(self) -> tuple[dict[str, float], str]:
+        return test_values(self.run, self.model)
+
+    @cached_property
+    def _bins(self) -> list[OutcomeBin]:
+        return pool_outcome_bins(final_metrics(self.run).values())
+
+    @cached_property
+    def _ends(self) -> tuple[float, float]:
+        """The ends of the scale: of the predictions and test outcomes, and an error beyond each."""
+        numbers = self.predictions.probabilities[:, 0].tolist()
+        for one in self._bins:
+            numbers += [one.predicted, one.observed]
+        reach = 2 * self._values[0].get("rmse", 0.0)
+        low, high = min(numbers) - reach, max(numbers) + reach
+        if low == high:
+            return low - 1.0, high + 1.0
+        return low, high
+
+    def _interval(self, index: int) -> tuple[float, float] | None:
+        """Return the number minus and plus two root mean square errors; None if these are unknown.
+
+        About 19 of 20 outcomes are between them if errors are about normal.
+        """
+        error = self._values[0].get("rmse")
+        if error is None:
+            return None
+        number = float(self.predictions.probabilities[index, 0])
+        return number - 2 * error, number + 2 * error
+
+    def question(self) -> str:
+        """Name the outcome with its unit."""
+        return f"which {self.predictions.classes[0]} to expect of"
+
+    def cells(self, index: int) -> list[str]:
+        """Return the number, and the range of about 19 of 20 outcomes."""
+        interval = self._interval(index)
+        texts = [f"{float(self.predictions.probabilities[index, 0]):.3g}", "-"]
+        if interval:
+            texts[1] = f"{interval[0]:.3g} to {interval[1]:.3g}"
+        return texts
+
+    def explained_number(self, index: int) -> str:
+        """Name the prediction."""
+        return f"the prediction, {self.predictions.classes[0]}"
+
+    def bars(self, index: int) -> list[Bar]:
+        """Return a point on a scale, with the range of about 19 of 20 outcomes."""
+        low, high = self._ends
+
+        def place(number: float) -> float:
+            return (number - low) / (high - low)
+
+        number = float(self.predictions.probabilities[index, 0])
+        text, interval = f"{number:.3g}", self._interval(index)
+        ends: tuple[float | None, float | None] = (None, None)
+        if interval:
+            text += f" (about 19 of 20: {interval[0]:.3g} to {interval[1]:.3g})"
+            ends = place(interval[0]), place(interval[1])
+        return [Bar(self.predictions.classes[0], place(number), text, *ends, is_point=True)]
+
+    def notes(self, index: int) -> list[str]:
+        """Return a sentence about the test samples with similar predictions.
+
+        The bin of predictions with the nearest mean is taken. If none is within the root mean
+        square error, there is no sentence.
+        """
+        number = float(self.predictions.probabilities[index, 0])
+        nearest, distance = None, self._values[0].get("rmse", 0.0)
+        for one in self._bins:
+            if abs(one.predicted - number) <= distance:
+                nearest, distance = one, abs(one.predicted - number)
+        if nearest is None:
+            return []
+        return [
+            f"{nearest.count} test samples with similar predictions, {nearest.predicted:.3g} on "
+            f"average, had a mean outcome of {nearest.observed:.3g}."
+        ]
+
+    def limits(self) -> list[str]:
+        """Say how far test predictions were off, and what the range rests on."""
+        values, where = self._values
+        low, high = self._ends
+        scale = f"The grey strip goes from {low:.3g} to {high:.3g} for all cases."
+        if "rmse" not in values:
+            return [scale, "The run has no errors that may be shown, so a number has no range."]
+        return [
+            f"Test predictions were off by {values['mae']:.3g} on average (MAE, {where}); their "
+            f"root mean square error is {values['rmse']:.3g}.",
+            "The range is the prediction minus and plus two root mean square errors. About 19 of "
+            "20 outcomes are within it if errors are about normal, and as large for all patients. "
+            + scale,
+        ]
+
+
+class FindingAnswers(CaseAnswers):
+    """Several findings: the probability of each."""
+
+    columns = ("findings", "least sure")
+    last = "those with a finding of which the model is least sure"
+
+    def question(self) -> str:
+        """Name the findings."""
+        return f"which findings are present ({', '.join(self.predictions.classes)}) in"
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return list(self.predictions.predicted())
+
+    def cells(self, index: int) -> list[str]:
+        """Return the findings of at least 0.5, and the finding with a probability nearest to 0.5.
+
+        That finding has its probability behind it.
+        """
+        shares = self.predictions.probabilities[index].tolist()
+        place = int(np.argmin([abs(share - 0.5) for share in shares]))
+        unsure = f"{self.predictions.classes[place]} {shares[place]:.2f}"
+        return [self._texts[index].replace(";", ", ") or "no finding", unsure]
+
+    def explained_number(self, index: int) -> str:
+        """Name the most probable finding, whose probability a table's columns add to."""
+        place = int(self.predictions.own[index].argmax())
+        return f"the probability of {self.predictions.classes[place]}"
+
+    def bars(self, index: int) -> list[Bar]:
+        """Return a bar for each finding, the most probable first."""
+        shares = self.predictions.probabilities[index].tolist()
+        rows = []
+        for place in np.argsort(shares)[::-1]:
+            rows.append(Bar(self.predictions.classes[place], shares[place], f"{shares[place]:.2f}"))
+        return rows
+
+    def is_unsure(self, index: int) -> bool:
+        """Tell whether some finding's probability is between 0.2 and 0.8."""
+        return self.rank(index) < UNSURE
+
+    def rank(self, index: int) -> float:
+        """Return the certainty of the least certain finding, 0.5 to 1."""
+        probabilities = self.predictions.probabilities[index]
+        return float(probabilities.maximum(1 - probabilities).min())
+
+    def limits(self) -> list[str]:
+        """Say how well each finding was recognised on test samples, as far as it may be shown."""
+        said = [
+            "A probability is the model's, and nobody has compared it with how often the finding "
+            "is present. A finding counts as present from 0.5. Findings are judged one by one."
+        ]
+        areas: dict[str, list[float]] = {}
+        for by_name in final_metrics(self.run).values():
+            for outcome in finding_outcomes(by_name, list(self.predictions.classes)):
+                if outcome.auc is not None:
+                    areas.setdefault(outcome.name, []).append(outcome.auc)
+        texts = [f"{name} {sum(found) / len(found):.2f}" for name, found in areas.items()]
+        if texts:
+            said.append(
+                f"AUC on test samples, the mean over the hospitals that may show it: "
+                f"{', '.join(texts)}. It says how often a sample with the finding gets a higher "
+                "probability of it than one without."
+            )
+        return said
+
+
+@dataclass(frozen=True)
+class _Baseline:
+    """The cumulative hazard of the site's median training patient.
+
+    Attributes:
+        patients: the number of training patients.
+        risk: their median risk, a log hazard.
+        times: the times of events, rising, (k,), up to the last one with enough patients followed.
+        hazard: the cumulative hazard up to each of them, (k,); empty if there are too few events.
+    """
+
+    patients: int
+    risk: float
+    times: Floats
+    hazard: Floats
+
+    def survival(self, risk: float) -> Floats:
+        """Return the survival of a patient with a risk beyond each of the times, (k,)."""
+        survival: Floats = np.exp(-self.hazard * np.exp(np.clip(risk - self.risk, -50.0, 50.0)))
+        return survival
+
+
+def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
+    """Estimate the baseline hazard from the training patients of the model's site (Breslow).
+
+    Times after which fewer than ``floor`` patients are still followed are left out. With fewer than
+    ``floor`` events, all are.
+
+    Raises:
+        DataError: the training patients have changed since the run.
+    """
+    refuse_other_rows(model, "train")
+    split = model.samples("train")
+    times, events = split.labels.double().numpy().T
+    risks = model.probabilities(in_batches(split.inputs), "train")[:, 0].double().numpy()
+    middle = float(np.median(risks))
+    if events.sum() < floor:
+        return _Baseline(len(times), middle, times[:0], times[:0])
+    distinct, hazard = baseline_hazard(times, events, np.clip(risks - middle, -50.0, 50.0))
+    followed = len(times) - np.searchsorted(np.sort(times), distinct, side="right")
+    enough = followed >= floor
+    return _Baseline(len(times), middle, distinct[enough], hazard[enough])
+
+
+class RiskAnswers(CaseAnswers):
+    """The time to an event: the hazard beside the site's patients, and the survival over time."""
+
+    columns = ("hazard ratio", "half without the event until")
+    last = "the others from the highest risk to the lowest"
+
+    @cached_property
+    def _baseline(self) -> _Baseline | str:
+        """The site's baseline hazard, or the reason why it is unknown."""
+        try:
+            return _estimate_baseline(self.model, self.run.floor)
+        except DataError as error:
+            return str(error)
+
+    def _risk(self, index: int) -> float:
+        return float(self.predictions.probabilities[index, 0])
+
+    def question(self) -> str:
+        """Name the event."""
+        return f"how soon to expect the event '{self.predictions.classes[0]}' for"
+
+    def cells(self, index: int) -> list[str]:
+        """Return the hazard ratio to the median training patient, and the median time."""
+        baseline = self._baseline
+        if isinstance(baseline, str):
+            return ["-", "-"]
+        return [f"{np.exp(self._risk(index) - baseline.risk):.2f}", self._median(index)]
+
+    def _median(self, index: int) -> str:
+        """Format the time at which half of such patients have had the event; "-" if unknown."""
+        baseline = self._baseline
+        if isinstance(baseline, str) or not len(baseline.times):
+            return "-"
+        below = np.flatnonzero(baseline.survival(self._risk(index)) <= 0.5)
+        if not len(below):
+            return f"{_LATER}{baseline.times[-1]:g}"
+        return f"{baseline.times[below[0]]:g}"
+
+    def explained_number(self, index: int) -> str:
+        """Name the logarithm of the hazard."""
+        return "the logarithm of the hazard"
+
+    def rank(self, index: int) -> float:
+        """Return minus the risk, so that the highest risk comes first."""
+        return -self._risk(index)
+
+    def bars(self, index: int) -> list[Bar]:
+        """Return a bar for the share without the event at each of a few round times."""
+        baseline = self._baseline
+        if isinstance(baseline, str) or not len(baseline.times):
+            return []
+        survival, rows = baseline.survival(self._risk(index)), []
+        for time in round_times(float(baseline.times[-1]), _HORIZONS):
+            before = np.searchsorted(baseline.times, time, side="right")
+            share = float(survival[before - 1]) if before else 1.0
+            rows.append(Bar(f"without the event at {time:g}:", share, f"{share:.0%}"))
+        return rows
+
+    def notes(self, index: int) -> list[str]:
+        """Compare the case with the site's median training patient."""
+        ratio, median = self.cells(index)
+        if ratio == "-":
+            return []
+        said = [
+            f"The hazard is {ratio} times that of the median training patient of {self.model.site}."
+        ]
+        if median.startswith(_LATER):
+            time = median.removeprefix(_LATER)
+            said.append(f"More than half of such patients are without the event at {time}.")
+        elif median != "-":
+            said.append(f"Half of such patients have had the event by {median}.")
+        return said
+
+    def limits(self) -> list[str]:
+        """Say on which patients the survival rests, and how well risks order patients."""
+        values, where = test_values(self.run, self.model)
+        baseline, said = self._baseline, []
+        if isinstance(baseline, str):
+            said.append(f"There is no hazard ratio and no survival: {baseline}.")
+        elif not len(baseline.times):
+            said.append(
+                f"No survival is shown: fewer than {self.run.floor} of {baseline.patients} "
+                f"training patients of {self.model.site} had the event."
+            )
+        else:
+            said.append(
+                f"The survival is that of {baseline.patients} training patients of "
+                f"{self.model.site} (Breslow's estimate), made better or worse by the case's "
+                "hazard ratio. Times are in the unit of the data, up to the last one after which "
+                f"{self.run.floor} patients are followed. At another hospital survival can "
+                "differ, and it has no interval."
+            )
+        if "c-index" in values:
+            said.append(
+                f"The C-index on test samples is {values['c-index']:.2f} ({where}): the share of "
+                "pairs of patients whose order the model gets right; chance is 0.5."
+            )
+        return said
+
+
+_ANSWERS: dict[str, type[CaseAnswers]] = {
+    CLASSIFICATION: ClassAnswers,
+    REGRESSION: NumberAnswers,
+    MULTI_LABEL: FindingAnswers,
+    SURVIVAL: RiskAnswers,
+}
