@@ -66,6 +66,7 @@ def sentences(
 
 def _of_task(templates: Sequence[str], task: str) -> list[str]:
     """Fill a task's words into sentences, and shorten the sentences."""
+    # A task's words may be a long list, and the page promises sentences of at most 25 words
     words, filled = task_words(task_named(task)), list[str]()
     for template in templates:
         filled += shortened(template.format(**words))
