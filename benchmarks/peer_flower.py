@@ -1,6 +1,8 @@
 """Plain Flower's rival of `benchmarks/peers.py`: its own FedAvg, simulated by its own command.
 
-python benchmarks/peer_flower.py --settings FILE.toml
+python benchmarks/peer_flower.py --settings FILE.toml [--gpus SHARE]
+
+``--gpus`` is the share of a GPU that each client gets, on which it then trains.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from fedsilo.datasets.registry import silo_names
 from fedsilo.server_app.config.settings import RunSettings
 
 
-def by_flower(settings: RunSettings) -> dict[str, float]:
+def by_flower(settings: RunSettings, gpus: float = 0.0) -> dict[str, float]:
     """Train by Flower's own FedAvg and simulation, and nothing else."""
     common, client_app, server_app = settings.common, ClientApp(), ServerApp()
     found: dict[str, float] = {}
@@ -59,19 +61,28 @@ def by_flower(settings: RunSettings) -> dict[str, float]:
         client_app,
         num_supernodes=len(silo_names(common)),
         backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": 2},
+            "client_resources": {"num_cpus": 1, "num_gpus": gpus},
+            "init_args": _room(gpus),
         },
     )
     return found
+
+
+def _room(gpus: float) -> dict[str, int]:
+    """Return what Ray may use: as many cores as shares of the GPU, or two."""
+    if gpus:
+        return {"num_cpus": int(1 / gpus), "num_gpus": 1}
+    return {"num_cpus": 2}
 
 
 def main() -> None:
     """Run it and print its metrics as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--gpus", type=float, default=0.0)
     options = parser.parse_args()
-    print(json.dumps(by_flower(read_settings(options.settings))), flush=True)
+    found = by_flower(read_settings(options.settings), options.gpus)
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -63,20 +63,28 @@ def trained(
     weights: Mapping[str, Tensor], number: int, round_: int, settings: CommonSettings
 ) -> Weights:
     """Return a client's weights after its local epochs."""
-    data = silo(number, settings)
-    network = build_classifier(settings, data.shape)
+    data, device = silo(number, settings), device_of(settings)
+    network = build_classifier(settings, data.shape).to(device)
     load_exchanged(network, weights)
     network.train()
+    inputs, labels = data.train.inputs.to(device), data.train.labels.to(device)
     optimiser = torch.optim.Adam(network.parameters(), lr=settings.learning_rate)
     order = torch.Generator().manual_seed(1000 * round_ + number)
     steps = settings.local_steps
     steps = steps or settings.local_epochs * math.ceil(len(data.train) / settings.batch_size)
     for chosen in islice(_batches(len(data.train), settings.batch_size, order), steps):
         optimiser.zero_grad(set_to_none=True)
-        loss = network.loss(data.train.inputs[chosen], data.train.labels[chosen])
+        loss = network.loss(inputs[chosen], labels[chosen])
         loss.backward()
         optimiser.step()
-    return exchanged_arrays(network)
+    return {name: array.cpu() for name, array in exchanged_arrays(network).items()}
+
+
+def device_of(settings: CommonSettings) -> torch.device:
+    """Return the first GPU if the settings name one, else the CPU."""
+    if settings.device.startswith("cuda"):
+        return torch.device("cuda")
+    return torch.device("cpu")
 
 
 def _batches(samples: int, size: int, order: torch.Generator) -> Iterator[Tensor]:

@@ -181,7 +181,10 @@ def _prefix_site(context: Context) -> Iterator[None]:
     try:
         yield
     except FedsiloError as error:
-        raise type(error)(f"{_own_name(context)}: {error}") from None
+        name = _own_name(context)
+        # Some errors begin with the site, which would keep the server from joining equal reasons
+        reason = str(error).removeprefix(f"site {name}: ")
+        raise type(error)(f"{name}: {reason}") from None
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:

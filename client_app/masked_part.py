@@ -20,6 +20,7 @@ from fedsilo.core.errors import FedsiloError, RefusedError, SiteError
 from fedsilo.core.messages import ARRAYS, Instruction
 from fedsilo.core.methods import proves_sums
 from fedsilo.core.settings.common_settings import SUMS
+from fedsilo.core.settings_schema import as_mapping
 from fedsilo.models.privacy.gaussian_mechanism import clip_to_norm, replace_nonfinite
 from fedsilo.models.privacy.summed_metrics import bounds, to_unit_range
 from fedsilo.strategies.wire.records import NDArray, to_record, unpack
@@ -278,7 +279,12 @@ class MaskedPart:
         folder = Path(str(session.node_config["state-dir"])) / OWN / session.silo.name
         # Settings that scale a part; sums of the same arrays under other scales would reveal it
         terms = digest("scale", session.digest, session.settings.clip_norm, samples)
-        return SummedBefore(folder, terms.hex())
+        about = ""
+        if proves_sums(session.settings):
+            # Two fits of other columns begin with the same arrays, but are different questions
+            own = sorted(as_mapping(session.method.settings).items())
+            about = digest("about", session.settings.dataset, own).hex()
+        return SummedBefore(folder, terms.hex(), about)
 
     @contextmanager
     def prefix_round(self) -> Iterator[None]:

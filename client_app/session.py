@@ -268,9 +268,10 @@ class SiteSession(OpenedSite):
     def _refuse_unfit(self) -> None:
         """Check a run against this site's sample counts and the hospital's limits.
 
-        The checks are: enough samples in total and per label; at a hospital that declares its data,
-        enough steps and samples per step; augmentation that fits the images; balanced enough class
-        weights; and an optimiser that does not forget early steps.
+        The checks are: enough samples in total and per label; statistics in a table's schema if the
+        run standardises by them; at a hospital that declares its data, enough steps and samples per
+        step; augmentation that fits the images; balanced enough class weights; and an optimiser
+        that does not forget early steps.
 
         Raises:
             RefusedError: a limit of the hospital forbids the run.
@@ -283,10 +284,11 @@ class SiteSession(OpenedSite):
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
                 "samples ('minimum-batch'): it takes no part"
             )
+        if self.standardises and settings.standardise == "declared":
+            # Raises a SettingError at the hello: later the run has begun, and inside a secret sum
+            # the error may not leave
+            find_standardisation(self.silo, settings, RecordDict())
         if self.stand_in:
-            if self.standardises and settings.standardise == "declared":
-                # Raises a SettingError here, where it may leave, instead of inside the sum
-                find_standardisation(self.silo, settings, RecordDict())
             self._refuse_small_steps(sum(counts))
         if settings.augmentation:
             check_images(settings, self.silo)

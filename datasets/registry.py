@@ -37,7 +37,7 @@ from fedsilo.models.tasks.task import task_class
 
 _UNREAD = {
     "medmnist": "is several data sets",
-    "chestmnist": "is multi-label, up to 14 findings an image, and networks here predict one class",
+    "chestmnist": "is multi-label and has no silos of its own: write arrays (docs/tasks.md)",
 }
 DATA_SETS = {
     **dict.fromkeys(SOURCES, "fedsilo.datasets.shifted.shifted:SHIFTED"),
@@ -338,14 +338,16 @@ def overview(data_dir: str) -> list[dict[str, str]]:
 
     Returns:
         A dictionary of strings per data set, with the keys ``name``, ``kind`` (public, own or
-        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files that were
-        found). A value is '' if it is unknown or does not apply.
+        made-up), ``tasks`` (the names of the tasks that it has labels for, with commas between),
+        ``licence``, ``source``, ``size``, ``terms`` and ``here`` (the files that were found). A
+        value is '' if it is unknown or does not apply.
     """
     places = find_places(data_dir, "")
     rows = []
     for name in DATA_SETS:
         data = data_set(name)
         row = {"name": name, "kind": data.origin, "here": data.found(places)}
+        row["tasks"] = ", ".join(data.tasks)
         # Every row has the same keys, also for data sets that nobody publishes
         row |= dict.fromkeys(("licence", "source", "size", "terms"), "")
         public = data.licence

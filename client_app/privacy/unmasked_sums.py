@@ -184,10 +184,13 @@ class SummedBefore:
     Attributes:
         folder: the folder that the hospital keeps over all runs.
         terms: the digest of the settings of the sum that is requested now.
+        about: a digest of the settings that are part of the question, because the method asks the
+            same arrays about other columns; empty if the arrays alone are the question.
     """
 
     folder: Path
     terms: str
+    about: str = ""
 
     def refuse_changed_sum(self, arrays: str, partners: Sequence[str]) -> None:
         """Check that no earlier sum of the same arrays had other settings or a missing site.
@@ -203,7 +206,7 @@ class SummedBefore:
             RefusedError: the settings differ, or a site of the earlier sum is missing. Neither
                 depends on a patient.
         """
-        before = self._sums().get(arrays)
+        before = self._sums().get(self._key(arrays))
         if before is None:
             return
         if before.terms != self.terms:
@@ -226,7 +229,7 @@ class SummedBefore:
         Raises:
             RefusedError: the earlier sum had other sites.
         """
-        before = self._sums().get(arrays)
+        before = self._sums().get(self._key(arrays))
         if before is not None and before.sites not in ([], list(answered)):
             raise self._other_sites(before)
 
@@ -236,7 +239,7 @@ class SummedBefore:
         If it has, it must add 0 again, because the difference between the two sums would be its own
         contribution. ``arrays`` is the digest of the received arrays.
         """
-        before = self._sums().get(arrays)
+        before = self._sums().get(self._key(arrays))
         return before is not None and before.failed
 
     def note_failure(self, arrays: str) -> None:
@@ -267,10 +270,14 @@ class SummedBefore:
         """
         with self._file().lock():
             sums = dict(self._sums())
-            sums.pop(arrays, None)  # reinserted, so that the newest is last
-            sums[arrays] = UnmaskedSum(list(answered), self.terms, failed)
+            key = self._key(arrays)
+            sums.pop(key, None)  # reinserted, so that the newest is last
+            sums[key] = UnmaskedSum(list(answered), self.terms, failed)
             newest = list(sums)[-_KEPT_SUMS:]
             self._file().write({digest: sums[digest] for digest in newest})
+
+    def _key(self, arrays: str) -> str:
+        return f"{arrays}{self.about}"
 
     def _sums(self) -> Mapping[str, UnmaskedSum]:
         return self._file().read({})

@@ -260,6 +260,7 @@ class Manifest:
             value = float(text)
         except ValueError:
             value = math.nan
+        # Written so that NaN, which no comparison holds for, is refused too
         if not lowest <= value < _LARGEST:
             least = ""
             if lowest == 0:

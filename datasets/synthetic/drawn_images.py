@@ -61,6 +61,7 @@ class DrawnImages(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Draw and split a site's images, or open them in the cache."""
         facts: list[Any] = [_MAKER, name, split_values(settings)]
+        # Splits keep the shares of the task's strata, such as patients with an event
         (task,) = self.tasks
 
         def fill(folder: Path) -> None:

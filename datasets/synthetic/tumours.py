@@ -65,8 +65,9 @@ def _draw_patients(site: str) -> _Patients:
         tumour = Blob(x, y, radius, 5, depth)
         content = 0.45 * tumour.soft_mask(SIZE) + 0.04 * pictures.texture(rng, SIZE, 4)
         patients.images.append(clinic.look.show(content[None], rng))
-        # The image is 2 wide in units of the radius
+        # The radius is in halves of the image's side
         diameter = float(radius) * _SIDE
+        # Ten millimetres more, or a lobed outline, roughly triple or double the hazard
         risk = 0.12 * (diameter - 30.0) + 2.5 * depth
         event = rng.exponential(1 / (clinic.hazard * np.exp(risk)))
         end = rng.uniform(6.0, clinic.longest)

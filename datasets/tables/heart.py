@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.text_files import csv_lines
 from fedsilo.core.seeding import derive_seed
-from fedsilo.core.tasks import REGRESSION
+from fedsilo.core.tasks import CLASSIFICATION, REGRESSION
 from fedsilo.datasets.downloads.public_files import PublicFiles, public_data
 from fedsilo.datasets.tables.columns import Column
 from fedsilo.datasets.tables.labels import Label
@@ -46,6 +46,7 @@ class Heart(TableDataSet):
         cholesterol: keys of the schema to override in the column 'chol'.
     """
 
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION,)
     name: str = "heart"
     cholesterol: Mapping[str, Any] = field(default_factory=dict)
 
@@ -120,6 +121,7 @@ class SyntheticHeart(TableDataSet):
 
     name = "heart-synthetic"
     origin = "made-up"
+    tasks: ClassVar[tuple[str, ...]] = (CLASSIFICATION,)
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""

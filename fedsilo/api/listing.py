@@ -65,8 +65,8 @@ def datasets(
     """List the data sets with their licences, and whether their files are on this machine.
 
     Returns:
-        A dictionary of texts for each data set, with the keys ``name``, ``kind``, ``licence``,
-        ``source``, ``size``, ``terms`` and ``here``.
+        A dictionary of strings for each data set, with the keys ``name``, ``kind``, ``tasks``,
+        ``licence``, ``source``, ``size``, ``terms`` and ``here``.
     """
     from fedsilo.datasets.registry import overview
 

@@ -328,7 +328,7 @@ def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
         return
-    keys = ("name", "kind", "licence", "terms", "size", "here")
+    keys = ("name", "kind", "tasks", "licence", "terms", "size", "here")
     cells = []
     for row in rows:
         cells.append([row[key] for key in keys])

@@ -123,6 +123,7 @@ def column_contributions(
     inputs, groups = rows.float().to(device), groups.to(device)
     network.eval()
 
+    # The number that the page shows is explained, such as days, and not the network's raw output
     def prediction(x: Tensor) -> Tensor:
         return predict(network(x)).float()
 

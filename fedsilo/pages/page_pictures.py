@@ -320,7 +320,8 @@ def svg_of(figure: Figure, name: str) -> str:
     options: Any = {"svg.hashsalt": name, "svg.fonttype": "none"}
     with matplotlib.rc_context(options), fonts_for(figure):
         # 'savefig' would draw all of it twice
-        FigureCanvasSVG(figure).print_svg(text, metadata=_NO_METADATA)
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(text, metadata=_NO_METADATA)
     svg = text.getvalue()
     # Drop the XML declaration, and the style, which would apply to the whole page
     svg = _STYLE.sub("", svg[svg.index("<svg") :])

@@ -47,7 +47,7 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
         "flow": picture(run.trust, len(run.silos), _epsilon(privacy)),
         # Epsilon bounds only weights, class means and prototypes at other levels of trust
         "bounded": run.trust == NOBODY,
-        "leaves": sentences(run.trust, privacy["leaves each site"]),
+        "leaves": sentences(run.trust, privacy["leaves each site"], run.task),
         "perturbation": list(shortened(privacy.get("perturbation", ""))),
         **_bytes(run),
         **_measurements(run),
@@ -181,12 +181,14 @@ def _measurements(run: Shown) -> dict[str, Any]:
     largest of any site. If that site is the only one, these rows are left out.
     """
     measured = Counter[tuple[str, str]]()
-    sites, names = set(), set()
+    sites, names, families = set(), set(), set()
     for row in run.sent:
         name = row["metric"].partition(".")[0]  # 'class' of 'class.1.right'
         measured[row["site"], name] += 1
         sites.add(row["site"])
         names.add(name)
+        if "." in row["metric"]:
+            families.add(name)
     hiding = run.floors.sites_with_hidden_counts
     rows = []
     for name in sorted(names):
@@ -202,7 +204,11 @@ def _measurements(run: Shown) -> dict[str, Any]:
             else:
                 cells.append(str(measured[site, name]))
         rows.append(cells)
-    return {"measurement_columns": [METRICS, *sorted(sites)], "measurements": rows}
+    return {
+        "measurement_columns": [METRICS, *sorted(sites)],
+        "measurements": rows,
+        "sent_at_end": ", ".join(sorted(families)),
+    }
 
 
 def _arrays(run: Shown) -> list[list[str]] | None:

@@ -14,7 +14,7 @@ from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.core.tasks import CLASSIFICATION
 from fedsilo.models.tasks.task import task_named
 from fedsilo.pages.page import Picture, environment
-from fedsilo.server_app.records.summary import ALWAYS_LEAVES, leaves_by_trust
+from fedsilo.server_app.records.summary import ALWAYS_LEAVES, leaves_by_trust, task_words
 
 _WORDS = 25  # largest number of words in a sentence
 _START = 30  # first characters that identify a sentence, even if an earlier version wrote it
@@ -31,17 +31,20 @@ def _texts() -> Mapping[str, Any]:
     return texts
 
 
-def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
+def sentences(
+    level: str, leaves: Sequence[str], task: str = CLASSIFICATION
+) -> dict[str, list[str]]:
     """Describe the data that a site sends: heading of a list -> its sentences.
 
     Args:
         level: the level of trust.
         leaves: the sentences of ``privacy.json``. Only those about the method are used, because
             this page has shorter texts for the general ones.
+        task: the name of the run's task.
     """
     general = list(ALWAYS_LEAVES)
     for trust in (SERVER, SUMS, NOBODY):
-        general += leaves_by_trust(trust, task_named(CLASSIFICATION))
+        general += leaves_by_trust(trust, task_named(task))
     # Compared by their beginnings, because a run of an earlier version has other endings
     beginnings = tuple(text[:_START] for text in general)
     by_method: list[str] = []
@@ -50,12 +53,24 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
             by_method += shortened(text)
     always = "When something fails, the error's text leaves; it has no values of patients."
     texts = _texts()[level]
+    reply, end = texts["reply"], texts["end"]
+    if task != CLASSIFICATION:
+        reply, end = _of_task(texts["task-reply"], task), _of_task(texts["task-end"], task)
     return {
         "At the start": texts["start"],
-        "With each reply": [*texts["reply"], always],
-        "At the end": texts["end"],
+        "With each reply": [*reply, always],
+        "At the end": end,
         "What this method sends": by_method,
     }
+
+
+def _of_task(templates: Sequence[str], task: str) -> list[str]:
+    """Fill a task's words into sentences, and shorten the sentences."""
+    # A task's words may be a long list, and the page promises sentences of at most 25 words
+    words, filled = task_words(task_named(task)), list[str]()
+    for template in templates:
+        filled += shortened(template.format(**words))
+    return filled
 
 
 def shortened(text: str) -> Iterator[str]:

@@ -320,11 +320,15 @@ def _measures(run: Shown) -> str:
 
 
 def _imbalance(run: Shown) -> Item:
-    """Return item 13, for which a person must add nothing if the outcome is a number."""
+    """Return item 13: the run's counts of groups, as far as they have left the sites."""
     answer, place, missing = _GROUPS[run.task], "Sites", "what was done about it"
     if run.task == REGRESSION:
-        place, missing = "", ""
-    elif run.trust == NOBODY:
+        return Item("13", "class imbalance", answer, "", "")
+    if run.task == MULTI_LABEL:
+        place = "fedsilo report --for clinic"
+    if run.task != CLASSIFICATION and run.trust != SERVER:
+        return Item("13", "class imbalance")  # no count has left
+    if run.trust == NOBODY:
         answer += ", with the hospitals' noise"
     return Item("13", "class imbalance", answer, place, missing)
 

@@ -412,12 +412,12 @@ def limit(run: Shown, site: str | None = None) -> str:
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."
+    parts = task_parts(run.task)
     if run.trust != SERVER:
-        return _UNTOLD[run.trust]
+        return parts.limit(run, site) if parts else _UNTOLD[run.trust]
     # Only the whole run tells a metric that was not measured from one that is hidden
     if not (run.whole or run).summary["sites"]:
         return f"No hospital measured it on test {run.noun(2)}."
-    parts = task_parts(run.task)
     if parts:
         return parts.limit(run, site)
     tested = _count_tested(run, site)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-_THRESHOLD = 0.5  # from this probability on, a finding is said to be present
+_THRESHOLD = 0.5  # a finding is said to be present from this probability on
 LOSS_BOUND = 3.0  # nats; a sample's larger loss counts as 3
 
 

@@ -57,13 +57,21 @@ def leaves_by_trust(trust: str, task: Task) -> list[str]:
         trust: the run's level of trust.
         task: the run's task, which knows the metrics.
     """
-    words = {
+    return [sentence.format(**task_words(task)) for sentence in _BY_TRUST[trust]]
+
+
+def task_words(task: Task) -> dict[str, str]:
+    """Return the words of a task for sentences on what leaves a site: placeholder -> words.
+
+    The placeholders are 'measured' and 'counted' (what leaves at trust 'server'), 'always' (at
+    'sums') and 'noisy' (at 'nobody').
+    """
+    return {
         "measured": task.measured_words,
         "counted": task.counted_words,
         "always": _and(task.always),
         "noisy": _and([*task.part_ranges(2)] or ["no measurement"]),
     }
-    return [sentence.format(**words) for sentence in _BY_TRUST[trust]]
 
 
 def _and(names: Sequence[str]) -> str:

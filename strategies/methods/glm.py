@@ -18,6 +18,7 @@ import numpy as np
 
 from fedsilo.core.errors import FitError
 from fedsilo.core.messages import TRAIN
+from fedsilo.core.methods import proves_sums
 from fedsilo.core.settings.common_settings import SERVER
 from fedsilo.core.tasks import SURVIVAL
 from fedsilo.models.maths.glm import (
@@ -307,6 +308,8 @@ class GLM(Method):
         )
         if self.common.secure_aggregation != "none":
             sums += ", masked; the server learns only their sum over all sites"
+        if proves_sums(self.common):
+            sums += ", which each site learns too, to check the next question"
         disclosed = Disclosures(sums)
         if self.common.trust == SERVER and self.settings.heterogeneity:
             return disclosed.also("once: the coefficients of its patients alone, with variances")

@@ -115,6 +115,7 @@ def test_table_without_declared_statistics_and_pooled_standardisation_runs(tmp_p
     names = iter(range(10))
     told = refused(lambda: attempt(standardise="declared"))
     assert "gives no mean and std for every numeric column: add them, or set it to 'po" in told
+    assert not (tmp_path / "runs" / "run0").exists(), "refused before the run began"
     assert not refused(lambda: attempt(standardise="pooled"))
     schema = tmp_path / "schema.yaml"
     schema.write_text(schema.read_text().replace("{name: age}", "{name: age, mean: 50, std: 9}"))

@@ -167,7 +167,7 @@ def test_a_run_with_the_task_of_the_schemas_label_ends(tmp_path: Path) -> None:
 
     said = attempt(REGRESSION)
     assert "but the labels of data set 'table' are for 'classification'" in said
-    assert "set 'task' to 'classification', or correct the schema" in said
+    assert said.count("set 'task' to 'classification', or correct the schema") == 1, "joined"
     assert not attempt(CLASSIFICATION)
     label = "{column: ill, classes: {healthy: [0], disease: [1]}}"
     assert label in text

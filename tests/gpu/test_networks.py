@@ -19,12 +19,12 @@ if not torch.cuda.is_available():
 NETWORKS: dict[str, dict[str, Value]] = {
     "conv": {},
     "conv-unnormed": {"network.name": "conv", "network.leading-norm": False},
-    "resnet22": {"network": "resnet22"},
+    "resnet22": {"network.name": "resnet22"},
     "resnet22-checkpointed": {"network.name": "resnet22", "network.gradient-checkpointing": True},
     "vit": {**VIT},
     "vit-fine-tuned": {**VIT, "vit.train-backbone": True},
-    "logistic": {"dataset": "heart-synthetic", "network": "logistic"},
-    "mlp": {"dataset": "heart-synthetic", "network": "mlp", "width": 8},
+    "logistic": {"dataset": "heart-synthetic", "network.name": "logistic"},
+    "mlp": {"dataset": "heart-synthetic", "network.name": "mlp", "network.width": 8},
     "vgg16-bn": {
         "dataset": "dermoscopy-phantom",
         "split.sample-share": 0.01,
@@ -51,7 +51,7 @@ def test_a_network_trains_and_is_measured(name: str, precision: str, tmp_path: P
     }
     values = TINY | own | NETWORKS[name] | {"run.name": "run", "run.out": str(tmp_path)}
     if "dataset" in NETWORKS[name]:
-        values = {key: value for key, value in values.items() if not key.startswith("silo")}
+        values = {key: value for key, value in values.items() if not key.startswith("split.silo")}
     directory = run_inline(resolve(values), int(values.get("split.silos", 4)))
     assert directory.read_json("summary.json")["rounds"] == 2
 

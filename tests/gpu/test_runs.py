@@ -18,13 +18,14 @@ from fedsilo.engines.process_engine import run_with_processes
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.dying_grid import DyingGrid
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import VARIANTS
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU: make test-gpu", allow_module_level=True)
 
 GPU = "cuda"
-ON_GPU: dict[str, Value] = {"device": GPU, "precision": "fp32"}
+ON_GPU: dict[str, Value] = {"machine.device": GPU, "machine.precision": "fp32"}
 PRIVATE: dict[str, Value] = {
     "privacy.sample-clip-norm": 1.0,
     "privacy.noise-multiplier": 2.0,
@@ -43,10 +44,10 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     def run(variant: str, turn: int = 0, **changes: Value) -> RunDirectory:
         values = tiny(str(VARIANTS[variant]["method"])) | VARIANTS[variant]
         values |= {"rounds": 2, "run.name": "run", "run.out": str(tmp_path_factory.mktemp(variant))}
-        values |= {name.replace("_", "-"): value for name, value in changes.items()}
+        values |= as_keys(changes)
         return run_inline(resolve(values), 3)
 
-    return functools.partial(run, **ON_GPU)
+    return functools.partial(run, device=GPU, precision="fp32")
 
 
 def measured(directory: RunDirectory) -> dict[tuple[str, ...], float]:
@@ -105,7 +106,7 @@ def test_the_same_seed_gives_the_same_bytes(variant: str, finished: Finished) ->
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_only_attention_is_unrepeatable_unless_it_must_be(variant: str, finished: Finished) -> None:
     named = finished(variant).read_json("summary.json")["unrepeatable-operations"]
-    attention = VARIANTS[variant].get("network") == "vit" or "fedevprompt" in variant
+    attention = VARIANTS[variant].get("network.name") == "vit" or "fedevprompt" in variant
     assert named == (["Memory-Efficient-attention"] if attention else [])
 
 

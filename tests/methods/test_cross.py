@@ -25,7 +25,7 @@ from fedsilo.core.messages import (
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.core.settings_schema import Value
-from fedsilo.models.methods.cross import CROSSED, metric_from
+from fedsilo.models.methods.cross import CROSSED, crossed_metrics, metric_from
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import NetworkShape
 from fedsilo.models.networks.mixture import expert_array
@@ -56,6 +56,20 @@ def test_metric_from_gives_every_pair_its_own_name() -> None:
     sites = ["b", "from-b", "a-from-b", "auc-from-b"]
     names = [metric_from(m, s) for m in ("accuracy", "balanced-accuracy", "auc") for s in sites]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("task", "metrics"),
+    [
+        ("classification", CROSSED),
+        ("regression", ("mae", "rmse", "r2")),
+        ("survival", ("c-index", "brier")),
+    ],
+)
+def test_the_metrics_of_a_task_are_crossed_without_its_loss(
+    task: str, metrics: tuple[str, ...]
+) -> None:
+    assert crossed_metrics(task) == metrics
 
 
 # At a site. A site that measures all sites' models: its own as ``local`` does, the others by

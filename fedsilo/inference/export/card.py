@@ -63,7 +63,7 @@ def card_text(
     sites = list(run.silos)
     if site:
         sites = [site]
-    metrics, parts = _choose_metrics(run, sites), task_parts(run.task)
+    metrics = _choose_metrics(run, sites)
     usage = ""
     if form:
         usage = Markdown(yaml.safe_load(_USAGE.read_text())[form])
@@ -82,8 +82,8 @@ def card_text(
         "by_class": _class_rows(run, sites),
         "classes": run.class_names() or ["without names"],
         "predicts": task_named(run.task).describe(run.class_names()),
-        "has_classes": parts is None,
-        "meaning": parts.meaning(run) if parts else "",
+        "has_classes": not task_class(run.task).report,
+        "meaning": _meaning(run, metrics),
         "metrics": metrics,
         "values": [_metric_row(run, name, metrics) for name in sites],
         "epsilon": Markdown(_epsilon(run.summary["privacy"]["guarantee"])),
@@ -95,6 +95,22 @@ def card_text(
     }
     # The texts come from the run directory, so none of them may act as markup in the card
     return templates.get_template("model-card.md.j2").render(as_markdown(data))
+
+
+def _meaning(run: Shown, metrics: Sequence[str]) -> str:
+    """Explain the metrics of a task other than classification; empty for classification.
+
+    ``metrics`` are the metrics that the card shows. Without any, the text says that there are none.
+    """
+    parts = task_parts(run.task)
+    if not parts:
+        return ""
+    if not metrics:
+        return "No metric of a single site is shown."
+    return (
+        f"{parts.meaning(run)} The metrics have no interval, and would differ with another seed, "
+        "another split of the rows or at another hospital."
+    )
 
 
 def _size(known: Mapping[str, Any], split: str) -> int:

@@ -57,6 +57,7 @@ class NewData:
 
     def labelled_places(self) -> Tensor:
         """Return the places of the readable inputs with a label, among these, int64 (m,)."""
+        # A file that could not be read may have a label in the manifest, but has no prediction
         labels = self.labels[self.inputs.kept()]
         if labels.is_floating_point():
             return torch.nonzero(~labels.isnan())[:, 0]

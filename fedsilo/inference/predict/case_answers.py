@@ -48,7 +48,7 @@ class CaseAnswers(ABC):
 
     Class attributes:
         columns: the titles of the answer's cells in the overview table.
-        last: which cases come last in the overview, at the end of a sentence.
+        last: the words for the cases that come last in the overview, which end a sentence.
         has_sets: whether there can be prediction sets.
     """
 

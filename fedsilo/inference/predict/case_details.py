@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -313,7 +313,8 @@ def as_png(figure: Figure) -> bytes:
     figure.set_dpi(110)
     buffer = io.BytesIO()
     # 'savefig' would draw all of it twice
-    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 

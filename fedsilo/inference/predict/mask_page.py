@@ -16,7 +16,7 @@ from fedsilo.inference.predict.case_answers import Bar
 from fedsilo.inference.predict.case_details import PICTURES, as_png, data_url, read_image
 from fedsilo.inference.predict.cases import MOST, STATES, page_facts
 from fedsilo.inference.predict.inputs import Inputs
-from fedsilo.inference.predict.task_case_answers import test_values
+from fedsilo.inference.predict.task_case_answers import site_values
 from fedsilo.pages.page import render_page
 from fedsilo.pictures.panel_grids import new_figure
 from fedsilo.reports.clinic import TITLE, WARNING
@@ -45,6 +45,7 @@ def mask_page(
         document: the content of masks.json.
     """
     kept = {place: index for index, place in enumerate(inputs.kept())}
+    # Images that could not be read need a look, and are first
     order = sorted(range(len(inputs.names)), key=lambda place: (place in kept, place))
     classes = model.classes[1:]
     cases = []
@@ -119,7 +120,7 @@ def _picture(
 
 def _limits(run: Shown, model: TrainedModel) -> list[str]:
     """Say how well masks agreed with true ones, and what the page does not compare."""
-    values, where = test_values(run, model)
+    values, where = site_values(run, model)
     said = [
         "A mask belongs to the image as the network sees it: its central square, resized to "
         f"{model.silo.shape.input_shape[-1]} pixels per side.",

@@ -63,6 +63,7 @@ def predict_run_masks(
     inputs = open_inputs(model, source)
     refuse_equal_masks(inputs.names)
     shares: dict[str, list[float]] = {}
+    # Kept until the page is drawn, because the folder is complete only after the last image
     masks: list[Tensor] = []
 
     def fill(work: Path) -> None:

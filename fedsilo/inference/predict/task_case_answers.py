@@ -30,10 +30,10 @@ def case_answers(run: Shown, model: TrainedModel, predictions: Predictions) -> C
     return _ANSWERS[predictions.task.name](run, model, predictions)
 
 
-def test_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
-    """Return the final test metrics of the page's site, or the means over all if it has none.
+def site_values(run: Shown, model: TrainedModel) -> tuple[dict[str, float], str]:
+    """Return the final test metrics of the model's site, or the means over all if it has none.
 
-    The text tells which of both they are.
+    The second result names the site, or says that they are means.
     """
     values, where = values_of(run, model.site)
     if not values:
@@ -48,7 +48,7 @@ class NumberAnswers(CaseAnswers):
 
     @cached_property
     def _values(self) -> tuple[dict[str, float], str]:
-        return test_values(self.run, self.model)
+        return site_values(self.run, self.model)
 
     @cached_property
     def _bins(self) -> list[OutcomeBin]:
@@ -60,6 +60,7 @@ class NumberAnswers(CaseAnswers):
         numbers = self.predictions.probabilities[:, 0].tolist()
         for one in self._bins:
             numbers += [one.predicted, one.observed]
+        # All cases share the scale, so that their points can be compared down the page
         reach = 2 * self._values[0].get("rmse", 0.0)
         low, high = min(numbers) - reach, max(numbers) + reach
         if low == high:
@@ -67,9 +68,10 @@ class NumberAnswers(CaseAnswers):
         return low, high
 
     def _interval(self, index: int) -> tuple[float, float] | None:
-        """Return the number minus and plus two root mean square errors; None if these are unknown.
+        """Return the ends of the range of about 19 of 20 outcomes; None without known errors.
 
-        About 19 of 20 outcomes are between them if errors are about normal.
+        The ends are the number minus and plus two root mean square errors of test predictions,
+        which suits errors that are about normal.
         """
         error = self._values[0].get("rmse")
         if error is None:
@@ -82,7 +84,7 @@ class NumberAnswers(CaseAnswers):
         return f"which {self.predictions.classes[0]} to expect of"
 
     def cells(self, index: int) -> list[str]:
-        """Return the number, and the range of about 19 of 20 outcomes."""
+        """Return the number and its range as text; the range is "-" without known errors."""
         interval = self._interval(index)
         texts = [f"{float(self.predictions.probabilities[index, 0]):.3g}", "-"]
         if interval:
@@ -162,6 +164,7 @@ class FindingAnswers(CaseAnswers):
         That finding has its probability behind it.
         """
         shares = self.predictions.probabilities[index].tolist()
+        # Near 0.5 a small change would make another answer, so this finding needs a look first
         place = int(np.argmin([abs(share - 0.5) for share in shares]))
         unsure = f"{self.predictions.classes[place]} {shares[place]:.2f}"
         return [self._texts[index].replace(";", ", ") or "no finding", unsure]
@@ -227,6 +230,7 @@ class _Baseline:
 
     def survival(self, risk: float) -> Floats:
         """Return the survival of a patient with a risk beyond each of the times, (k,)."""
+        # A network may give a risk whose exponential overflows; beyond 50 the survival is 0 or 1
         survival: Floats = np.exp(-self.hazard * np.exp(np.clip(risk - self.risk, -50.0, 50.0)))
         return survival
 
@@ -240,6 +244,8 @@ def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
     Raises:
         DataError: the training patients have changed since the run.
     """
+    # The network knows no baseline, so the survival rests on patients whose times are known here.
+    # These are the training patients: the few test patients are those that the page may be about
     refuse_other_rows(model, "train")
     split = model.samples("train")
     times, events = split.labels.double().numpy().T
@@ -248,6 +254,7 @@ def _estimate_baseline(model: TrainedModel, floor: int) -> _Baseline:
     if events.sum() < floor:
         return _Baseline(len(times), middle, times[:0], times[:0])
     distinct, hazard = baseline_hazard(times, events, np.clip(risks - middle, -50.0, 50.0))
+    # Beyond these times a step of the curve would be a single patient's
     followed = len(times) - np.searchsorted(np.sort(times), distinct, side="right")
     enough = followed >= floor
     return _Baseline(len(times), middle, distinct[enough], hazard[enough])
@@ -275,17 +282,21 @@ class RiskAnswers(CaseAnswers):
         return f"how soon to expect the event '{self.predictions.classes[0]}' for"
 
     def cells(self, index: int) -> list[str]:
-        """Return the hazard ratio to the median training patient, and the median time."""
+        """Return the hazard ratio to the median training patient, and the median time, as text.
+
+        Each is "-" if the training patients do not determine it.
+        """
         baseline = self._baseline
         if isinstance(baseline, str):
             return ["-", "-"]
-        return [f"{np.exp(self._risk(index) - baseline.risk):.2f}", self._median(index)]
+        return [f"{np.exp(self._risk(index) - baseline.risk):.3g}", self._median(index)]
 
     def _median(self, index: int) -> str:
         """Format the time at which half of such patients have had the event; "-" if unknown."""
         baseline = self._baseline
         if isinstance(baseline, str) or not len(baseline.times):
             return "-"
+        # The curve falls only at events, so the median is the first one at which it is 0.5 or less
         below = np.flatnonzero(baseline.survival(self._risk(index)) <= 0.5)
         if not len(below):
             return f"{_LATER}{baseline.times[-1]:g}"
@@ -328,7 +339,7 @@ class RiskAnswers(CaseAnswers):
 
     def limits(self) -> list[str]:
         """Say on which patients the survival rests, and how well risks order patients."""
-        values, where = test_values(self.run, self.model)
+        values, where = site_values(self.run, self.model)
         baseline, said = self._baseline, []
         if isinstance(baseline, str):
             said.append(f"There is no hazard ratio and no survival: {baseline}.")

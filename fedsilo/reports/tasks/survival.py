@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from fedsilo.core.drawing.palette import line_styles
+from fedsilo.core.settings.common_settings import SERVER
 from fedsilo.models.measures.intervals import Estimate, Interval
 from fedsilo.models.measures.survival_curves import CurvePoint, read_curve
 from fedsilo.pages.page import Picture, Table, share, with_interval
@@ -74,6 +75,9 @@ def _order(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examinatio
 def _curves(run: Shown, metrics: Mapping[str, Mapping[str, float]]) -> Examination:
     """Build the section with the Kaplan-Meier curve of each site that published points of one."""
     title = f"How long test {run.noun(2)} stayed without the event"
+    if run.trust != SERVER:
+        sentence = f"At 'trust: {run.trust}' Kaplan-Meier curves do not leave the hospitals."
+        return Examination(title, [sentence])
     found: dict[str, Sequence[CurvePoint]] = {}
     for site, by_name in metrics.items():
         curve = read_curve(by_name)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedsilo.client_app.privacy.round_secrets import SECRETS
-from fedsilo.client_app.privacy.unmasked_sums import SUMS, RoundSum, UnmaskedSums
+from fedsilo.client_app.privacy.unmasked_sums import SUMS, RoundSum, SummedBefore, UnmaskedSums
 from fedsilo.core.errors import CheckpointError, RefusedError, SiteError
 from fedsilo.core.messages import SECURE_KEYS, SECURE_SHARES
 from tests.support.errors import refuses
@@ -228,3 +228,14 @@ def test_masks_cancel_only_for_sites_that_were_sent_the_same(ready: Round) -> No
     half = 4 * round((2**30 - 1) / 2)  # four sites' quantised zeros, at the middle of 30 bits
     assert abs(left_of(CAME) - half) <= 4
     assert abs(left_of({"arrays/w": torch.ones(2).numpy()}) - half) > 4
+
+
+def test_a_fit_of_other_columns_is_another_question_about_the_same_arrays(tmp_path: Path) -> None:
+    """Every fit begins with the same arrays: only the same columns need the same sites."""
+    SummedBefore(tmp_path, "terms", "age,sex").note("arrays", THREE, failed=False)
+    SummedBefore(tmp_path, "terms", "age,dose").refuse_changed_sum("arrays", THREE[:2])
+    SummedBefore(tmp_path, "others", "age,dose").refuse_changed_sum("arrays", THREE)
+    with pytest.raises(RefusedError):
+        SummedBefore(tmp_path, "terms", "age,sex").refuse_changed_sum("arrays", THREE[:2])
+    with pytest.raises(RefusedError):
+        SummedBefore(tmp_path, "others", "age,sex").refuse_changed_sum("arrays", THREE)

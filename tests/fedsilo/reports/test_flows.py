@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.core.tasks import CLASSIFICATION, tasks_except
+from fedsilo.models.tasks.task import task_named
 from fedsilo.reports.flows import picture, sentences, shortened
 from fedsilo.reports.report import report
+from fedsilo.server_app.records.summary import leaves_by_trust
 
 MOST = 25
 
@@ -49,6 +52,17 @@ def test_flow_of_each_level_says_what_leaves(level: str) -> None:
     assert ("masked" in drawn.svg) == (level == SUMS)
     assert ("noise" in drawn.svg) == (level == NOBODY)
     assert ("AUC" in " ".join(sentences(level, [])["With each reply"])) == (level == SERVER)
+
+
+@pytest.mark.parametrize("task", tasks_except(CLASSIFICATION))
+@pytest.mark.parametrize("level", [SERVER, SUMS, NOBODY])
+def test_flow_of_another_task_names_no_metric_of_classes(level: str, task: str) -> None:
+    leaves = leaves_by_trust(level, task_named(task))
+    found = sentences(level, leaves, task)
+    said = [one for part in found.values() for one in part]
+    assert all(len(one.split()) <= MOST for one in said)
+    assert not [one for one in said if re.search("accuracy|certainty|entropy|{", one)]
+    assert found["What this method sends"] == []
 
 
 def test_shortened_cuts_at_the_stop_nearest_the_middle() -> None:

@@ -12,6 +12,7 @@ from fedsilo.models.maths.glm import (
     moments_of,
     sums_at,
 )
+from fedsilo.models.maths.glm_steps import FitProgress, differs
 from fedsilo.models.maths.meta_analysis import combine_effects
 
 
@@ -121,3 +122,21 @@ def test_equal_effects_have_no_heterogeneity():
     combined = combine_effects([0.5, 0.5, 0.5], [0.1, 0.2, 0.3])
     assert (combined.tau_squared, combined.i_squared) == (0.0, 0.0)
     assert combined.random_error == combined.fixed_error
+
+
+@pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-3])
+def test_another_machine_s_solver_asks_the_same_question_and_another_step_does_not(apart):
+    """``apart`` is how far two columns are from being the same: then solvers differ more."""
+    rng = np.random.default_rng(4)
+    x = np.column_stack([np.ones(200), rng.normal(size=(200, 3))])
+    x[:, 3] = x[:, 2] + apart * x[:, 3]
+    y = (rng.random(200) < expit(x[:, 1])) * 1.0
+    sums = sums_at("logistic", x, y, np.zeros(4))
+    step = np.linalg.solve(sums.hessian, sums.gradient)
+    also = np.linalg.inv(sums.hessian) @ sums.gradient
+    expected, vector = FitProgress(beta=step.tolist()), sums.vector()
+    assert not differs(FitProgress(beta=also.tolist()), expected, vector)
+    for place in range(4):
+        moved = step + 1e-6 * np.eye(4)[place]
+        assert differs(FitProgress(beta=moved.tolist()), expected, vector)
+        assert differs(FitProgress(beta=moved.tolist()), expected, None)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import fedsilo
+from fedsilo.core.files.locations import Places
 from fedsilo.core.settings_schema import Value
+from fedsilo.datasets.tables.heart import HEART_SYNTHETIC_PULSE
 from fedsilo.inference.predict import case_details
 from fedsilo.runs.finished_run import FinishedRun
 from tests.support.data_folders import SITES, save_picture
@@ -99,9 +101,8 @@ def test_each_case_has_its_answer_and_what_it_rests_on(
         assert {case.count('<svg class="bar"') for case in cases} == {bars[run.path.name]}
 
 
+@pytest.mark.parametrize("run", ["numbers"], indirect=True)
 def test_what_each_column_adds_sums_to_the_number(run: FinishedRun) -> None:
-    if run.path.name != "numbers":
-        pytest.skip("only tables of numbers have contributions in the outcome's unit")
     model = run.model(site_of(run))
     found = fedsilo.predict(run.path, site=site_of(run), split="test")
     reasons = case_details.reasons_of(model, found, [0])
@@ -122,11 +123,8 @@ def test_reports_and_the_card_speak_of_the_task_and_not_of_classes(
         assert not re.search(r"accuracy|sensitivity|--by", page)
 
 
-def test_monitor_finds_no_drift_in_the_training_samples_themselves(
-    run: FinishedRun, tmp_path: Path
-) -> None:
-    if run.path.name != "images":
-        pytest.skip("a manifest with the labels of the task is new cases, too")
+@pytest.mark.parametrize("run", ["images"], indirect=True)
+def test_a_manifest_with_times_is_new_cases_for_monitor_and_predict(run: FinishedRun) -> None:
     manifest = Path(run.settings.common.data_dir) / f"{site_of(run)}.csv"
     checked = fedsilo.monitor(run.path, data=manifest, site=site_of(run))
     assert [check.name for check in checked.checks] == [
@@ -138,7 +136,24 @@ def test_monitor_finds_no_drift_in_the_training_samples_themselves(
     assert len(predicted.frame()) == COUNT
 
 
+@pytest.mark.parametrize("run", ["numbers"], indirect=True)
+def test_monitor_compares_the_error_of_numbers_with_the_runs(
+    run: FinishedRun, tmp_path: Path
+) -> None:
+    schema = HEART_SYNTHETIC_PULSE.schema(Places(None, tmp_path))
+    lines, _ = HEART_SYNTHETIC_PULSE.lines_of(site_of(run), schema, Places(None, tmp_path))
+    for name, shift in (("same.csv", 0), ("shifted.csv", 40)):
+        rows = [",".join([*cells[:-1], str(int(cells[-1]) + shift)]) for _, cells in lines]
+        (tmp_path / name).write_text("\n".join([",".join(schema.column_names()), *rows]) + "\n")
+    same = fedsilo.monitor(run.path, data=tmp_path / "same.csv", site=site_of(run))
+    assert [check.alarm for check in same.checks if check.name.startswith("MAE")] == [False]
+    shifted = fedsilo.monitor(run.path, data=tmp_path / "shifted.csv", site=site_of(run))
+    assert [check.name[:3] for check in shifted.alarms] == ["MAE"]
+
+
 @pytest.mark.soak
-def test_a_model_of_times_is_exported_with_its_risks(run: FinishedRun) -> None:
+@pytest.mark.parametrize("run", ["images", "numbers"], indirect=True)
+def test_a_model_of_times_or_numbers_is_exported(run: FinishedRun) -> None:
     exported = fedsilo.export(run.path)
     assert (exported.folder / "model.pt2").is_file()
+    assert exported.difference < 1e-4
