@@ -208,7 +208,7 @@ def _question_lines(question: Question, runs: Sequence[SeedRun]) -> Iterator[str
         numbers = list(by_seed.values())
         shown = f"{mean(numbers):.3f} ± {deviation(numbers):.3f}"
         p = "" if name == first else tested.pairs[name, first].cell()
-        rows.append([f"`{name}`", shown, p])
+        rows.append([name, shown, p])
     yield ""
     yield markdown_table(rows).rstrip()
 
