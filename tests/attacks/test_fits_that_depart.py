@@ -320,3 +320,17 @@ def test_the_masks_hide_a_hospital_s_part_of_a_fit(tmp_path: Path) -> None:
         change = one.bare[0][name] - other.bare[0][name]
         np.testing.assert_array_equal(one.masked[0][name] - other.masked[0][name], change)
     assert any((one.bare[0][name] != other.bare[0][name]).any() for name in SUMS)
+
+
+def test_a_hospital_without_its_own_record_of_the_fit_refuses_until_it_is_back(
+    keyed: FitServer, tmp_path: Path
+) -> None:
+    server = copied(keyed, tmp_path / "home")
+    (record,) = [
+        path for path in server.federation.home.rglob("fit-path.json") if VICTIM in path.parts
+    ]
+    kept = record.read_bytes()
+    record.write_bytes(kept[:-9])
+    assert "fit-path.json" in asked(server)
+    record.write_bytes(kept)
+    assert asked(server) == ""
