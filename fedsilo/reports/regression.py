@@ -80,7 +80,7 @@ class Regression:
         lacking = self.document.get("sites-without-fit", [])
         if lacking:
             yield (
-                f"without a fit of its own, so not in this table: {join_names(lacking)} (the "
+                f"without a fit of its own, so compared with no other: {join_names(lacking)} (the "
                 "patients there alone determine no coefficients; the site's log says why)"
             )
 
