@@ -261,7 +261,7 @@ def test_a_server_makes_its_deployment_once_and_starts_a_superlink(
 
 def test_a_server_refuses_another_host_or_none(server: Runner, place: Path) -> None:
     refused(server(""), "FEDSILO_HOST is not set: give the name")
-    refused(server("a b"), "without :PORT, but is 'a b'")
+    refused(server("a b"), ":PORT of at most 65535, but is 'a b'")
     server()
     refused(server("other.example.org"), "has fl.example.org:9092")
     shutil.rmtree(place / "state")

@@ -75,9 +75,9 @@ def test_a_methods_own_state_is_without_the_progress_in_an_epoch(
     assert opened("fedavg", site="s2a").state() == {}
 
 
-def test_an_author_of_a_method_meets_eight_names_and_three_that_have_defaults() -> None:
+def test_an_author_of_a_method_meets_eight_names_and_five_that_have_defaults() -> None:
     public = {name for name in vars(SiteMethod) if not name.startswith("_")}
-    defaults = {"measured", "phases", "measures_what_stays", "trains_stacked"}
+    defaults = {"measured", "phases", "measures_what_stays", "trains_stacked", "follow"}
     assert public == {"admit", "open", "train"} | defaults
     assert SiteMethod.__abstractmethods__ == {"train"}
     text = methods_base.__doc__ or ""

@@ -206,7 +206,7 @@ class MachineSettings:
         False, "compute an optimiser step in one kernel, which rounds differently"
     )
     vectorised: int = _count(
-        0,
+        1,
         "engine inline: sites that train as one batch, which rounds differently (0: all sites on "
         "a GPU if method and settings allow it, otherwise 1)",
         le=10_000,

@@ -314,7 +314,7 @@ def test_on_a_gpu_all_sites_train_as_one_where_they_can(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(inline_engine, "has_gpu", lambda: gpu)
-    common = CommonSettings(**{"method": "fedavg"} | own)
+    common = CommonSettings(**{"method": "fedavg", "vectorised": 0} | own)
     assert choose_together(common, 9) == chosen
     said = capsys.readouterr().out
     assert said.count("\n") == lines

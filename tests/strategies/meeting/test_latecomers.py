@@ -318,8 +318,11 @@ def test_a_method_without_late_join_does_not_ask_a_latecomer(
 class RefusedGrid(GrowingGrid):
     """A grid whose latecomer says that it is a site which is there."""
 
-    def __init__(self, app: ClientApp, config: Mapping[str, Value], nodes: Any) -> None:
-        super().__init__(app, config, [*list(nodes)[:2], {"partition-id": 0, "num-partitions": 3}])
+    def __init__(
+        self, app: ClientApp, config: Mapping[str, Value], nodes: Any, together: int = 1
+    ) -> None:
+        late = {"partition-id": 0, "num-partitions": 3}
+        super().__init__(app, config, [*list(nodes)[:2], late], together)
 
 
 def test_a_refused_latecomer_is_told_of_once_and_the_run_goes_on_without_it(
