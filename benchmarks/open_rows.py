@@ -11,6 +11,7 @@ experiments have about as many.
 
 import argparse
 import csv
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -171,12 +172,80 @@ def values_of(
     }
 
 
+@dataclass(frozen=True)
+class ResultRow:
+    """The result of an experiment over the seeds that all experiments of its question have.
+
+    Attributes:
+        question: the question's title.
+        experiment: the experiment's name.
+        metric: the test metric, a mean over sites.
+        seeds: the number of seeds.
+        mean: the metric's mean over seeds.
+        sd: its standard deviation over seeds.
+        p: the corrected p value against the question's first experiment; None for the first itself.
+    """
+
+    question: str
+    experiment: str
+    metric: str
+    seeds: int
+    mean: float
+    sd: float
+    p: float | None
+
+
+def result_rows(question: Question, runs: Sequence[SeedRun]) -> list[ResultRow]:
+    """Return a row for each experiment of a question; empty with fewer than two common seeds."""
+    values = values_of(question, runs, SEEDS)
+    first = question.experiments[0]
+    if len(values[first]) < 2:
+        return []
+    tested = significance(question.metric, values, paired=True)
+    rows = []
+    for name, by_seed in values.items():
+        numbers = list(by_seed.values())
+        p = None
+        if name != first:
+            p = tested.pairs[name, first].p
+        rows.append(
+            ResultRow(
+                question.title,
+                name,
+                question.metric,
+                len(numbers),
+                mean(numbers),
+                deviation(numbers),
+                p,
+            )
+        )
+    return rows
+
+
+def table_path(csv_path: Path) -> Path:
+    """Return the path of the file of means, which stands beside the file of all runs."""
+    return csv_path.with_name(f"{csv_path.stem}-table.csv")
+
+
+def table_text(runs: Sequence[SeedRun]) -> str:
+    """Return the rows of all questions as CSV; an experiment without a p value has an empty one."""
+    names = [entry.name for entry in fields(ResultRow)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for question in QUESTIONS:
+        for row in result_rows(question, runs):
+            writer.writerow([getattr(row, name) for name in names])
+    return text.getvalue()
+
+
 def page_text(csv_name: str, runs: Sequence[SeedRun]) -> str:
     """Return the page as Markdown: the state and the result of each question."""
     lines = ["# Open rows with twenty seeds", ""]
     where = "No run is finished yet."
     if runs:
-        where = f"All runs are in [{csv_name}]({csv_name})."
+        table = table_path(Path(csv_name)).name
+        where = f"All runs are in [{csv_name}]({csv_name}), their means in [{table}]({table})."
     lines += [
         "Five seeds left some claims of the papers open. Their experiments run again here with the "
         f"settings of before and seeds 0 to {SEEDS - 1}.",
@@ -196,28 +265,32 @@ def page_text(csv_name: str, runs: Sequence[SeedRun]) -> str:
 
 
 def _question_lines(question: Question, runs: Sequence[SeedRun]) -> Iterator[str]:
-    values = values_of(question, runs, SEEDS)
-    count = len(values[question.experiments[0]])
+    count = len(values_of(question, runs, SEEDS)[question.experiments[0]])
     yield f"State: {count} of {SEEDS} seeds finished."
-    if count < 2:
+    found = result_rows(question, runs)
+    if not found:
         return
-    tested = significance(question.metric, values, paired=True)
-    first = question.experiments[0]
-    rows = [["experiment", question.metric, f"p, against {first}"]]
-    for name, by_seed in values.items():
-        numbers = list(by_seed.values())
-        shown = f"{mean(numbers):.3f} ± {deviation(numbers):.3f}"
-        p = "" if name == first else tested.pairs[name, first].cell()
-        rows.append([name, shown, p])
+    rows = [["experiment", question.metric, f"p, against {question.experiments[0]}"]]
+    for row in found:
+        rows.append([row.experiment, f"{row.mean:.3f} ± {row.sd:.3f}", _p_cell(row.p)])
     yield ""
     yield markdown_table(rows).rstrip()
+
+
+def _p_cell(p: float | None) -> str:
+    """Return a p value with three decimals, or with two digits if it is below 0.001."""
+    if p is None:
+        return ""
+    if p < 0.001:
+        return f"{p:.1e}"
+    return f"{p:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, print a line per run, and write the page."""
     parser = argparse.ArgumentParser("python -m benchmarks.open_rows", description=__doc__)
     parser.add_argument("--csv", type=Path, default=Path("open-rows.csv"), help="file of all runs")
-    parser.add_argument("--page", type=Path, help="also write a page")
+    parser.add_argument("--page", type=Path, help="also write a page, and the means")
     parser.add_argument("--only", type=int, choices=range(1, len(QUESTIONS) + 1), help="a question")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--show-only", action="store_true", help="run nothing")
@@ -230,12 +303,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.show_only:
             for run in run_missing(given.csv, questions, given.seeds, given.set):
                 print(f"{run.experiment}, seed {run.seed}: {run.accuracy:.3f}", flush=True)
-        text = page_text(given.csv.name, read_runs(given.csv))
+        runs = read_runs(given.csv)
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
         return 1
     if given.page:
-        write_atomically(given.page, text)
+        write_atomically(given.page, page_text(given.csv.name, runs))
+        write_atomically(table_path(given.csv), table_text(runs))
     return 0
 
 

@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import open_rows
-from benchmarks.open_rows import QUESTIONS, SeedRun, page_text, read_runs, values_of
+from benchmarks.open_rows import (
+    QUESTIONS,
+    SeedRun,
+    page_text,
+    read_runs,
+    result_rows,
+    table_text,
+    values_of,
+)
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.engines.planning import planned_settings
@@ -57,6 +65,11 @@ def test_only_seeds_that_all_experiments_have_are_compared() -> None:
     values = values_of(PICSR, runs, 20)
     assert values[FEDAVG] == pytest.approx({0: 0.70, 2: 0.72})
     assert values[ENSEMBLE] == {0: 0.75, 2: 0.75}
+    fedavg, tuned, ensemble = result_rows(PICSR, runs)
+    assert (fedavg.seeds, fedavg.mean, fedavg.p) == (2, pytest.approx(0.71), None)
+    assert ensemble.sd == pytest.approx(0, abs=1e-9)
+    assert tuned.p is not None
+    assert len(table_text(runs).splitlines()) == 4
     assert "State: 2 of 20 seeds finished." in page_text("rows.csv", runs)
     assert "State: 0 of 20 seeds finished." in page_text("rows.csv", [])
 
