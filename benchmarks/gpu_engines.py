@@ -40,7 +40,7 @@ from fedsilo.core.settings_schema import Value
 HERE = Path(__file__).resolve().parent
 ENGINES = ("inline", "vectorised", "processes", "Flower")
 SITES = 9
-_SHARE = 0.33  # of the GPU for a site's process
+_SHARE = 0.33  # each site's process gets this share of the GPU
 _LEAST = 20.0  # seconds that a row must have left to be started
 _COMMON: Mapping[str, Value] = {
     "dataset": "digits",

@@ -69,7 +69,7 @@ def by_flower(settings: RunSettings, gpus: float = 0.0) -> dict[str, float]:
 
 
 def _room(gpus: float) -> dict[str, int]:
-    """Return what Ray may use: as many cores as shares of the GPU, or two."""
+    """Return Ray's resources: as many cores as shares of the GPU, or two cores without one."""
     if gpus:
         return {"num_cpus": int(1 / gpus), "num_gpus": 1}
     return {"num_cpus": 2}

@@ -85,6 +85,9 @@ def _use_log_axis(axes: Axes) -> None:
     # Within a decade matplotlib's own ticks are written over one another
     if high < 10 * low:
         axes.xaxis.set_major_locator(MaxNLocator(4))
+    elif high < 100 * low:
+        # Decades alone would leave an axis from 0.2 to 3 with a single number
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
     else:
         axes.xaxis.set_major_locator(LogLocator(numticks=5))
     axes.xaxis.set_minor_locator(NullLocator())

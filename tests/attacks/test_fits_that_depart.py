@@ -276,7 +276,7 @@ def test_a_fit_ends_after_a_round_that_a_hospital_could_not_answer(
 
 @dataclass
 class World:
-    """What left the victim in a fit, and its parts before and after they were masked."""
+    """The messages that left the victim in a fit, and its parts before and after masking."""
 
     seen: list[Any]
     bare: list[dict[str, Any]]

@@ -46,8 +46,8 @@ class FitServer:
     run: str = "r"
     settings: dict[str, Value] = field(default_factory=lambda: dict(FIT))
     progress: FitProgress = field(default_factory=lambda: first_progress(MODEL))
-    round: int = 0  # the last one that was answered
-    proofs: list[dict[str, list[str]]] = field(default_factory=list)  # of each round
+    round: int = 0  # the last answered round
+    proofs: list[dict[str, list[str]]] = field(default_factory=list)  # one proof per round
     sites: tuple[str, ...] = SITES
 
     def arrays(self, progress: FitProgress) -> dict[str, Any]:

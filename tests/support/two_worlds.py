@@ -142,10 +142,10 @@ class Federation:
     keys: dict[str, Any] = field(default_factory=dict)
     shares: dict[str, Any] = field(default_factory=dict)
     signatures: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, Any] = field(default_factory=dict)  # of the newest sum, masked
-    proof: dict[str, list[str]] = field(default_factory=dict)  # of the newest sum
+    parts: dict[str, Any] = field(default_factory=dict)  # the masked parts in the newest sum
+    proof: dict[str, list[str]] = field(default_factory=dict)  # the newest sum's proof
     proves: bool = False  # whether the run's method proves its sums
-    limits: dict[str, Any] = field(default_factory=dict)  # of the hospitals' node configs
+    limits: dict[str, Any] = field(default_factory=dict)  # limits in the hospitals' node configs
     last_error: str = ""
 
     def __post_init__(self) -> None:

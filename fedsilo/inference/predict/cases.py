@@ -236,7 +236,8 @@ def _sentence(answers: CaseAnswers) -> str:
     return (
         f"The model says {answers.question()} each of {format_count(cases, 'case')}. "
         f"{model.title} trained it at {sites}. "
-        f"Not used: {format_count(unread, 'case')}. Unlike the training samples, no answer: {held}."
+        f"Not used: {format_count(unread, 'case')}. "
+        f"Without an answer, because they are unlike the training samples: {held}."
     )
 
 
