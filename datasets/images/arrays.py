@@ -70,7 +70,14 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a ``.npy`` file as one sample, with the shape of ``x``."""
+        """Return a function that reads a ``.npy`` file as one sample, like those of ``x``.
+
+        The sample has the shape and type of the samples in the site's array ``x``. The function
+        raises ``BrokenImageError`` if the file cannot be used.
+
+        Raises:
+            DataError: the site's own arrays are missing or invalid.
+        """
         x = _read(self._file(site, places), task_of(settings))[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 
