@@ -18,10 +18,12 @@ class PixelLoss:
 
 
 def soft_dice_loss(logits: Tensor, masks: Tensor) -> Tensor:
-    """Compute the soft Dice loss of a batch, averaged over the classes except the background.
+    """Compute the soft Dice loss of a batch of masks, a scalar.
 
-    For a class with probabilities p and true pixels t, it is 1 - (2 sum p t + 1) / (sum p + sum t +
-    1), with sums over all pixels of the batch.
+    Dice measures the overlap of two masks; here probabilities replace predicted pixels, so the loss
+    has a gradient. For a class with probabilities p (the softmax of the logits) and true pixels t
+    (1 or 0), the loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1). The sums are over all pixels of
+    all images together. The result is the mean over all classes except the background.
 
     Args:
         logits: (batch, classes, h, w), with at least two classes.

@@ -10,14 +10,17 @@ from fedsilo.models.measures.classification_metrics import average_precision, ro
 
 
 def mean_over_findings(probabilities: Tensor, present: Tensor) -> dict[str, float]:
-    """Return the means of AUC and average precision over the findings that define them.
+    """Average the AUC and the average precision over the findings.
 
-    A finding defines them if some samples have it and others lack it. The result is empty if no
-    finding does.
+    A finding counts only if some samples have it and others lack it, because both metrics are
+    undefined otherwise.
 
     Args:
         probabilities: the probability of each finding, (n, findings).
         present: whether a sample has each finding, (n, findings) bool.
+
+    Returns:
+        The two means under the names ``auc`` and ``average-precision``; empty if no finding counts.
     """
     areas, precisions = [], []
     for place in range(present.shape[1]):

@@ -117,7 +117,19 @@ class MultiLabel(Task):
         return ""
 
     def parts(self, predictions: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """Return each sample's loss divided by its bound, 3 nats; it is 1 if the loss is NaN."""
+        """Compute each sample's contribution, 0 to 1, to the loss that leaves with noise.
+
+        A sample's loss is the mean of its findings' cross-entropies. It is divided by 3 nats and
+        clipped to 0..1. If it is NaN, the contribution is 1, because a NaN in the sum would reveal
+        that sample.
+
+        Args:
+            predictions: the findings' probabilities, (n, findings).
+            labels: 0 or 1 for each finding, (n, findings).
+
+        Returns:
+            "loss" -> contributions, (n,) float64.
+        """
         import torch
 
         losses = self._losses(predictions, labels).mean(dim=1)

@@ -126,9 +126,13 @@ class Survival(Task):
         return {"time": labels[:, 0].tolist(), "event": labels[:, 1].long().tolist()}
 
     def summarise(self, predictions: Tensor, names: Sequence[str]) -> str:
-        """Summarise the risks in a clause: the smallest, the largest and the median.
+        """Summarise the predicted risks in a clause, such as "risks from -1.2 to 0.85, median 0.1".
 
-        Without predictions the clause is "no risk".
+        The numbers have three significant digits. Without predictions the clause is "no risk".
+
+        Args:
+            predictions: log hazards, (n, 1).
+            names: ignored.
         """
         if not len(predictions):
             return "no risk"

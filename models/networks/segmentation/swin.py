@@ -164,14 +164,16 @@ class PatchExpand(nn.Module):
 
 
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
-    """Build two Swin blocks for the decoder, on the grid of the encoder's ``stage`` (from 0).
+    """Build a stage of Swin-Unet's decoder: two of timm's Swin Transformer blocks.
 
-    The window is that of the encoder.
+    The stage maps (batch, rows, columns, channels) to the same shape. Its grid is that of the
+    encoder's ``stage``, with cells of 4 * 2^stage pixels a side. Its attention windows have the
+    encoder's size (``swin_shape``).
 
     Args:
-        channels: the channels of the maps, in and out.
+        channels: the channels of the maps.
         size: (height, width) of the image in pixels.
-        stage: the encoder's stage, from 0, whose grid the maps have.
+        stage: the index of the encoder's stage, from 0, the finest.
         heads: the number of attention heads.
     """
     from timm.models.swin_transformer import SwinTransformerStage
