@@ -264,7 +264,11 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 
 
 def _class_fault(classes: npt.NDArray[Any], fewest: int) -> str:
-    """Explain why an array is not a list of ``fewest`` or more distinct names; '' if it is."""
+    """Explain why an array is not a list of distinct names of classes; '' if it is.
+
+    It must be a one-dimensional array of strings with at least ``fewest`` entries. Names must
+    differ in their normalised form, and must not have characters that cannot be seen.
+    """
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
     names = set(map(normalise_name, map(str, classes.reshape(-1).tolist())))
     if not are_names or len(classes) < fewest or len(names) < len(classes):

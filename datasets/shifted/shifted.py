@@ -208,7 +208,11 @@ def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Te
 
 
 def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Undo ``scale_pixels``, and map the pixels to 0..1; noise may go beyond that range."""
+    """Undo ``scale_pixels``: map scaled pixels to float64 brightness from 0 to 1.
+
+    With 'data.pixel-scale' 'raw', pixels are only divided by 255. Noise may lead to values outside
+    0..1, which are not clipped.
+    """
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = _mean_and_std(source)

@@ -246,7 +246,10 @@ def _rows_of(frame: DataFrame) -> Iterator[Sequence[Any]]:
 
 
 def _objects(column: Series) -> npt.NDArray[Any]:
-    """Return a column's values as objects; equal values of a category share one object."""
+    """Return a column's values as an array of objects, without a new string for each row.
+
+    In a categorical column, all rows of a category share one string, and a missing value is None.
+    """
     import pandas as pd
 
     if not isinstance(column.dtype, pd.CategoricalDtype):

@@ -41,7 +41,7 @@ class _MeanAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients for q and k, in their type."""
+        """Compute the gradients for q and k, in their type, after computing the attention again."""
         q, k = ctx.saved_tensors
         attention = attention_weights(q, k)
         # A softmax s with gradient g has the gradient s (g - sum(s g)) for its scores

@@ -44,7 +44,10 @@ class FollowUp:
         return len(self.times)
 
     def risk_sets(self) -> "RiskSets":
-        """Group the patients by their distinct times, and count the events at each time."""
+        """Number the distinct times, and find each patient's time and the patients with an event.
+
+        The times are numbered in rising order. The result also counts the events at each time.
+        """
         distinct, places = np.unique(self.times, return_inverse=True)
         places = places.reshape(-1)
         is_event = self.events == 1

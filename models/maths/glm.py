@@ -125,7 +125,11 @@ class Moments:
 
 
 def moments_of(values: Floats) -> Moments:
-    """Compute the moments of ``values`` (n, columns), in which NaN marks a missing value."""
+    """Count and sum the values of each column, as the means and deviations of all sites need them.
+
+    NaN in ``values`` (n, columns) marks a missing value, which is not counted and adds 0 to the
+    sums.
+    """
     missing = np.isnan(values)
     known = np.where(missing, 0.0, values)
     count = (~missing).sum(axis=0).astype(np.float64)

@@ -89,7 +89,9 @@ class ResNet22(nn.Module):
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places.
+        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places. If
+        ``checkpointed`` is set, blocks are run with gradient checkpointing, but only in training
+        mode with gradients.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
