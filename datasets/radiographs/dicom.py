@@ -331,10 +331,15 @@ def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert stored values to displayed brightness 0..1: modality step first, then VOI step.
+    """Convert a DICOM's stored values to the brightness that a viewer shows, from 0 to 1.
 
-    Without VOI table and window, the smallest possible value becomes 0, and the largest 1. ``raw``
-    are the stored values (height, width); the header of ``dataset`` may be adapted for pydicom.
+    The modality step comes first: a lookup table, or a slope and an intercept. The second step
+    spreads the values of interest (VOI) over the whole brightness, by a lookup table or the first
+    window. Without either, the smallest possible value becomes 0, and the largest 1.
+
+    Args:
+        dataset: the DICOM; its header may be adapted for pydicom.
+        raw: the stored values, (height, width).
 
     Raises:
         ValueError: the rescale slope is not above 0. A damaged table may raise any other error.
