@@ -74,12 +74,12 @@ class StackableLoss:
 
         The samples may belong to several stacked sites.
         """
-        each = Batch(inputs, labels, self._network.losses, cross_entropies, _unchanged)
+        each = Batch(inputs, labels, self._network.losses, cross_entropies, _keep_each)
         losses: Tensor = self._function(each, *self.parts)
         return losses
 
 
-def _unchanged(losses: Tensor) -> Tensor:
+def _keep_each(losses: Tensor) -> Tensor:
     return losses
 
 

@@ -291,11 +291,10 @@ def test_plug_with_a_site_of_its_own_is_refused(tmp_path: Path) -> None:
 def test_the_page_lists_each_method_by_whether_its_sites_train_as_one() -> None:
     page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
     allowed, others = page.partition("| allowed |")[2].split("| method |")
-    for method in METHODS_OF_ALL:
+    for method in METHODS_OF_ALL.keys() - {"fedevprompt"}:  # its class imports timm, for seconds
         stacks = vars(site_class(method)).get("trains_stacked", False)
-        assert (f"`{method}`" in allowed, f"| `{method}` |" in others) == (stacks, not stacks), (
-            method
-        )
+        listed = f"`{method}`" in allowed, f"| `{method}` |" in others
+        assert listed == (stacks, not stacks), method
 
 
 class Operations(TorchDispatchMode):
