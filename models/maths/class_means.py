@@ -110,16 +110,16 @@ def matching_loss(
     targets: ClassTargets,
     mean: Callable[[Tensor], Tensor] = torch.mean,
 ) -> Tensor:
-    """Compute the mean squared error between ``values`` (batch, d) and their classes' targets.
+    """Compute the mean squared error between samples' vectors and their classes' targets.
 
-    A sample whose class lacks a target adds 0, but counts in the mean. Gradients reach only
-    ``values``, which are computed in float32.
+    The result is a scalar, the mean over the batch and the d coordinates, computed in float32. A
+    sample whose class lacks a target adds 0, but counts in the mean.
 
     Args:
-        values: the vectors of a batch.
-        labels: their classes (batch,).
-        targets: the target of each class.
-        mean: maps the samples' squared errors (batch,) to the result; by default a scalar.
+        values: the samples' vectors, (batch, d), which get gradients.
+        labels: the class of each sample, (batch,) int64.
+        targets: the target vectors, (classes, d), and which classes have one.
+        mean: maps the samples' errors, (batch,), to the result; by default their mean.
     """
     # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
     # weigh more than in torch's mse_loss

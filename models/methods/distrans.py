@@ -72,9 +72,12 @@ class DisTransSettings(OwnSettings):
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error for a network whose head does not end in a linear layer.
+    """Build the error that DisTrans cannot double the head of the run's network.
 
-    The caller raises it.
+    DisTrans replaces the last linear layer of a head by one that reads two channels. So it needs
+    one of fedsilo's own networks, or a ``TokenClassifier`` whose head ends in a linear layer. The
+    error names the network in ``common`` and asks for another 'network.name'. It is returned, so
+    that the caller raises it.
     """
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "

@@ -33,7 +33,7 @@ class AdaptiveSettings(OwnSettings):
 
     @abstractmethod
     def second_moment(self, v: Any, squared: Any) -> Any:
-        """Update v by a round's squared delta, an array of the same shape."""
+        """Compute the new second moment from the old one, ``v``, and a round's squared delta."""
 
     def step(self, delta: Any, moments: Any = None) -> tuple[Any, Any]:
         """Compute the server's step for the global model, and the new moments.

@@ -79,9 +79,9 @@ class PICSRSettings(OwnSettings):
         return self.warmup_rounds
 
     def collects(self, finished: int) -> bool:
-        """Tell whether sites send experts and prototypes in round ``finished`` + 1.
+        """Tell whether sites send experts and prototypes in the round after ``finished`` rounds.
 
-        This is the last round of the experts' training.
+        They send them once, in the last round in which experts are trained.
         """
         return finished + 1 == self.warmup + self.expert_rounds
 

@@ -137,7 +137,11 @@ class UEFLSettings(OwnSettings):
         )
 
     def why_certain(self, round_: int) -> str:
-        """Build the message that no silo is uncertain after ``round_``, so the run ends."""
+        """Build the message that the run ends after ``round_`` because no silo is uncertain.
+
+        The message names the limit that no silo's mean entropy exceeds: 1 + 'uefl.gamma' times the
+        least entropy of all silos or, by 'uefl.threshold', times their mean.
+        """
         level = {"least": "the least", "mean": "their mean"}[self.threshold]
         return (
             f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "

@@ -73,14 +73,21 @@ class UEFLNetwork(SiteNetwork):
         return self.codebooks.codewords()
 
     def books(self) -> dict[str, Tensor]:
-        """Return wire name -> codewords, without gradient, for each book."""
+        """Return the codewords of each book, without gradient: ``codebook.<number>`` -> (n, c / s).
+
+        The books are in the order of their numbers.
+        """
         books: dict[str, Tensor] = {}
         for name in sorted(self.codebooks, key=int):
             books[f"{CODEBOOK}{name}"] = self.codebooks[name].detach()
         return books
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""
+        """Map images (batch, channels, height, width) to tokens z (batch, l, c).
+
+        Unless 'uefl.token-norm' is 'none', each token is normalised over its channels (layer norm
+        without weights).
+        """
         tokens = self.classifier.encode(inputs)
         if self.settings.token_norm == "none":
             return tokens

@@ -39,10 +39,16 @@ def prefix_attention(
 def fused_prefix_attention(
     layer: Attention, x: Tensor, prompts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend as ``prefix_attention`` does, by fused attention, and compute its mean apart.
+    """Attend with prefix prompts, and compute the mean attention over the heads with little memory.
 
-    Fused attention never stores the attention. A second pass over queries and keys computes the
-    mean over the heads, and again in the backward pass, so a step needs far less memory.
+    The new tokens come from fused attention, which never stores the attention of a head. The mean
+    is computed by ``mean_attention`` in a second pass over queries and keys, and again in the
+    backward pass.
+
+    Args:
+        layer: timm's attention.
+        x: normalised tokens (batch, tokens, channels).
+        prompts: keys and values (2, length, channels), or None for plain attention.
 
     Returns:
         New tokens (batch, tokens, channels), and the mean attention over the heads (batch, tokens,

@@ -89,7 +89,9 @@ class ResNet22(nn.Module):
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places.
+        The sides become about 64 times shorter: 2048 x 2048 pixels give 32 x 32 places. If
+        ``checkpointed`` is set, blocks are run with gradient checkpointing, but only in training
+        mode with gradients.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
@@ -114,9 +116,11 @@ class RadiographClassifier(TokenClassifier):
 
 
 def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Run a block, keeping only its input for the backward pass, which runs the block again.
+    """Run a block of layers with gradient checkpointing, which saves memory but takes more time.
 
-    The second run does not update the running statistics of batch norms.
+    Only the block's input ``hidden`` is kept for the backward pass, which runs the block a second
+    time to compute its activations again. The second run does not update the running statistics of
+    batch norms, so the model is the same as without checkpointing.
     """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model

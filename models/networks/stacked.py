@@ -134,27 +134,35 @@ class _Layer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map rows (sites * most, ...), each by the weights of its site."""
-        return self.of_sites(self._rows.split(inputs)).flatten(0, 1)
+        return self.map_each_site(self._rows.split(inputs)).flatten(0, 1)
 
-    def of_sites(self, inputs: Tensor) -> Tensor:
-        """Map rows (sites, most, ...) to outputs (sites, most, ...), by each site's own weights.
+    def map_each_site(self, inputs: Tensor) -> Tensor:
+        """Apply the layer to the rows of several sites at once, each site with its own weights.
 
-        ``most`` is the largest number of rows of a site; the rows of smaller sites are padded, and
-        their padding is mapped like other rows. The first axis has the sites of the current batch,
-        which are the first sites of the stack.
+        All sites are computed in one call of ``torch.vmap``. They are the first sites of the stack,
+        as many as the current batch has.
+
+        Args:
+            inputs: (sites, most, ...), with ``most`` the number of rows at the largest site. The
+                rows that pad a smaller site are mapped like other rows.
+
+        Returns:
+            The outputs, (sites, most, ...).
         """
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:
             mapped: Tensor = functional_call(self._of_one[0], arrays, (own,))
             return mapped
 
-        mapped: Tensor = torch.vmap(of_one)(self.current(), inputs)
+        mapped: Tensor = torch.vmap(of_one)(self.current_arrays(), inputs)
         return mapped
 
-    def current(self) -> dict[str, Tensor]:
-        """Return name -> array (sites, ...) for the sites in the current batch.
+    def current_arrays(self) -> dict[str, Tensor]:
+        """Return the stacked arrays of the sites in the current batch: name -> (sites, ...).
 
-        These are the first sites of the stack, as many as ``rows.sizes`` has entries.
+        The arrays are the layer's weights and buffers. A batch has the first sites of the stack, as
+        many as ``rows.sizes`` has entries. If the stack has more sites, the result has views of its
+        first rows, so a change in place reaches the stack.
         """
         sites = len(self._rows.sizes)
         current: dict[str, Tensor] = {}
@@ -170,15 +178,15 @@ class _Layer(nn.Module):
 class _Linear(_Layer):
     """A linear layer for several sites, as one batched product."""
 
-    def of_sites(self, inputs: Tensor) -> Tensor:
+    def map_each_site(self, inputs: Tensor) -> Tensor:
         """Map rows (sites, most, features) to (sites, most, outputs) by one batched product.
 
         Inputs with more dimensions are computed under vmap.
         """
         # bmm takes exactly three dimensions; tokens have more
         if inputs.ndim > 3:
-            return super().of_sites(inputs)
-        arrays = self.current()
+            return super().map_each_site(inputs)
+        arrays = self.current_arrays()
         weight, bias = arrays["weight"].mT, arrays.get("bias")
         if bias is None:
             return torch.bmm(inputs, weight)
@@ -188,7 +196,7 @@ class _Linear(_Layer):
 class _Norm(_Layer):
     """Batch norm with mean and variance over the rows of a site without its padding."""
 
-    def of_sites(self, inputs: Tensor) -> Tensor:
+    def map_each_site(self, inputs: Tensor) -> Tensor:
         """Normalise rows (sites, most, channels, ...), each site with its own statistics.
 
         Padded rows do not count in the statistics.
@@ -196,11 +204,11 @@ class _Norm(_Layer):
         Running statistics are updated as by torch. Without padding, or in eval mode, torch's own
         batch norm is computed under vmap.
         """
-        layer, arrays, rows = self._of_one[0], self.current(), self._rows
+        layer, arrays, rows = self._of_one[0], self.current_arrays(), self._rows
         assert isinstance(layer, _BatchNorm)
         is_padded = min(rows.sizes) < max(rows.sizes)
         if not is_padded or not layer.training or layer.momentum is None:
-            return super().of_sites(inputs)
+            return super().map_each_site(inputs)
         # (sites, most, channels, places): the mean of a channel is over rows and places
         places = inputs.unsqueeze(3)
         if inputs.ndim > 3:

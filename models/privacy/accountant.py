@@ -135,7 +135,7 @@ def counts_noise_for(budget: float, delta: float) -> float:
 
     Args:
         budget: the hospital's largest epsilon over all runs.
-        delta: the delta at which it holds.
+        delta: the delta of (epsilon, delta).
 
     Raises:
         SettingError: no noise is enough for a quarter of the budget.

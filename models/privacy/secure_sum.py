@@ -162,12 +162,16 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 
 
 def tolerated_colluders(threshold: int, sites: int) -> int:
-    """Return c, the most sites that may collude with the server without revealing an update.
+    """Compute the most sites that may collude with the server without revealing an update.
 
-    The result is negative if the threshold is too low for any protection. Theorem 6.5 requires 2t >
-    n + c for the threshold t and n sites. Sums that the server opens then cover at least t - c
-    honest sites. This must be at least two, because a sum over one honest site is that site's
-    update.
+    The result is the smaller one of 2t - n - 1 and t - 2, for two reasons. Theorem 6.5 requires 2t
+    > n + c for c colluding sites. Each sum that the server opens must also cover at least two
+    honest sites, of at least t sites in all, because a sum over one honest site is that site's
+    update. A negative result means that even a server without colluding sites may learn an update.
+
+    Args:
+        threshold: t, the fewest sites that must stay to the end of a round.
+        sites: n, the number of sites in the round.
     """
     return min(2 * threshold - sites - 1, threshold - 2)
 
